@@ -40,7 +40,10 @@ PACKAGES := \
 	plugins/reward \
 	plugins/distill \
 	plugins/math_environment \
-	plugins/shapes_environment
+	plugins/shapes_environment \
+	plugins/wandb_sink \
+	plugins/mlflow_sink \
+	plugins/trackio_sink
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
 INSTALL := install --quiet --disable-pip-version-check --no-compile

@@ -16,8 +16,16 @@ def test_eval_prints_figures(invoke, calls, tmp_path: Path) -> None:
 def test_eval_of_another_model_as_json(invoke, calls) -> None:
     result = invoke("eval", "r.toml", "run.seed=3", "--model", "12", "--json")
     assert json.loads(result.stdout) == {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}
-    assert calls.prepared == [(Path("r.toml"), ["run.seed=3", 'model.path="12"'])]
+    assert calls.prepared == [(Path("r.toml"), ["run.seed=3", "evaluation.confidence_bounds=true", 'model.path="12"'])]
     assert calls.evaluated == [{"checkpoint": None}]
+
+
+def test_eval_of_several_samples(invoke, calls) -> None:
+    result = invoke("eval", "r.toml", "--samples", "16", "--k", "4", "--k", "16", "--k", "4", "evaluation.temperature=0.8")
+    assert result.exit_code == 0, result.output
+    (_, overrides), *_ = calls.prepared
+    assert overrides[0] == "evaluation.temperature=0.8"
+    assert overrides[-2:] == ["evaluation.samples_per_prompt=16", "evaluation.pass_at_k=[4, 16]"]
 
 
 def test_eval_of_a_checkpoint_and_a_model_is_refused(invoke, calls) -> None:

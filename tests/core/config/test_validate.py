@@ -140,6 +140,11 @@ def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:
             "evaluation.samples_per_prompt",
             "",
         ),
+        (
+            ("data.evaluation={}", "evaluation.pass_at_k=[1, 4]"),
+            "evaluation.pass_at_k",
+            "Set evaluation.samples_per_prompt = 4 or more",
+        ),
         (("plugins.disable=['alg']",), "plugins.disable", ""),
         (("trainer.name=zed", "plugins.disable=['trainer:zed']"), "plugins.disable", ""),
         (("observers.names=['watch']", "plugins.disable=['observer:watch']"), "plugins.disable", ""),

@@ -12,6 +12,8 @@ from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
 @recipe_arguments
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="A checkpoint of a run, runs/NAME/checkpoints/step-N.")
 @click.option("--model", type=click.Path(path_type=Path), help="A Hugging Face model directory, as model.path.")
+@click.option("--samples", type=click.IntRange(1), help="Samples of each prompt, as evaluation.samples_per_prompt.")
+@click.option("--k", "ks", type=click.IntRange(1), multiple=True, help="Measure pass@K, several times for several K.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON and nothing else.")
 @progress_option
 @click.pass_context
@@ -21,6 +23,8 @@ def eval_command(
     overrides: tuple[str, ...],
     checkpoint: Path | None,
     model: Path | None,
+    samples: int | None,
+    ks: tuple[int, ...],
     as_json: bool,
     mode: str,
 ) -> None:
@@ -36,7 +40,10 @@ def eval_command(
 
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
-    extra = [] if model is None else [as_override("model.path", str(model))]
+    extra = ["evaluation.confidence_bounds=true"]
+    extra += [] if model is None else [as_override("model.path", str(model))]
+    extra += [] if samples is None else [f"evaluation.samples_per_prompt={samples}"]
+    extra += [f"evaluation.pass_at_k=[{', '.join(map(str, dict.fromkeys(ks)))}]"] if ks else []
     prepared = prepare(recipe, [*overrides, *extra], evaluating=True, continues=checkpoint is not None)
     if model is not None and (generator := prepared.chosen.get("generator")) is not None and has_other_model(generator):
         raise click.UsageError(

@@ -199,6 +199,12 @@ class EvaluationConfig:
     """Use only the first so many prompts, of each data set."""
     samples_per_prompt: Positive = 1
     """Samples of one prompt; pass@1 is their mean success."""
+    pass_at_k: Annotated[tuple[Positive, ...], EACH_ONCE] = (1,)
+    """The k of pass@k, the chance that one of k samples of a prompt is right, each at most samples_per_prompt. pass@1 is
+    measured in any case."""
+    confidence_bounds: bool = False
+    """Also measure the 95% confidence interval of each pass@k over prompts, as `pass@K_low` and `pass@K_high`; `rlcore eval`
+    always does."""
     temperature: Annotated[float, at_least(0)] = 0.0
     """0.0 takes the most probable token."""
     top_k: TopK = 0
@@ -230,10 +236,14 @@ class CheckpointConfig:
 
 @frozen(kw_only=True)
 class LoggingConfig:
-    """`[logging]`: which rollouts the run directory keeps."""
+    """`[logging]`: which rollouts the run directory keeps, and which sinks get."""
 
     rollouts_every_n_steps: TurnedOffBy0 = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
+    samples_every_n_steps: TurnedOffBy0 = 10
+    """Give rollouts of every n-th step to sinks that show them, such as trackers of experiments; 0 never."""
+    samples: Positive = 8
+    """How many rollouts these get, spread evenly over the step's."""
     evaluation_answers: bool = True
     """Write the answers of each evaluation to rollouts/evaluation-N.parquet."""
 

@@ -312,6 +312,18 @@ def _disabled_problems(recipe: Recipe, kind: str, name: str | None, use: str) ->
             yield Problem(path="plugins.disable", found=found, expected="other plugins than those in use")
 
 
+@rule("evaluation")
+def _enough_samples_for_k(recipe: Recipe) -> Iterator[Problem]:
+    samples, largest = recipe.evaluation.samples_per_prompt, max(recipe.evaluation.pass_at_k, default=1)
+    if largest > samples:
+        yield Problem(
+            path="evaluation.pass_at_k",
+            found=f"{largest}, with evaluation.samples_per_prompt = {samples}",
+            expected="at most so many as there are samples of a prompt",
+            remedy=f"Set evaluation.samples_per_prompt = {largest} or more, and a temperature above 0.",
+        )
+
+
 @rule("cluster")
 def _cluster_layout(recipe: Recipe) -> Iterator[Problem]:
     cluster = recipe.cluster

@@ -178,6 +178,10 @@ class Loop:
         every = self.recipe.logging.rollouts_every_n_steps
         if collected is not None and every > 0 and step % every == 0:
             self.saver.save_rollouts(step, collected, training.batch)
+        every = self.recipe.logging.samples_every_n_steps
+        if collected is not None and every > 0 and step % every == 0 and self.sinks.take_samples:
+            number = self.recipe.logging.samples
+            self.sinks.log_samples(step, self.saver.samples(collected, training.batch, number))
         return metrics | times
 
     def _figures_of_sets(self, samples: spi.RolloutBatch, step: int) -> FiguresOfSets | None:

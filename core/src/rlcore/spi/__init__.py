@@ -102,6 +102,8 @@ from rlcore.spi.provider import Provider as Provider
 from rlcore.spi.provider import Role as Role
 from rlcore.spi.rows import LazyRows as LazyRows
 from rlcore.spi.sampling_mask import SamplingMask as SamplingMask
+from rlcore.spi.sink import LoggedSample as LoggedSample
+from rlcore.spi.sink import SampleSink as SampleSink
 from rlcore.spi.sink import Sink as Sink
 from rlcore.spi.sink import SinkContext as SinkContext
 from rlcore.spi.tools import ParseToolCalls as ParseToolCalls

@@ -1,6 +1,6 @@
 """A metric sink: where the figures of a run go besides metrics.jsonl, such as a tracker of experiments."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,3 +35,25 @@ class Sink(Protocol):
 
     def close(self, summary: Mapping[str, object] | None) -> None:
         """End. `summary` holds what summary.json does; None where the run ended before its last step."""
+
+
+@frozen(kw_only=True)
+class LoggedSample:
+    """One rollout as a sink shows it."""
+
+    group: int
+    """The number of its prompt within the step."""
+    prompt: str
+    """What the model had read before its first token; "[image]" stands in front of it for each image."""
+    response: str
+    """The text of all turns of the model."""
+    reward: float
+    advantage: float | None
+    """Mean over the tokens of the loss; None where the algorithm has none, or trains on other sequences."""
+
+
+class SampleSink(Sink, Protocol):
+    """A sink that also takes some rollouts: any sink with this method."""
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        """Take rollouts of a step, before its figures, as often and as many as `[logging]` says."""

@@ -59,11 +59,17 @@ class Lines:
         self.fail("closing")
         self.write(run=self.name, summary=summary)
 
+class Shows(Lines):
+    def log_samples(self, step, samples):
+        self.fail(f"samples {step}")
+        self.write(step=step, samples=[sample.response for sample in samples], rewards=[sample.reward for sample in samples])
+
 class Silent:
     def __init__(self, context, config): pass
 
 FIELDS = dict(name="lines", spi=(2, 0), config=LinesConfig, backend="acme_sinks:Lines")
 LINES = Provider(**FIELDS)
+SHOWS = Provider(**{**FIELDS, "name": "shows", "backend": "acme_sinks:Shows"})
 SILENT = Provider(**{**FIELDS, "name": "silent", "backend": "acme_sinks:Silent"})
 AWAY = Provider(**{**FIELDS, "name": "away", "unavailable": lambda: "no tracker is installed: pip install tracker"})
 """
@@ -86,7 +92,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     information = site / "acme_sinks-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-sinks\nVersion: 1.0\n")
-    points = "".join(f"{name} = acme_sinks:{name.upper()}\n" for name in ("lines", "silent", "away"))
+    points = "".join(f"{name} = acme_sinks:{name.upper()}\n" for name in ("lines", "shows", "silent", "away"))
     (information / "entry_points.txt").write_text(f"[rlcore.sinks]\n{points}")
     (site / "acme_sinks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(site))
@@ -127,6 +133,24 @@ def test_a_sink_that_fails_is_noted_once_and_the_run_ends_well(
     directory = tmp_path / "runs" / "run"
     assert [json.loads(line)["step"] for line in (directory / "lines.jsonl").read_text().splitlines()] == written
     assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3]
+
+
+def test_a_sink_that_takes_samples_gets_some_before_the_figures(run: Run, tmp_path: Path, installed: Registry) -> None:
+    names = 'sinks.names=["shows"]', "run.num_steps=4", "logging.samples_every_n_steps=2", "logging.samples=3"
+    run(*names, registry=installed)
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "run" / "lines.jsonl").read_text().splitlines()]
+    assert [(line.get("step"), "samples" in line) for line in lines] == [
+        *[(0, False), (1, False), (2, True), (2, False), (3, False), (4, True), (4, False), (None, False)]
+    ]
+    assert all(len(line["samples"]) == len(line["rewards"]) == 3 for line in lines if "samples" in line)
+
+
+def test_a_sink_that_fails_at_samples_is_noted_once(run: Run, installed: Registry) -> None:
+    progress = Notes()
+    options = "logging.samples_every_n_steps=1", "sinks.shows.fails_in=samples 1"
+    assert run('sinks.names=["shows"]', *options, registry=installed, progress=progress)["steps"] == 6
+    (note,) = progress.notes
+    assert "no tracker while samples 1" in note
 
 
 def test_a_sink_is_built_where_the_run_is_described_and_knows_the_recipe_of_a_resumed_one(

@@ -139,6 +139,8 @@ class Inputs:
             rows=self.evaluation_rows,
             kept=self.measured,
             seed=recipe.run.seed,
+            ks=sorted({*recipe.evaluation.pass_at_k} - {1}),
+            with_bounds=recipe.evaluation.confidence_bounds,
         )
 
 

@@ -1,10 +1,11 @@
 """The metric sinks of a run: what each is given, and what happens where one fails."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from rlcore.registry.plugin_errors import first_line, is_outside
 from rlcore.run.report.progress import Progress
-from rlcore.spi import RlcoreError, Sink
+from rlcore.spi import LoggedSample, RlcoreError, SampleSink, Sink
 
 
 class Sinks:
@@ -24,6 +25,18 @@ class Sinks:
         """Give the figures of a step to each sink."""
         self._each(lambda sink: sink.log(step, dict(metrics)), "failed and gets nothing more; the run goes on")
 
+    @property
+    def take_samples(self) -> bool:
+        """Whether any of them is a SampleSink."""
+        return any(_takes_samples(sink) for sink in self._sinks.values())
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        """Give samples of a step to each sink that takes them."""
+        self._each(
+            lambda sink: cast("SampleSink", sink).log_samples(step, samples) if _takes_samples(sink) else None,
+            "failed and gets nothing more; the run goes on",
+        )
+
     def close(self) -> None:
         """End each sink."""
         self._each(lambda sink: sink.close(None if self.summary is None else dict(self.summary)), "failed when the run ended")
@@ -39,3 +52,7 @@ class Sinks:
                 name, line = type(error).__name__, first_line(error)
                 cause = line if isinstance(error, RlcoreError) or line == name else f"{name}: {line}"
                 self._progress.note(f"{label} {failure}: {cause}")
+
+
+def _takes_samples(sink: Sink) -> bool:
+    return hasattr(sink, "log_samples")

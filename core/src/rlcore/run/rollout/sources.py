@@ -320,6 +320,10 @@ class HeldOutEvaluator:
     kept: Int64Array
     """int64 [P]: the rows within the limits."""
     seed: int
+    ks: Sequence[int] = ()
+    """The k of pass@k, besides 1."""
+    with_bounds: bool = False
+    """Whether each pass@k comes with the bounds of its interval."""
 
     def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
         """Return the metrics of an evaluation, named `evaluation/…`; `keep` is called with its answers."""
@@ -327,4 +331,4 @@ class HeldOutEvaluator:
         collected = self.collector.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
         if keep is not None:
             keep(collected)
-        return evaluation_metrics(collected)
+        return evaluation_metrics(collected, self.ks, with_bounds=self.with_bounds)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS, FinishReason, TokenBatch
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import Float32Array, Int64Array
 
 
 def rollout_table(
@@ -49,9 +49,9 @@ def rollout_table(
     )
 
 
-def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer) -> list[str]:
-    """[N]: what each sample had read before its first generated token."""
-    batch = collected.batch
+def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer, sequences: Int64Array | None = None) -> list[str]:
+    """What each sample had read before its first generated token: [N], or of some sequences, [M]."""
+    batch = collected.batch if sequences is None else collected.batch.select(sequences)
     generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
     prompts = []
     for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):

@@ -19,12 +19,13 @@ from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.schedule_record import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
+from rlcore.run.storage.logged_samples import logged_samples
 from rlcore.run.storage.mismatch_report import save_disagreement
 from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollout_table
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import append_step
 from rlcore.run.train_step.mismatch import WorstSamples
-from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, TokenBatch
+from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
 
 ROLLOUTS = "rollouts.pickle"
 """The file of a checkpoint that holds what was under way."""
@@ -139,6 +140,10 @@ class RunSaver:
         """The samples of a step, as Parquet, with the advantages that they were trained with."""
         table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer), advantages_of(collected, trained))
         self.directory.write_rollouts(f"step-{step:06d}", table)
+
+    def samples(self, collected: CollectedRollouts, trained: TokenBatch, number: int) -> list[LoggedSample]:
+        """Some of a step's samples, for sinks."""
+        return logged_samples(collected, trained, number, self.tokenizer)
 
     def save_answers(self, step: int, collected: CollectedRollouts) -> None:
         """The answers of the evaluation behind a step, as Parquet."""

@@ -1,0 +1,49 @@
+"""Sink `trackio`: figures, the recipe and samples of a run in Trackio."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+
+import attrs
+import trackio
+
+from rlcore.background_sink import BackgroundSink
+from rlcore.spi import LoggedSample, SinkContext
+from rlcore_trackio.config import TrackioConfig
+
+
+class TrackioRun:
+    """A Tracker. Trackio finds a run by its name."""
+
+    def __init__(self, context: SinkContext, config: TrackioConfig, resumed: str | None) -> None:
+        self.id = resumed or context.run_name
+        self._run = trackio.init(
+            project=config.project,
+            name=self.id,
+            group=config.group,
+            space_id=config.space_id,
+            config={**tomllib.loads(context.recipe), "tags": list(config.tags)},
+            resume="never" if resumed is None else "allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The figures of a step, under their names."""
+        self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        """A table at the step."""
+        self._run.log({"samples": trackio.Table(data=[attrs.asdict(sample) for sample in samples])}, step=step)
+
+    def end(self, summary: Mapping[str, object] | None) -> None:
+        """Finished, or failed: as the figure `run/finished`, 1 or 0, since Trackio keeps no such state."""
+        self._run.log({"run/finished": float(summary is not None)})
+        self._run.finish()
+
+
+class TrackioSink(BackgroundSink):
+    """One run of the project, also where it is resumed."""
+
+    def __init__(self, context: SinkContext, config: TrackioConfig) -> None:
+        super().__init__(context.run_directory / "trackio.json", lambda resumed: TrackioRun(context, config, resumed))

@@ -1,0 +1,21 @@
+"""The section `[sinks.wandb]`."""
+
+from typing import Literal
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class WandbConfig:
+    """`[sinks.wandb]`: Weights & Biases. The key comes from `wandb login` or WANDB_API_KEY."""
+
+    project: str = "rlcore"
+    """Its project."""
+    entity: str | None = None
+    """The user or team; the account's own where it is left out."""
+    group: str | None = None
+    """The group of the run."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+    mode: Literal["online", "offline"] = "online"
+    """"offline" writes into the run directory's folder `wandb`, for `wandb sync`."""

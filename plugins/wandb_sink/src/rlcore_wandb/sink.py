@@ -1,0 +1,53 @@
+"""Sink `wandb`: figures, the recipe and samples of a run in Weights & Biases."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+
+import attrs
+import wandb
+
+from rlcore.background_sink import BackgroundSink
+from rlcore.spi import LoggedSample, SinkContext
+from rlcore_wandb.config import WandbConfig
+
+
+class WandbRun:
+    """A Tracker."""
+
+    def __init__(self, context: SinkContext, config: WandbConfig, resumed: str | None) -> None:
+        self._run = wandb.init(
+            project=config.project,
+            entity=config.entity,
+            group=config.group,
+            tags=list(config.tags),
+            mode=config.mode,
+            name=context.run_name,
+            id=resumed,
+            resume="allow",
+            dir=context.run_directory,
+            config=tomllib.loads(context.recipe),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self.id = self._run.id
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The figures of a step, under their names."""
+        self._run.log(dict(metrics), step=step, commit=True)
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        """A table, in the row of the step's figures."""
+        columns = [field.name for field in attrs.fields(LoggedSample)]
+        rows = [list(attrs.astuple(sample)) for sample in samples]
+        self._run.log({"samples": wandb.Table(columns=columns, data=rows)}, step=step, commit=False)
+
+    def end(self, summary: Mapping[str, object] | None) -> None:
+        """Finished, with summary.json in its summary; or failed."""
+        self._run.summary.update({} if summary is None else {f"summary/{name}": value for name, value in summary.items()})
+        self._run.finish(exit_code=1 if summary is None else 0)
+
+
+class WandbSink(BackgroundSink):
+    """One run of the project, also where it is resumed."""
+
+    def __init__(self, context: SinkContext, config: WandbConfig) -> None:
+        super().__init__(context.run_directory / "wandb.json", lambda resumed: WandbRun(context, config, resumed))

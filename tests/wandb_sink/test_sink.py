@@ -1,0 +1,68 @@
+"""Sink `wandb` against the package itself, offline."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("wandb", reason="wandb is not installed")
+
+from rlcore.spi import LoggedSample, SinkContext
+from rlcore_wandb.config import WandbConfig
+from rlcore_wandb.sink import WandbSink
+
+from .wandb_reading import records
+
+RECIPE = '[run]\nname = "first"\n[optimizer]\nlearning_rate = 0.5\n'
+SAMPLE = LoggedSample(group=3, prompt="2+2=", response="4", reward=1.0, advantage=-0.5)
+
+
+def run(directory: Path, steps: list[int], summary: dict | None) -> None:
+    context = SinkContext(run_directory=directory, run_name="first", recipe=RECIPE)
+    sink = WandbSink(context, WandbConfig(mode="offline", project="sums", group="g", tags=("baseline",)))
+    for step in steps:
+        sink.log_samples(step, [SAMPLE])
+        sink.log(step, {"loss": step / 2, "evaluation/pass@1": 0.25})
+    sink.close(summary)
+
+
+def read(file: Path) -> tuple[object, dict[int, dict[str, object]], int, dict[str, object]]:
+    """The run, the figures of each step, the exit code, and the last of the summary."""
+    found, steps, code, summary = None, {}, -1, {}
+    for record in records(file):
+        kind = record.WhichOneof("record_type")
+        if kind == "run" and found is None:
+            found = record.run
+        elif kind == "history":
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            steps[record.history.step.num] = row
+        elif kind == "exit":
+            code = record.exit.exit_code
+        elif kind == "summary":
+            summary |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update}
+    return found, steps, code, summary
+
+
+def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run(tmp_path, [0, 1, 2], None)
+    run(tmp_path, [2, 3], {"steps": 3})
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    (first, before, failed, _), (second, after, finished, summary) = map(read, files)
+    assert (first.run_id, first.project, first.display_name, first.run_group) == (second.run_id, "sums", "first", "g")
+    assert list(first.tags) == ["baseline"]
+    config = {item.key: json.loads(item.value_json) for item in first.config.update}
+    assert config["optimizer"] == {"learning_rate": 0.5}
+    assert [(step, row["loss"], row["evaluation/pass@1"]) for step, row in sorted(before.items()) if "loss" in row] == [
+        (0, 0.0, 0.25),
+        (1, 0.5, 0.25),
+        (2, 1.0, 0.25),
+    ]
+    assert [step for step, row in after.items() if "loss" in row] == [3]
+    assert (failed, finished) == (1, 0)
+    assert summary["summary/steps"] == 3
+    (table,) = files[1].parent.glob("files/media/table/*.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["group", "prompt", "response", "reward", "advantage"],
+        "data": [[3, "2+2=", "4", 1.0, -0.5]],
+    }
