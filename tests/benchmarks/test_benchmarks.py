@@ -26,6 +26,7 @@ TRIED = {
     "lora_step.py",
     "long_context.py",
     "phase_memory.py",
+    "plan_tables.py",
     "real_model.py",
     "refit.py",
     "residency.py",
@@ -247,6 +248,20 @@ def test_large_plans_are_those_of_the_document(script: Script) -> None:
             assert bool(sizes) >= fits.get(key, False), line
             fits[key] = bool(sizes)
     assert sum(fits.values()) == len(fits) == 18
+
+
+def test_plans_are_those_of_the_document_and_near_what_was_measured(script: Script) -> None:
+    """Each row of docs/plan.md's tables, by the commands that write them; seconds within 25%, memory within 10%."""
+    import plan_tables  # type: ignore[import-not-found]
+
+    printed = script("plan_tables.py").splitlines()
+    document = (BENCHMARKS.parent / "docs" / "plan.md").read_text().splitlines()
+    assert [line for line in printed if line and line not in document] == []
+    assert len({(row.shape, row.gpus, str(row.config)) for row in plan_tables.MEASURED}) >= 6
+    for row in plan_tables.MEASURED:
+        seconds, size = row.predicted()
+        assert seconds == pytest.approx(row.step_s, rel=0.25), row.name
+        assert row.peak_gb is None or size == pytest.approx(row.peak_gb, rel=0.10), row.name
 
 
 def test_large_plans_are_of_models_as_large_as_they_say(script: Script) -> None:

@@ -90,6 +90,9 @@ from rlcore.spi.loss import LossSpec as LossSpec
 from rlcore.spi.observer import ObserverContext as ObserverContext
 from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
 from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec
+from rlcore.spi.planning import DeviceSpec as DeviceSpec
+from rlcore.spi.planning import PlanContext as PlanContext
+from rlcore.spi.planning import PlanOption as PlanOption
 from rlcore.spi.provider import ARCHITECTURE_GROUP as ARCHITECTURE_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS as ENTRY_POINT_GROUPS
 from rlcore.spi.provider import GLOBAL_OBSERVER_GROUP as GLOBAL_OBSERVER_GROUP
