@@ -90,7 +90,7 @@ def test_what_cannot_be_planned_is_refused(recipe, registry) -> None:
         with pytest.raises((ConfigError, ModelError, PluginError)) as error:
             plan_recipe(recipe, overrides, devices, registry=registry)
         assert words in str(error.value) or "unknown" in str(error.value)
-    with pytest.raises(ConfigError, match="--mean-response: found 5000; expected above 0 and at most 1000"):
+    with pytest.raises(ConfigError, match="--mean-response: found 5000.* 1000"):
         plan_recipe(recipe, [], devices, mean_response=5000.0, registry=registry)
 
 

@@ -11,19 +11,19 @@ from rlcore.spi import DeviceSpec
 from rlcore_torchkit.architectures.dims import ModelDims
 
 PRODUCTS = 0.69
-"""Of the peak, in matrix products: 677 TFLOP/s of 989 in updates of 8B, 715 in those of 1.5B."""
+"""Share of the peak in matrix products: 677 TFLOP/s of 989 in updates of 8B, 715 in those of 1.5B."""
 ATTENTION = 0.45
-"""Of the peak, in attention's products."""
+"""Share of the peak in attention's products."""
 MEMORY = 0.5
-"""Of the bandwidth, in what moves memory alone."""
+"""Share of the bandwidth in what moves memory alone."""
 MOVED = 40
 """Elements per token and layer, in hidden sizes, that norms, residuals and rotations read and write forward and backward."""
 GATE = 8
-"""The same of gates, in widths of the MLP."""
+"""Elements that gates read and write, in widths of the MLP."""
 ROUTED = 10
-"""The same of tokens' copies that are dispatched to experts and back, in hidden sizes."""
+"""Elements of tokens' copies that are dispatched to experts and back, in hidden sizes."""
 FORWARD_SHARE = 0.35
-"""Of what is moved both ways, what the forward pass moves."""
+"""Share of what is moved both ways that the forward pass moves."""
 LAUNCHES, EXPERT_LAUNCHES = 30, 66
 """Kernels of one layer forward, without and with experts; each expert of a rank adds two."""
 BACKWARD_LAUNCHES = 1.5
@@ -32,9 +32,9 @@ LAUNCH_S = 80e-6
 EXPERT_WAIT_S = 3e-3
 """Seconds that ranks wait for each other in a layer whose experts they share, in each direction."""
 LINK = 0.7
-"""Of a link's rate, in collectives of large tensors."""
+"""Share of a link's rate in collectives of large tensors."""
 BYTES = 2
-"""Of an activation or weight in the compute dtype."""
+"""Bytes of an activation or weight in the compute dtype."""
 
 
 @frozen(kw_only=True)
@@ -105,7 +105,7 @@ def attention_flops(dims: ModelDims, squared: float) -> float:
 
 
 def num_microbatches(tokens: Tokens, layout: Layout) -> float:
-    """Of each data-parallel rank; the last of them are as full as the others on average."""
+    """Microbatches of each data-parallel rank; the last of them are as full as the others on average."""
     each = max(tokens.per_microbatch, tokens.longest)
     return max(1.0, tokens.number / layout.data / each)
 
@@ -150,19 +150,19 @@ def _moved_bytes(dims: ModelDims) -> float:
 
 
 def _launch_seconds(dims: ModelDims, layout: Layout) -> float:
-    """Of a forward pass of one microbatch through one stage."""
+    """Seconds of the host for a forward pass of one microbatch through one stage."""
     local = dims.num_experts / layout.expert
     experts = dims.num_moe_layers * (EXPERT_LAUNCHES + 2 * local)
     return (dims.num_dense_layers * LAUNCHES + experts) * LAUNCH_S / layout.pipeline
 
 
 def _waits(dims: ModelDims, layout: Layout, passes: float) -> float:
-    """Of one microbatch through one stage."""
+    """Seconds that one microbatch waits in one stage."""
     return EXPERT_WAIT_S * dims.num_moe_layers / layout.pipeline * passes if layout.expert > 1 else 0.0
 
 
 def _exchange_seconds(dims: ModelDims, device: DeviceSpec, tokens: Tokens, layout: Layout) -> float:
-    """Of one pass over a rank's tokens, in collectives that the layers wait for."""
+    """Seconds of one pass over a rank's tokens, in collectives that the layers wait for."""
     hidden = BYTES * dims.hidden_size * tokens.number / layout.data / layout.context
     layers = dims.num_layers / layout.pipeline
     total = 0.0
@@ -180,7 +180,7 @@ def _exchange_seconds(dims: ModelDims, device: DeviceSpec, tokens: Tokens, layou
 
 
 def _gather_seconds(dims: ModelDims, device: DeviceSpec, layout: Layout) -> float:
-    """Of all weights for one pass of one microbatch, beside which the layers compute."""
+    """Seconds of gathering all weights for one pass of one microbatch, beside which the layers compute."""
     if not layout.gathers_weights:
         return 0.0
     plain, experts = layer_parameters(dims)

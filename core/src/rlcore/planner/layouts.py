@@ -10,7 +10,7 @@ from rlcore.planner.work import Work, on_part
 from rlcore.spi import PlanContext, PlanOption
 
 TRAINER_SHARE, GENERATOR_SHARE = 0.88, 0.92
-"""Of a device's memory, what can be planned with: allocators of trainers fragment."""
+"""Shares of a device's memory that can be planned with: allocators of trainers fragment."""
 TURN_S = 0.5
 """Seconds of a step in which trainer and generator that share devices put each other to sleep and wake."""
 ROLLOUT_S = 60e-6
@@ -32,11 +32,11 @@ class Candidate:
     trainer_bytes: int
     """What the fullest of the trainer's devices holds while it trains."""
     generator_bytes: int
-    """The same of the generator's while it generates; 0 where nothing generates."""
+    """What the fullest of the generator's holds while it generates; 0 where nothing generates."""
     free_bytes: tuple[int, int]
     """What the two may be."""
     seconds: Mapping[str, float]
-    """Of a step, by phase."""
+    """Seconds of each phase of a step."""
     total: float
     """Seconds of a step; less than the phases' sum where generation goes on while others train."""
     assumptions: tuple[str, ...]

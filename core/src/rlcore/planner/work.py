@@ -17,7 +17,7 @@ from rlcore.run.plan.choice import build_chosen_algorithm
 from rlcore.spi import AlgorithmNeeds, ConfigError, DtypeName, ModelError, PlanContext, Problem
 
 PROMPT_SHARE, RESPONSE_SHARE = 0.5, 0.5
-"""Of the longest prompt and answer, where the mean is not told."""
+"""Shares of the longest prompt and answer that are their means, where the mean is not told."""
 
 
 @frozen(kw_only=True)

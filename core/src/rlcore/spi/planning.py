@@ -41,7 +41,7 @@ class PlanContext:
     world_size: int
     """Devices of this role."""
     local_size: int
-    """Of these, the devices of one machine."""
+    """Devices of one machine among these."""
     is_shared: bool
     """Whether trainer and generator take turns on the devices."""
     free_bytes: int
@@ -61,7 +61,7 @@ class PlanContext:
     policy_passes: float
     """How often the policy's log-probabilities of all sequences are computed outside of training; a share for some of them."""
     reference_passes: float
-    """The same of a frozen reference that the trainer's devices hold."""
+    """How often log-probabilities are computed by a frozen reference that the trainer's devices hold."""
     reference: Mapping[str, Any] | None = None
     """The content of the reference's config.json; None where there is none on these devices."""
     lora: LoraSpec | None = None
@@ -81,6 +81,6 @@ class PlanOption:
     idle: Mapping[str, int] = field(factory=dict)
     """Bytes that stay on a device while the other role works there, by residency.offload_trainer; a generator's is "none"."""
     seconds: Mapping[str, float]
-    """Of a step, by phase: "generation", "log-probabilities", "training", "refit"."""
+    """Seconds of each phase of a step: "generation", "log-probabilities", "training", "refit"."""
     assumptions: tuple[str, ...] = ()
     """What the figures take for granted, a sentence each."""

@@ -26,7 +26,7 @@ DEVICE = DeviceSpec(
 
 
 def plan_context() -> PlanContext:
-    """A GRPO step of a model of a billion parameters on one machine."""
+    """A step of a model of a billion parameters on one machine."""
     return PlanContext(
         model=MODEL,
         dtype="bfloat16",

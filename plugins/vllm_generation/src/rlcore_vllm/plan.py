@@ -24,9 +24,9 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.memory import recorder_bytes
 
 WEIGHTS = 0.84
-"""Of the bandwidth, in reading weights for few sequences: 4.0 ms of products for 16 GB at 4.8 TB/s."""
+"""Share of the bandwidth in reading weights for few sequences: 4.0 ms of products for 16 GB at 4.8 TB/s."""
 KEYS = 0.6
-"""Of the bandwidth, in reading keys and values."""
+"""Share of the bandwidth in reading keys and values."""
 LAYER_S = 50e-6
 """Seconds of a layer and step beside its weights: kernels that are over at once, and the device's waiting for the host."""
 REDUCE_S = 20e-6
@@ -36,7 +36,7 @@ SEQUENCE_S, SHARED_SEQUENCE_S = 11e-6, 15e-6
 several, whose log-probabilities come to the host, none."""
 HIDDEN = 0.5
 GRAPHS_BYTES = 2 * 2**30
-"""Of an engine's CUDA graphs and context."""
+"""Bytes of an engine's CUDA graphs and context."""
 ASLEEP_BYTES = 5 * 2**29
 """What an engine leaves on a device while it sleeps: between 1.4 and 3.0 GiB."""
 LARGEST_SHARE = 0.92
