@@ -75,6 +75,9 @@ from rlcore.spi.generator import StreamRequest as StreamRequest
 from rlcore.spi.generator import StreamResult as StreamResult
 from rlcore.spi.hooks import hookimpl as hookimpl
 from rlcore.spi.images import Images as Images
+from rlcore.spi.importing import IMPORTER_GROUP as IMPORTER_GROUP
+from rlcore.spi.importing import ImportedRecipe as ImportedRecipe
+from rlcore.spi.importing import Unmapped as Unmapped
 from rlcore.spi.lifecycle import CloseRequest as CloseRequest
 from rlcore.spi.lifecycle import LoadStateRequest as LoadStateRequest
 from rlcore.spi.lifecycle import LoadStateResult as LoadStateResult
