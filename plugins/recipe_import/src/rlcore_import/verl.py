@@ -157,6 +157,9 @@ def _algorithm(source: Source, values: dict[str, Any]) -> None:
         values[f"{section}.advantage_baseline"] = baseline
         values[f"{section}.advantage_normalisation"] = "none" if name == "grpo" and not by_std else normalisation
         _correction(source, values, section)
+        for key in ("algorithm.gamma", "algorithm.lam"):
+            if float(source.take(key, 1.0)) != 1:
+                source.report(key, "nothing is discounted without a critic")
     else:
         _critic(source, values, section)
     values[f"{section}.previous_logprobs"] = "trainer"

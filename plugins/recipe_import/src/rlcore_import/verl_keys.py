@@ -191,8 +191,6 @@ DROPPED: tuple[Dropped, ...] = (
         pattern="algorithm.rollout_correction.rollout_rs*", why="geometric_minimum and geometric_maximum", changes_meaning=True
     ),
     Dropped(pattern="algorithm.rollout_correction.*", why="importance_correction has its own form", neutral=("ppo_clip",)),
-    Dropped(pattern="algorithm.gamma", why="rewards are of whole episodes", changes_meaning=True, neutral=(1,)),
-    Dropped(pattern="algorithm.lam", why="there are no values to weigh", changes_meaning=True, neutral=(1,)),
     Dropped(pattern="algorithm.*", why="no such option of an algorithm", changes_meaning=True),
     Dropped(pattern="critic.*", why="an option of [critic] under another name, or speed alone"),
     Dropped(pattern="hydra*", why=SPEED),
