@@ -22,8 +22,8 @@ LONGEST_VALUE = 80
 def import_command(library: str, file: Path, overrides: tuple[str, ...], output: Path | None) -> None:
     """Turn the recipe of another library into one of rlcore.
 
-    LIBRARY is nemo-rl or verl (pip install rlcore-import), or one that another package reads. Keys without a counterpart are
-    listed, as comments in the recipe and on stderr, those first that change what is trained.
+    LIBRARY is the name under which an installed package reads that library's recipes. Keys without a counterpart are listed, as
+    comments in the recipe and on stderr, those first that change what is trained.
     """
     from rlcore.files import write_atomically
 
@@ -46,7 +46,7 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
 
     points = {point.name: point for point in installed_entry_points().entry_points.select(group=IMPORTER_GROUP)}
     if library not in points:
-        installed = ", ".join(sorted(points)) or "none: pip install rlcore-import"
+        installed = ", ".join(sorted(points)) or "none; docs/importing.md names a package"
         raise PluginError(f"nothing imports recipes of {library!r}; importers are installed for {installed}")
     point: EntryPoint = points[library]
 
