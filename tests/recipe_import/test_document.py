@@ -25,5 +25,7 @@ def test_every_key_of_the_table_is_read(library: str) -> None:
     prefix = "nemo_rl" if library == "NeMo-RL" else "verl"
     texts = [file.read_text() for file in SOURCES.glob(f"{prefix}*.py") if not file.name.endswith("keys.py")]
     text = "\n".join(texts)
-    names = {key.rpartition(".")[2].removeprefix("val_").replace("beta1", "beta").replace("beta2", "beta") for key in TABLES[library]}
+    names = {
+        key.rpartition(".")[2].removeprefix("val_").replace("beta1", "beta").replace("beta2", "beta") for key in TABLES[library]
+    }
     assert sorted(name for name in names if not re.search(rf"\b(val_)?{re.escape(name)}(\b|\{{)", text)) == []
