@@ -73,7 +73,6 @@ def work_of(
         reference_passes=1.0 if needs.reference_logprobs and generates else 0.0,
         reference=reference,
         lora=recipe.lora,
-        head=needs.head,
     )
     return Work(
         context=context,

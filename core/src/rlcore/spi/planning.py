@@ -6,7 +6,7 @@ from typing import Any
 from attrs import field, frozen
 
 from rlcore.spi.lora import LoraSpec
-from rlcore.spi.weights import DtypeName, Head
+from rlcore.spi.weights import DtypeName
 
 
 @frozen(kw_only=True)
@@ -65,7 +65,6 @@ class PlanContext:
     reference: Mapping[str, Any] | None = None
     """The content of the reference's config.json; None where there is none on these devices."""
     lora: LoraSpec | None = None
-    head: Head = "tokens"
 
 
 @frozen(kw_only=True)
