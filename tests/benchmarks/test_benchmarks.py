@@ -20,12 +20,14 @@ TRIED = {
     "generation.py",
     "grpo_step.py",
     "headline.py",
+    "import_coverage.py",
     "large_plans.py",
     "loading.py",
     "logprobs_memory.py",
     "lora_step.py",
     "long_context.py",
     "phase_memory.py",
+    "plan_tables.py",
     "real_model.py",
     "refit.py",
     "residency.py",
@@ -247,6 +249,38 @@ def test_large_plans_are_those_of_the_document(script: Script) -> None:
             assert bool(sizes) >= fits.get(key, False), line
             fits[key] = bool(sizes)
     assert sum(fits.values()) == len(fits) == 18
+
+
+def test_import_coverage(script: Script, tmp_path: Path) -> None:
+    """Of two recipes of a checkout, one that passes and one whose layout cannot be."""
+    policy = (
+        "policy: {model_name: acme/small, train_global_batch_size: 8, dtensor_cfg: {enabled: true, tensor_parallel_size: %d}}\n"
+    )
+    configs = tmp_path / "examples" / "configs" / "recipes"
+    configs.mkdir(parents=True)
+    for size in (1, 3):
+        text = (
+            policy % size
+            + "sft: {max_num_steps: 2}\ncluster: {num_nodes: 1, gpus_per_node: 2}\ndata: {train: {data_path: a/b}}\n"
+        )
+        (configs / f"sft-{size}.yaml").write_text(text)
+    lines = script("import_coverage.py", str(tmp_path)).splitlines()
+    assert lines[-2:] == ["sft: 1 of 2", "all: 1 of 2 (50%)"]
+    assert lines[0].startswith("- recipes/sft-3.yaml: trainer.fsdp2")
+
+
+def test_plans_are_those_of_the_document_and_near_what_was_measured(script: Script) -> None:
+    """Each row of docs/plan.md's tables, by the commands that write them; seconds within 25%, memory within 10%."""
+    import plan_tables  # type: ignore[import-not-found]
+
+    printed = script("plan_tables.py").splitlines()
+    document = (BENCHMARKS.parent / "docs" / "plan.md").read_text().splitlines()
+    assert [line for line in printed if line and line not in document] == []
+    assert len({(row.shape, row.gpus, str(row.config)) for row in plan_tables.MEASURED}) >= 6
+    for row in plan_tables.MEASURED:
+        seconds, size = row.predicted()
+        assert seconds == pytest.approx(row.step_s, rel=0.25), row.name
+        assert row.peak_gb is None or size == pytest.approx(row.peak_gb, rel=0.10), row.name
 
 
 def test_large_plans_are_of_models_as_large_as_they_say(script: Script) -> None:

@@ -8,7 +8,21 @@ from pathlib import Path
 
 import pytest
 
-PARTS = ("spi", "schema", "registry", "config", "sessions", "agents", "rewards", "chat", "run", "serve", "html_report", "cli")
+PARTS = (
+    "spi",
+    "schema",
+    "registry",
+    "config",
+    "sessions",
+    "agents",
+    "rewards",
+    "chat",
+    "run",
+    "serve",
+    "html_report",
+    "planner",
+    "cli",
+)
 """Parts of the core that import no torch, transformers or ray at module level."""
 
 IMPORT_ALL = """

@@ -28,6 +28,7 @@ THROUGH = {
     "core/run/plan/test_inputs.py": "core/run/plan/data_sets",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
+    "core/planner/test_plan.py": "core/planner/layouts core/planner/work",
     "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_groups",
     "core/run/rollout/test_conversations.py": "core/chat/conversation",
     "core/run/rollout/test_episode_run.py": "core/run/rollout/turns core/run/rollout/loop_work core/run/rollout/group_work "
@@ -35,6 +36,7 @@ THROUGH = {
     "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies core/sessions/routes",
     "core/serve/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
+    "fsdp2_backend/test_plan.py": "core/testing/plans",
     "grpo/test_loss.py": "grpo/importance",
     "megatron_backend/test_layout.py": "megatron_backend/corrected_router",
     "megatron_backend/test_families.py": "megatron_backend/models",
@@ -42,6 +44,7 @@ THROUGH = {
     "megatron_backend/latent_weights",
     "openai_generation/test_backend.py": "openai_generation/endpoint openai_generation/endpoints openai_generation/errors "
     "openai_generation/probe",
+    "recipe_import/test_nemo_rl.py": "recipe_import/nemo_rl_data recipe_import/nemo_rl_policy",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_speculation.py": "vllm_generation/draft_counter",

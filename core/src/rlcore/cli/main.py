@@ -17,6 +17,8 @@ COMMANDS = {
     "trace": "rlcore.cli.trace:trace_command",
     "serve": "rlcore.cli.serve:serve_command",
     "check": "rlcore.cli.check:check_command",
+    "plan": "rlcore.cli.plan:plan_command",
+    "import": "rlcore.cli.import_recipe:import_command",
     "config": "rlcore.cli.config:config_command",
     "plugins": "rlcore.cli.plugins:plugins_command",
     "version": "rlcore.cli.version:version_command",

@@ -38,6 +38,7 @@ from rlcore.spi.errors import ContractError, Note, PluginError, Problem
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
 from rlcore.spi.observer import ObserverContext
+from rlcore.spi.planning import PlanContext, PlanOption
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
 from rlcore.spi.tools import ParseToolCalls
@@ -223,6 +224,22 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
         shown = returned if findings is None else findings
         raise PluginError(f"{entry.label}: check {path!r} returned {shown!r}; expected a sequence of Problem and Note")
     return findings
+
+
+def run_planner(entry: Entry, context: PlanContext, config: object) -> tuple[PlanOption, ...]:
+    """The layouts that a provider offers for a step's work on these devices; the provider has a `plan`."""
+    path = _provider(entry).plan
+    assert path is not None
+    found = import_object(entry, path)
+    if not callable(found):
+        raise PluginError(f"{entry.label}: plan {path!r} is a {type(found).__name__}; expected a function")
+    _require_arguments(entry, f"plan {path!r}", found)
+    with attributed("raised by the plan of", entry.label):
+        returned = found(context, config)
+        options = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
+    if options is None or not all(isinstance(option, PlanOption) for option in options):
+        raise PluginError(f"{entry.label}: plan {path!r} returned {returned!r:.60}; expected a sequence of PlanOption")
+    return options
 
 
 def require_module(entry: Entry) -> None:

@@ -107,7 +107,7 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
     for name, form in _FUNCTIONS.items():
         if not callable(value := getattr(provider, name)):
             yield f"{name} is {_kind(value)}; expected a function {form}"
-    for field in ("backend", "check", "tool_parser"):
+    for field in ("backend", "check", "tool_parser", "plan"):
         path = getattr(provider, field)
         if path is None and field != "backend":
             continue

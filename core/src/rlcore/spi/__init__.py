@@ -78,6 +78,9 @@ from rlcore.spi.generator import StreamRequest as StreamRequest
 from rlcore.spi.generator import StreamResult as StreamResult
 from rlcore.spi.hooks import hookimpl as hookimpl
 from rlcore.spi.images import Images as Images
+from rlcore.spi.importing import IMPORTER_GROUP as IMPORTER_GROUP
+from rlcore.spi.importing import ImportedRecipe as ImportedRecipe
+from rlcore.spi.importing import Unmapped as Unmapped
 from rlcore.spi.lifecycle import CloseRequest as CloseRequest
 from rlcore.spi.lifecycle import LoadStateRequest as LoadStateRequest
 from rlcore.spi.lifecycle import LoadStateResult as LoadStateResult
@@ -93,6 +96,9 @@ from rlcore.spi.loss import LossSpec as LossSpec
 from rlcore.spi.observer import ObserverContext as ObserverContext
 from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
 from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec
+from rlcore.spi.planning import DeviceSpec as DeviceSpec
+from rlcore.spi.planning import PlanContext as PlanContext
+from rlcore.spi.planning import PlanOption as PlanOption
 from rlcore.spi.provider import ARCHITECTURE_GROUP as ARCHITECTURE_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS as ENTRY_POINT_GROUPS
 from rlcore.spi.provider import GLOBAL_OBSERVER_GROUP as GLOBAL_OBSERVER_GROUP

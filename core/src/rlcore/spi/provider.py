@@ -86,3 +86,7 @@ class Provider:
     check: str | None = None
     """`package.module:function`, called as function(CheckContext, config) -> Sequence[Problem | Note] before allocation. A
     problem refuses the recipe; a note is shown, and the recipe runs."""
+    plan: str | None = None
+    """For trainers and generators: `package.module:function`, called by `rlcore plan` as function(PlanContext, config) ->
+    Sequence[PlanOption]: every layout that the devices allow, with its memory and seconds, whether it fits or not. It imports
+    nothing heavy and knows the model by its config.json alone. A model that it cannot estimate is an RlcoreError."""

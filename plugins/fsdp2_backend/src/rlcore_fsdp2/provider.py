@@ -13,4 +13,5 @@ PROVIDER = Provider(
     unavailable=missing_requirement,
     backend="rlcore_fsdp2.backend:Fsdp2Backend",
     check="rlcore_fsdp2.check:check",
+    plan="rlcore_fsdp2.plan:plan",
 )

@@ -66,19 +66,24 @@ def choose(config: MegatronConfig, load: Workload) -> Choice:
 def _candidates(config: MegatronConfig, load: Workload, chosen: tuple[str, ...]) -> Iterator[_Candidate]:
     """Every choice that `check` would find nothing wrong with."""
     dims = ModelDims.of(load.model)
-    # What may be divided: tensor ranks share a machine, and only experts are divided among experts' ranks.
-    wholes = {
-        "tensor_parallel": min(load.local_size, load.world_size),
-        "expert_parallel": (dims.num_experts if dims else 0) or 1,
-    }
-    divisors = [size for size in range(1, load.world_size + 1) if load.world_size % size == 0]
-    for sizes in product(*([size for size in divisors if wholes.get(name, size) % size == 0] for name in chosen)):
+    for sizes in candidate_sizes(chosen, load, dims):
         resolved = evolve(config, **dict(zip(chosen, sizes, strict=True)))
         fits = not layout_problems(resolved, load.world_size, load.device, load.model)
         if fits and not reference_layout_problems(resolved, load.world_size, load.device, load.reference):
             shares_heads = dims is not None and int(resolved.tensor_parallel) > dims.num_kv_heads
             found = None if dims is None else estimate(dims, resolved, load)
             yield _Candidate(config=resolved, estimate=found, shares_heads=shares_heads)
+
+
+def candidate_sizes(chosen: tuple[str, ...], load: Workload, dims: ModelDims | None) -> Iterator[tuple[int, ...]]:
+    """Divisors of the ranks in place of each of these; whether they divide the model is not looked at yet."""
+    # What may be divided: tensor ranks share a machine, and only experts are divided among experts' ranks.
+    wholes = {
+        "tensor_parallel": min(load.local_size, load.world_size),
+        "expert_parallel": (dims.num_experts if dims else 0) or 1,
+    }
+    divisors = [size for size in range(1, load.world_size + 1) if load.world_size % size == 0]
+    return product(*([size for size in divisors if wholes.get(name, size) % size == 0] for name in chosen))
 
 
 def _total(candidate: _Candidate) -> int:

@@ -19,6 +19,7 @@ from rlcore_megatron.stages import layer_numbers_of_stages, layers_of_stages
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import gib
 from rlcore_torchkit.lora_targets import adapted_layers
+from rlcore_torchkit.step_costs import attention_parameters
 
 GRADIENT_BYTES = 4
 """Gradients are accumulated in float32 unless `ddp.grad_reduce_in_fp32` is false."""
@@ -122,7 +123,7 @@ class Parameters:
     @classmethod
     def _of_layers(cls, dims: ModelDims, config: MegatronConfig, num_moe: int, num_layers: int, tables: int) -> "Parameters":
         """The parameters of a stage with so many layers, `num_moe` of them with experts, and elements of embedding and head."""
-        attention, narrow = _attention_parameters(dims)
+        attention, narrow = attention_parameters(dims)
         mlps = (num_layers - num_moe) * 3 * dims.hidden_size * dims.intermediate_size
         shared = num_moe * 3 * dims.hidden_size * dims.shared_intermediate_size
         experts = num_moe * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
@@ -131,17 +132,6 @@ class Parameters:
             dense=divided / int(config.tensor_parallel) + num_moe * dims.hidden_size * dims.num_experts + num_layers * narrow,
             expert=experts / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
-
-
-def _attention_parameters(dims: ModelDims) -> tuple[int, int]:
-    """How many of a layer's attention tensor ranks divide, and how many each has whole."""
-    hidden, heads, latent = dims.hidden_size, dims.num_heads, dims.latent
-    if latent is None:
-        return 2 * hidden * dims.head_dim * (heads + dims.num_kv_heads), 0
-    queries = (latent.query_rank or hidden) * latent.key_width
-    keys_and_values = latent.key_rank * (latent.plain_width + latent.value_width)
-    narrow = (latent.query_rank or 0) + latent.key_rank + latent.rotary_width
-    return heads * (queries + keys_and_values + hidden * latent.value_width), hidden * narrow
 
 
 def adapter_parameters(dims: ModelDims, load: Workload) -> int:

@@ -16,4 +16,5 @@ PROVIDER = Provider(
     unavailable=missing_requirement,
     backend="rlcore_megatron.backend:MegatronBackend",
     check="rlcore_megatron.check:check",
+    plan="rlcore_megatron.plan:plan",
 )

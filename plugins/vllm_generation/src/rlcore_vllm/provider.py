@@ -65,6 +65,7 @@ PROVIDER = Provider(
     num_devices=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",
+    plan="rlcore_vllm.plan:plan",
     tool_parser="rlcore_vllm.tool_calls:tool_parser",
 )
 """What the entry point names."""

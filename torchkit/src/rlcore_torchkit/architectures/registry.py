@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from importlib.metadata import EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 from rlcore.installed import distribution_of, installed_entry_points
@@ -29,7 +29,6 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
     if model_type in families:
         return families[model_type](config)
     entry_points = list(_entry_points(tuple(sys.path)).select(name=model_type))
-    owners = [f"{point.value} of {distribution_of(point)[0]}" for point in entry_points]
     found = f"model_type {model_type}"
     if not entry_points:
         remedy = f"Use a model of one of these, or install a package with an entry point {model_type} in {ARCHITECTURE_GROUP}"
@@ -37,17 +36,22 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
             path=path, found=found, expected=f"one of {', '.join(sorted({*installed_model_types(), *families}))}", remedy=remedy
         )
     if len(entry_points) > 1:
-        given = f"{found}, which is described by {' and '.join(sorted(owners))}"
+        given = f"{found}, which is described by {' and '.join(sorted(map(_owner, entry_points)))}"
         return Problem(path=path, found=given, expected="one description", remedy="Uninstall the others")
     try:
         architecture = entry_points[0].load()
     except Exception as error:
-        given = f"{found}, whose description {owners[0]} cannot be imported: {type(error).__name__}: {error}"
+        given = f"{found}, whose description {_owner(entry_points[0])} cannot be imported: {type(error).__name__}: {error}"
         return Problem(path=path, found=given, expected="an importable Architecture", remedy="Repair or reinstall the package")
     if not isinstance(architecture, Architecture) or architecture.model_type != model_type:
-        given = f"{found}, for which {owners[0]} is {architecture!r}"
+        given = f"{found}, for which {_owner(entry_points[0])} is {architecture!r}"
         return Problem(path=path, found=given, expected=f"an Architecture of model_type {model_type}")
     return architecture
+
+
+def _owner(point: EntryPoint) -> str:
+    """Which description it is, and whose; read where it is told alone, since a distribution's metadata take a millisecond."""
+    return f"{point.value} of {distribution_of(point)[0]}"
 
 
 @lru_cache(maxsize=1)

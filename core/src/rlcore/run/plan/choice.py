@@ -195,7 +195,11 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
 def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -> AlgorithmHandle:
     provider = chosen["generator"].provider if "generator" in chosen else None
     exact = provider is not None and capabilities.EXACT_LOGPROBS in provider.capabilities
-    entry = chosen["algorithm"]
+    return build_chosen_algorithm(recipe, chosen["algorithm"], dtype, exact=exact)
+
+
+def build_chosen_algorithm(recipe: Recipe, entry: Entry, dtype: DtypeName, *, exact: bool = False) -> AlgorithmHandle:
+    """The recipe's algorithm; `exact` says whether the generator promises exact log-probabilities."""
     context = AlgorithmContext(
         seed=recipe.run.seed,
         samples_per_prompt=recipe.rollout.samples_per_prompt,

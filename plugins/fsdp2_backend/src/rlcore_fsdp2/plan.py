@@ -1,0 +1,184 @@
+"""The layouts that the trainer could have, with what each takes of a GPU and of the time: for `rlcore plan`; imports no torch.
+
+Memory is the table in docs/fsdp2.md, with activations as in Korthikanti et al. (arXiv:2205.05198), for gated MLPs and fused
+attention.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from attrs import evolve
+
+from rlcore.spi import PlanContext, PlanOption, Problem
+from rlcore.spi.weights import ITEM_BYTES
+from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.layout_check import layout_problems
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.step_costs import Layout, layer_parameters, num_microbatches, num_parameters
+from rlcore_torchkit.trainer_plan import crossing, planned_model, tokens_of, trainer_seconds
+
+SIZES = ("tensor_parallel", "context_parallel", "expert_parallel")
+"""Sizes that a plan varies, unless the recipe sets them above 1."""
+UNFUSED = 1.2
+"""Norms, rotary embeddings and gates keep what fused kernels do not: 46,600 elements a token and layer of 1.5B where fused
+kernels keep 38,400."""
+PLAIN_KERNELS, COMPILED_KERNELS = 1.75, 1.0
+"""What layers move, in relation to fused kernels, without and with `compile_layers`."""
+LOGITS_ELEMENTS, LOGITS_BYTES = 3 * 2**26, 8
+"""Logits of one chunk, and bytes of each with its gradient."""
+LAYERS_IN_USE = 2
+"""Layers whose gathered weights are held: the one that computes, and the next."""
+EXPERTS_PAY = 64
+"""Most ranks among which experts are divided in a plan."""
+
+
+def plan(context: PlanContext, config: Fsdp2Config) -> Sequence[PlanOption]:
+    """Every layout that divides model and ranks."""
+    model = planned_model(context.model)
+    reference = None if context.reference is None else planned_model(context.reference).dims
+    is_described = not isinstance(find_architecture(context.model, "config.json"), Problem)
+    return [
+        _option(context, model.dims, reference, config, changed)
+        for changed in _changed(context, config, is_described=is_described)
+        if not list(layout_problems(changed, context.world_size, "cuda", model.config))
+    ]
+
+
+def _changed(context: PlanContext, config: Fsdp2Config, *, is_described: bool) -> Iterator[Fsdp2Config]:
+    """The sections to look at; a model that no family describes is divided by FSDP alone."""
+    powers = [2**number for number in range(10) if context.world_size % 2**number == 0]
+    most = {"tensor_parallel": context.local_size, "context_parallel": 16, "expert_parallel": EXPERTS_PAY}
+    ranges = [
+        [size for size in powers if size <= most[name]]
+        if getattr(config, name) == 1 and is_described
+        else [getattr(config, name)]
+        for name in SIZES
+    ]
+    recomputing = [True] if config.activation_checkpointing else [False, True]
+    reducing = [True] if config.reduce_every_microbatch or context.world_size == 1 else [False, True]
+    for *sizes, recompute, reduce in product(*ranges, recomputing, reducing):
+        changes = dict(zip(SIZES, sizes, strict=True))
+        yield evolve(config, **changes, activation_checkpointing=recompute, reduce_every_microbatch=reduce)
+
+
+def _option(
+    context: PlanContext, dims: ModelDims, reference: ModelDims | None, given: Fsdp2Config, config: Fsdp2Config
+) -> PlanOption:
+    layout = _layout(context, config)
+    memory = memory_of(context, dims, reference, config)
+    changed = {name: getattr(config, name) for name in (*SIZES, "activation_checkpointing", "reduce_every_microbatch")}
+    weights, state = memory["weights"], memory["optimizer state"]
+    seconds = trainer_seconds(
+        context,
+        dims,
+        layout,
+        recomputes=config.activation_checkpointing,
+        reference=reference,
+        state_bytes=2.0 * (weights + state),
+        num_trained=_num_trained(context, dims),
+    )
+    if config.reduce_every_microbatch and layout.data > 1:
+        reduced = 4 * num_parameters(dims) / config.tensor_parallel
+        rate = context.device.network if "data" in layout.crosses_nodes else context.device.link
+        steps = num_microbatches(tokens_of(context, 1 / context.updates), layout)
+        seconds["training"] += 0.5 * reduced / rate * max(steps - 1, 0) * context.updates
+    return PlanOption(
+        options={name: value for name, value in changed.items() if value != getattr(given, name)},
+        memory=memory,
+        idle={"none": weights + state, "state": weights, "all": 0},
+        seconds=seconds,
+        assumptions=("fsdp2 hides the gathering of weights behind computation of the same microbatch.",),
+    )
+
+
+def _layout(context: PlanContext, config: Fsdp2Config) -> Layout:
+    tensor, ways = config.tensor_parallel, config.context_parallel
+    data = context.world_size // tensor // ways
+    sizes = {
+        "tensor": (tensor, 1),
+        "context": (ways, tensor),
+        "expert": (config.expert_parallel, tensor),
+        "data": (data, tensor * ways),
+    }
+    return Layout(
+        tensor=tensor,
+        context=ways,
+        expert=config.expert_parallel,
+        data=data,
+        crosses_nodes=crossing(sizes, context.local_size),
+        kernels=COMPILED_KERNELS if config.compile_layers else PLAIN_KERNELS,
+        gathers_weights=context.world_size // config.replicate > tensor,
+    )
+
+
+def _num_trained(context: PlanContext, dims: ModelDims) -> float | None:
+    """The parameters of adapters, which are as wide as `rank` at both ends of a layer's linear layers; None without any."""
+    if context.lora is None:
+        return None
+    return context.lora.rank * dims.num_layers * (8 * dims.hidden_size + 3 * dims.intermediate_size)
+
+
+def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None, config: Fsdp2Config) -> dict[str, int]:
+    """Bytes of one rank at the peak of an update, by part."""
+    item, tensor = ITEM_BYTES[context.dtype], config.tensor_parallel
+    shards = context.world_size // config.replicate
+    total = num_parameters(dims)
+    trained = _num_trained(context, dims)
+    if trained is None:
+        trained = total
+        weights, state = 4 * total / shards, 8 * total / shards
+        gathered = 0.0 if item == 4 else item * total  # the one rounded copy of a single rank
+    else:
+        weights, state, gathered = item * total / shards, 8 * trained / shards, 0.0
+    if shards > 1:
+        gathered = item * _in_use(dims, config)
+    gradients = 4 * trained / shards
+    steps = num_microbatches(tokens_of(context, 1 / context.updates), _layout(context, config))
+    if shards > tensor and steps > 1 and not config.reduce_every_microbatch:
+        gradients += 4 * _held(trained, dims, config)
+    if context.reference_passes and context.lora is None and reference is not None:
+        weights += item * num_parameters(reference) / shards
+    if config.cpu_offload:
+        weights = state = 0.0
+    tokens = max(context.max_microbatch_tokens, context.max_sequence_length)
+    logits = min(LOGITS_ELEMENTS, tokens * dims.vocab_size / tensor) * LOGITS_BYTES
+    parts = {
+        "weights": weights + gathered,
+        "gradients": gradients,
+        "optimizer state": state,
+        "activations": _activation_bytes(dims, config, tokens * item / config.context_parallel, logits),
+        "logits": logits,
+    }
+    return {name: int(size) for name, size in parts.items()}
+
+
+def _held(trained: float, dims: ModelDims, config: Fsdp2Config) -> float:
+    """Parameters whose gradients a rank accumulates before they are reduced."""
+    _, experts = layer_parameters(dims)
+    share = trained / num_parameters(dims)
+    return share * (trained / share - experts + experts / config.expert_parallel) / config.tensor_parallel if trained else 0.0
+
+
+def _in_use(dims: ModelDims, config: Fsdp2Config) -> float:
+    """Elements of gathered weights: some layers', the embedding's and the head's."""
+    plain, experts = layer_parameters(dims)
+    layers = dims.num_layers if not config.reshard_after_forward else LAYERS_IN_USE
+    each = (plain + experts / config.expert_parallel) / dims.num_layers
+    return (layers * each + (1 if dims.tied else 2) * dims.vocab_size * dims.hidden_size) / config.tensor_parallel
+
+
+def _activation_bytes(dims: ModelDims, config: Fsdp2Config, element: float, logits: float) -> float:
+    """What is kept for the backward pass of all layers; `element` bytes for one element a token. With checkpointing it is their
+    inputs, and one layer that is computed again, when no logits are there."""
+    tensor = config.tensor_parallel
+    residual = dims.hidden_size / (tensor if config.sequence_parallel else 1)
+    heads = dims.num_heads / tensor + max(1.0, dims.num_kv_heads / tensor)
+    attention = 4 * residual + 3 * heads * dims.head_dim
+    width = 3 * dims.hidden_size + 3 * dims.moe_intermediate_size
+    experts = (dims.num_experts_per_token * width + 3 * dims.shared_intermediate_size) / tensor
+    mlps = (dims.num_dense_layers * 3 * dims.intermediate_size / tensor + dims.num_moe_layers * experts) / dims.num_layers
+    layer = UNFUSED * (attention + mlps) * element
+    if config.activation_checkpointing:
+        return dims.num_layers * residual * element + max(0.0, layer - logits)
+    return dims.num_layers * layer

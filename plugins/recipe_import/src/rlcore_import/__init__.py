@@ -1,0 +1,1 @@
+"""Recipes of other libraries, turned into rlcore's."""

@@ -1,0 +1,164 @@
+"""The engines that a step could be generated with, their memory and seconds: for `rlcore plan`; imports neither torch nor vLLM.
+
+Samples of an engine decode together. A step of the engine reads the weights and each sequence's keys and values; as answers
+end, steps become quicker, and there are as many of them as the longest answer has tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from rlcore.spi import PlanContext, PlanOption
+from rlcore.spi.weights import ITEM_BYTES
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.step_costs import (
+    PRODUCTS,
+    active_parameters,
+    attention_flops,
+    layer_parameters,
+    num_parameters,
+    refit_seconds,
+)
+from rlcore_torchkit.trainer_plan import planned_model
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.memory import recorder_bytes
+
+WEIGHTS = 0.84
+"""Share of the bandwidth in reading weights for few sequences: 4.0 ms of products for 16 GB at 4.8 TB/s."""
+KEYS = 0.6
+"""Share of the bandwidth in reading keys and values."""
+LAYER_S = 50e-6
+"""Seconds of a layer and step beside its weights: kernels that are over at once, and the device's waiting for the host."""
+REDUCE_S = 20e-6
+"""Seconds of each of a layer's two sums over an engine's ranks."""
+SEQUENCE_S, SHARED_SEQUENCE_S = 11e-6, 15e-6
+"""Seconds of the host for a sequence and step: with one rank, half of which are hidden behind the device's work, and with
+several, whose log-probabilities come to the host, none."""
+HIDDEN = 0.5
+GRAPHS_BYTES = 2 * 2**30
+"""Bytes of an engine's CUDA graphs and context."""
+ASLEEP_BYTES = 5 * 2**29
+"""What an engine leaves on a device while it sleeps: between 1.4 and 3.0 GiB."""
+LARGEST_SHARE = 0.92
+"""Most of a device that an engine is given."""
+
+
+@frozen(kw_only=True)
+class Engine:
+    """What one rank of an engine holds and reads."""
+
+    dims: ModelDims
+    ranks: int
+    item: float
+    """Bytes of a weight of the layers."""
+    weights: float
+    kv_per_token: float
+
+    @classmethod
+    def of(cls, dims: ModelDims, dtype: str, ranks: int, config: VllmConfig) -> "Engine":
+        """The engine of a model on so many ranks."""
+        whole = ITEM_BYTES[dtype]
+        item = 1 if config.quantization != "none" else whole
+        tables = num_parameters(dims) - sum(layer_parameters(dims))
+        if dims.latent is not None:  # one narrow state for all heads, which every rank keeps
+            width = dims.latent.key_rank + dims.latent.rotary_width
+        else:
+            width = 2 * max(1, dims.num_kv_heads // ranks) * dims.head_dim
+        return cls(
+            dims=dims,
+            ranks=ranks,
+            item=item,
+            weights=(sum(layer_parameters(dims)) * item + tables * whole) / ranks,
+            kv_per_token=dims.num_layers * width * (1 if config.kv_cache_dtype == "fp8" else whole),
+        )
+
+    def read_bytes(self, num_sequences: float) -> float:
+        """The weights that a step of so many sequences reads: of experts, those that any token goes to."""
+        plain, experts = layer_parameters(self.dims)
+        head = self.dims.vocab_size * self.dims.hidden_size
+        if self.dims.num_experts:
+            missed = (1 - self.dims.num_experts_per_token / self.dims.num_experts) ** num_sequences
+            experts *= 1 - missed
+        return ((plain + experts) * self.item + head * ITEM_BYTES["bfloat16"]) / self.ranks
+
+
+def plan(context: PlanContext, config: VllmConfig) -> Sequence[PlanOption]:
+    """An engine of each size that divides the devices of a machine and the model."""
+    dims = planned_model(context.model).dims
+    return [_option(context, dims, config, ranks) for ranks in _sizes(context, dims, config)]
+
+
+def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterator[int]:
+    for ranks in (config.tensor_parallel,) if config.tensor_parallel > 1 else (1, 2, 4, 8, 16):
+        keys = dims.num_kv_heads
+        if context.local_size % ranks == 0 and dims.num_heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0):
+            yield ranks
+
+
+def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
+    engine = Engine.of(dims, context.dtype, ranks, config)
+    memory = _memory(context, engine, config)
+    share = min(LARGEST_SHARE, int(100 * context.free_bytes / context.device.memory_bytes) / 100)
+    options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
+    if not context.is_shared:
+        options["replicas"] = context.local_size // ranks
+    return PlanOption(
+        options={name: value for name, value in options.items() if value != getattr(config, name)},
+        num_devices=ranks,
+        memory=memory,
+        idle={"none": ASLEEP_BYTES},
+        seconds={
+            "generation": generation_seconds(context, engine, config, memory["KV cache"]),
+            "refit": refit_seconds(dims, context.device, is_separate=not context.is_shared, gathers=context.world_size > 1),
+        },
+        assumptions=(
+            "vllm: engines get equal shares of the samples, with lengths drawn alike; a prompt's samples share its cache.",
+        ),
+    )
+
+
+def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[str, int]:
+    """Bytes of one rank; the KV cache is what the rest leaves, and at least the longest sequence."""
+    dims = engine.dims
+    sequences = min(config.max_num_seqs, context.num_sequences)
+    width = 4 * dims.hidden_size + 3 * max(dims.intermediate_size, dims.moe_intermediate_size) / engine.ranks
+    step = config.max_num_batched_tokens * width * ITEM_BYTES[context.dtype] + 4 * sequences * dims.vocab_size
+    reserve = GRAPHS_BYTES + step + recorder_bytes(config.max_num_seqs, context.max_sequence_length)
+    least = engine.kv_per_token * context.max_sequence_length
+    cache = max(least, context.free_bytes - engine.weights - reserve)
+    return {"engine's weights": int(engine.weights), "KV cache": int(cache), "engine's reserve": int(reserve)}
+
+
+def generation_seconds(context: PlanContext, engine: Engine, config: VllmConfig, cache_bytes: float) -> float:
+    """Seconds until the last of an engine's samples has ended."""
+    of_engine = context.num_sequences * engine.ranks / context.world_size
+    lengths = context.response_lengths
+    mean = context.prompt_tokens + sum(lengths) / len(lengths)
+    most = max(1.0, min(config.max_num_seqs, cache_bytes / (engine.kv_per_token * mean)))
+    total, begin = prefill_seconds(context, engine, of_engine), 0.0
+    for number, end in enumerate(lengths):
+        alive = of_engine * (len(lengths) - number) / len(lengths)
+        tokens = context.prompt_tokens + (begin + end) / 2
+        waves = max(1.0, alive / most)  # those that have no place come after others
+        total += (end - begin) * waves * step_seconds(context, engine, max(1.0, min(alive, most)), tokens)
+        begin = end
+    return total
+
+
+def prefill_seconds(context: PlanContext, engine: Engine, num_sequences: float) -> float:
+    """Seconds of an engine's prompts, each once for its samples."""
+    prompts = num_sequences / context.samples_per_prompt
+    tokens = prompts * context.prompt_tokens
+    flops = 2 * active_parameters(engine.dims) * tokens + attention_flops(engine.dims, prompts * context.prompt_tokens**2)
+    return flops / context.device.flops / PRODUCTS / engine.ranks
+
+
+def step_seconds(context: PlanContext, engine: Engine, num_sequences: float, mean_tokens: float) -> float:
+    """Seconds of one step of so many sequences, with so many tokens each."""
+    dims, device = engine.dims, context.device
+    reading = engine.read_bytes(num_sequences) / device.bandwidth / WEIGHTS
+    computing = 2 * active_parameters(dims) * num_sequences / engine.ranks / device.flops / PRODUCTS
+    keys = num_sequences * mean_tokens * engine.kv_per_token / device.bandwidth / KEYS
+    fixed = dims.num_layers * (LAYER_S + (2 * REDUCE_S if engine.ranks > 1 else 0))
+    host = num_sequences * (SEQUENCE_S * HIDDEN if engine.ranks == 1 else SHARED_SEQUENCE_S)
+    return max(reading, computing) + keys + fixed + host

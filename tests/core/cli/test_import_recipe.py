@@ -1,0 +1,68 @@
+"""`rlcore import`: what is written, what is told, and who reads a library."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlcore.cli.import_recipe import recipe_text, summary
+from rlcore.cli.main import cli
+from rlcore.spi import ImportedRecipe, Unmapped
+
+FOUND = ImportedRecipe(
+    values={"run.num_steps": 3, "algorithm.acme.beta": float("inf"), "model.path": "a"},
+    unmapped=(
+        Unmapped(key="x.y", value=[1, 2], why="no such loss", changes_meaning=True),
+        Unmapped(key="z", value="text\nof lines", why="logs alone", changes_meaning=False),
+    ),
+    num_off=2,
+)
+SOURCE = """
+from rlcore.spi import ImportedRecipe
+
+def import_recipe(path, overrides):
+    return ImportedRecipe(values={"run.name": path.read_text().strip(), "run.seed": len(overrides)}, unmapped=())
+
+def wrong(path, overrides):
+    return {}
+"""
+
+
+def test_a_recipe_has_its_values_and_comments() -> None:
+    text = recipe_text(FOUND, "acme recipe.yaml")
+    found = tomllib.loads(text)
+    assert found == {"run": {"num_steps": 3}, "algorithm": {"acme": {"beta": float("inf")}}, "model": {"path": "a"}}
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert "#   x.y = [1, 2]: no such loss" in comments
+    assert any("z = " in line and line.endswith("logs alone") for line in comments)
+    assert comments.index("#   x.y = [1, 2]: no such loss") < next(i for i, line in enumerate(comments) if "z = " in line)
+    assert any("2 other keys" in line for line in comments)
+
+
+def test_the_summary_counts() -> None:
+    assert list(summary(FOUND))[-1] == "3 keys written; 2 without a counterpart, of which 1 change what is trained"
+
+
+@pytest.fixture
+def acme(installer) -> None:
+    points = {"rlcore.importers": {"acme": "acme_importer:import_recipe", "wrong": "acme_importer:wrong"}}
+    installer.add("acme-importer", points, acme_importer=SOURCE)
+
+
+def test_the_installed_importer_reads_the_file(acme, tmp_path: Path) -> None:
+    file, output = tmp_path / "theirs.yaml", tmp_path / "recipe.toml"
+    file.write_text("good\n")
+    result = CliRunner().invoke(cli, ["import", "acme", str(file), "a=1", "-o", str(output)])
+    assert result.exit_code == 0, result.output
+    assert tomllib.loads(output.read_text()) == {"run": {"name": "good", "seed": 1}}
+    assert tomllib.loads(CliRunner().invoke(cli, ["import", "acme", str(file)]).stdout)["run"]["seed"] == 0
+
+
+def test_a_library_that_nothing_reads_is_told(acme, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["import", "nowhere", "file.yaml"])
+    assert result.exit_code == 3
+    assert "acme" in result.output
+    result = CliRunner().invoke(cli, ["import", "wrong", str(tmp_path)])
+    assert result.exit_code == 3
+    assert "ImportedRecipe" in result.output

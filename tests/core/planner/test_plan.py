@@ -1,0 +1,100 @@
+"""Plans of a recipe: what planners are told, what fits, and what is said where nothing does."""
+
+import pytest
+from attrs import evolve
+
+from rlcore.planner.devices import parse_devices
+from rlcore.planner.plan import plan_recipe
+from rlcore.registry.discovery import Registry
+from rlcore.spi import ConfigError, ModelError, PlanContext, PlanOption, PluginError
+from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+
+from . import planners
+
+GIB = 2**30
+
+
+def test_the_fastest_that_fits_is_first(recipe, registry) -> None:
+    plan = plan_recipe(recipe, [], parse_devices("8xH100", None), registry=registry)
+    times = [one.total for one in plan.fitting]
+    assert times == sorted(times)
+    best = plan.fitting[0]
+    # 60 GiB in training beside an engine asleep; 50 of state, so that offloading it leaves the engine more than it costs.
+    assert best.trainer_bytes == 60 * GIB
+    assert best.seconds["training"] == 20.0
+    assert best.total == pytest.approx(sum(best.seconds.values()))
+    assert dict(best.overrides)["cluster.gpus_per_node"] == 8
+
+
+def test_devices_are_shared_or_divided(recipe, registry) -> None:
+    plan = plan_recipe(recipe, [], parse_devices("8xH200", None), registry=registry)
+    numbers = {dict(one.overrides).get("cluster.generator_gpus_per_node") for one in plan.candidates}
+    assert numbers == {None, 2, 4, 6}
+    (half,) = [one for one in plan.candidates if dict(one.overrides).get("cluster.generator_gpus_per_node") == 4][:1]
+    assert half.seconds["training"] in (40.0, 80.0)
+    assert half.seconds["generation"] > 20.0
+    assert half.total == pytest.approx(sum(half.seconds.values()))
+
+
+def test_generation_beside_training_is_hidden_where_a_recipe_lets_it_run_ahead(recipe, registry) -> None:
+    overrides = ["async.max_staleness=1"]
+    plan = plan_recipe(recipe, overrides, parse_devices("8xH200", None), registry=registry)
+    for one in plan.candidates:
+        everything = sum(one.seconds.values())
+        apart = "cluster.placement" in dict(one.overrides)
+        generation = one.seconds["generation"]
+        assert one.total == pytest.approx(max(generation, everything - generation) if apart else everything)
+
+
+def test_planners_are_told_the_work(recipe, monkeypatch) -> None:
+    seen: list[PlanContext] = []
+
+    def plan(context: PlanContext, config: object) -> list[PlanOption]:
+        seen.append(context)
+        return [PlanOption(memory={"weights": GIB}, idle={"none": GIB}, seconds={"training": 1.0})]
+
+    monkeypatch.setattr(planners, "plan_trainer", plan)
+    trainer = evolve(FAKE_TRAINER, plan=f"{planners.__name__}:plan_trainer")
+    generator = evolve(FAKE_GENERATOR, plan=f"{planners.__name__}:plan_generator")
+    roles = {"trainer": [trainer], "generator": [generator], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+    found = plan_recipe(
+        recipe,
+        ["training.updates_per_step=2"],
+        parse_devices("16xH100", None),
+        mean_response=100.0,
+        registry=Registry.from_providers(roles),
+    )
+    shared = next(context for context in seen if context.is_shared)
+    assert (shared.world_size, shared.local_size, shared.num_sequences, shared.updates) == (16, 8, 128, 2)
+    assert sum(shared.response_lengths) / len(shared.response_lengths) == pytest.approx(100.0, rel=1e-3)
+    assert shared.model == {"hidden_size": 8}
+    assert shared.dtype == "bfloat16"
+    assert any("100 tokens" in line and "--mean-response" in line for line in found.assumptions)
+
+
+def test_where_nothing_fits_the_smallest_that_does_is_named(recipe, registry) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_recipe(recipe, [], parse_devices("1xH100", None), registry=registry)
+    text = str(error.value)
+    assert "1 x 1 H100, on which no layout fits" in text
+    assert "weights 200.0" in text
+    assert "1 x 4 H100 would do" in text  # half of 100 GiB and 10 beside 2 of an engine asleep, of 70
+
+
+def test_what_cannot_be_planned_is_refused(recipe, registry) -> None:
+    devices = parse_devices("8xH100", None)
+    for overrides, words in (
+        (["trainer.name=fake_ranked"], "a trainer that offers plans, of which are installed: fake"),
+        (["model.path=nowhere/at/all"], "nowhere/at/all"),
+    ):
+        with pytest.raises((ConfigError, ModelError, PluginError)) as error:
+            plan_recipe(recipe, overrides, devices, registry=registry)
+        assert words in str(error.value) or "unknown" in str(error.value)
+    with pytest.raises(ConfigError, match="--mean-response: found 5000.* 1000"):
+        plan_recipe(recipe, [], devices, mean_response=5000.0, registry=registry)
+
+
+def test_a_planner_that_returns_anything_else_is_named(recipe, registry, monkeypatch) -> None:
+    monkeypatch.setattr(planners, "plan_trainer", lambda context, config: [1])
+    with pytest.raises(PluginError, match="expected a sequence of PlanOption"):
+        plan_recipe(recipe, [], parse_devices("8xH100", None), registry=registry)

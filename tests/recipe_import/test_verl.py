@@ -1,0 +1,142 @@
+"""verl's configuration: hydra's groups, arguments behind the file, and what each key means here."""
+
+from pathlib import Path
+
+import pytest
+
+from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore_import.verl import import_recipe
+
+FILES = {
+    "ppo_trainer.yaml": """
+defaults:
+  - actor@actor_rollout_ref.actor: dp_actor
+  - data@data: rows
+  - reward_manager@reward_manager
+  - _self_
+actor_rollout_ref:
+  model: {path: acme/small, enable_gradient_checkpointing: true, lora_rank: 0}
+  rollout:
+    {name: vllm, n: 1, temperature: 1.0, top_k: -1, top_p: 1, tensor_model_parallel_size: 2, val_kwargs: {do_sample: false}}
+algorithm:
+  {adv_estimator: gae, gamma: 1.0, lam: 0.9, use_kl_in_reward: false, norm_adv_by_std_in_grpo: true, kl_ctrl: {kl_coef: 0.001}}
+critic: {optim: {lr: 2e-5}, cliprange_value: 0.5}
+trainer:
+  {total_epochs: 3, total_training_steps: 40, nnodes: 1, n_gpus_per_node: 8, project_name: p, experiment_name: e, test_freq: 5}
+""",
+    "actor/dp_actor.yaml": """
+defaults:
+  - ../optim@optim: fsdp
+  - _self_
+strategy: fsdp
+ppo_mini_batch_size: 256
+ppo_epochs: 1
+clip_ratio: 0.2
+clip_ratio_c: 3.0
+loss_agg_mode: token-mean
+use_kl_loss: false
+kl_loss_coef: 0.002
+kl_loss_type: low_var_kl
+ppo_micro_batch_size_per_gpu: 4
+rollout_n: ${oc.select:actor_rollout_ref.rollout.n,1}
+policy_loss: {loss_mode: vanilla, clip_cov_ratio: 0.0004}
+""",
+    "optim/fsdp.yaml": "{lr: 1e-6, lr_warmup_steps: -1, lr_warmup_steps_ratio: 0.1, lr_scheduler_type: cosine}",
+    "data/rows.yaml": """
+train_files: ~/data/train.parquet
+val_files: ~/data/test.parquet
+train_batch_size: 1024
+max_prompt_length: 512
+max_response_length: 1024
+""",
+    "reward_manager.yaml": "{source: register, name: naive}",
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        file = tmp_path / "config" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path / "config" / "ppo_trainer.yaml"
+
+
+def told(found: ImportedRecipe) -> set[str]:
+    return {one.key for one in found.unmapped if one.changes_meaning}
+
+
+def test_ppo_is_read_with_its_groups(config: Path, valid) -> None:
+    found = import_recipe(config)
+    recipe = valid(found)
+    assert (recipe.algorithm.name, recipe.training.prompts_per_step, recipe.training.updates_per_step) == ("ppo", 1024, 4)
+    loss = recipe.algorithm.options["ppo"]
+    assert (loss.gae_lambda, loss.value_clip, loss.dual_clip, loss.clip_high) == (0.9, 0.5, 3.0, 0.2)
+    assert recipe.critic.learning_rate == 2e-5
+    assert (recipe.schedule.warmup_steps, recipe.schedule.decay) == (16, "cosine")
+    assert recipe.training.max_tokens_per_microbatch == 4 * 1536
+    assert recipe.evaluation.temperature == 0.0
+    assert "trainer.total_epochs" in told(found)
+
+
+def test_arguments_behind_the_file(config: Path, valid) -> None:
+    arguments = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=5", "actor_rollout_ref.actor.use_kl_loss=True"]
+    arguments += ["actor_rollout_ref.actor.strategy=megatron", "+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"]
+    found = import_recipe(config, arguments)
+    recipe = valid(found)
+    assert recipe.rollout.samples_per_prompt == 5
+    loss = recipe.algorithm.options["grpo"]
+    assert (loss.advantage_baseline, loss.advantage_normalisation) == ("group_mean", "std")
+    assert (loss.kl_coefficient, loss.kl_estimator, loss.kl_gradient, loss.kl_placement) == (0.002, "k3", "estimate", "loss")
+    assert recipe.trainer.options["megatron"].tensor_parallel == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("algorithm.adv_estimator=rloo", {"advantage_baseline": "leave_one_out", "advantage_normalisation": "none"}),
+        (
+            "algorithm.adv_estimator=reinforce_plus_plus",
+            {"advantage_baseline": "none", "advantage_normalisation": "batch_whitening"},
+        ),
+        ("algorithm.norm_adv_by_std_in_grpo=false", {"advantage_normalisation": "none"}),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", {"loss_normalisation": "sequence"}),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", {"loss_normalisation": "constant", "constant_length": 1}),
+        ("actor_rollout_ref.actor.clip_ratio_high=0.28", {"clip_low": 0.2, "clip_high": 0.28}),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", {"objective": "clipped", "ratio": "sequence_token"}),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", {"objective": "clip_cov", "covariance_share": 0.0004}),
+        ("algorithm.use_kl_in_reward=true", {"kl_placement": "reward_to_go", "kl_coefficient": 0.001, "kl_estimator": "k1"}),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", {"entropy_coefficient": 0.01}),
+        (
+            "algorithm.rollout_correction={rollout_is: token, rollout_is_threshold: 2.0}",
+            {"importance_correction": "token", "importance_maximum": 2.0},
+        ),
+    ],
+)
+def test_options_of_the_loss_have_their_counterparts(config: Path, valid, override: str, expected: dict[str, object]) -> None:
+    overrides = ["actor_rollout_ref.rollout.n=4", *([] if "adv_estimator" in override else ["algorithm.adv_estimator=grpo"])]
+    found = import_recipe(config, [*overrides, override])
+    assert {key: found.values[f"algorithm.grpo.{key}"] for key in expected} == expected
+    valid(found)
+
+
+def test_what_would_mean_something_else_is_told(config: Path) -> None:
+    overrides = ["actor_rollout_ref.actor.ppo_epochs=2", "custom_reward_function.path=mine.py", "algorithm.adv_estimator=remax"]
+    found = import_recipe(config, [*overrides, "actor_rollout_ref.rollout.brand_new=1", "fresh.section=1"])
+    assert {
+        "actor_rollout_ref.actor.ppo_epochs",
+        "custom_reward_function.path",
+        "algorithm.adv_estimator",
+        "fresh.section",
+    } <= told(found)
+    assert "actor_rollout_ref.actor.ppo_epochs" not in told(import_recipe(config))
+
+
+def test_a_group_that_is_not_there_and_other_files_are_refused(config: Path, tmp_path: Path) -> None:
+    (config.parent / "data" / "rows.yaml").unlink()
+    with pytest.raises(ConfigError, match="checkout"):
+        import_recipe(config)
+    other = tmp_path / "other.yaml"
+    other.write_text("trainer: {}\n")
+    with pytest.raises(ConfigError, match="main_ppo"):
+        import_recipe(other)

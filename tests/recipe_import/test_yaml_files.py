@@ -1,0 +1,46 @@
+"""YAML that inherits, and overrides."""
+
+from pathlib import Path
+
+import pytest
+
+from rlcore.spi import ConfigError
+from rlcore_import.yaml_files import merge, read_hydra, read_inherited, read_yaml, with_overrides
+
+
+def test_numbers_are_those_of_yaml_12(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: 1e-6\nb: 5.0e-7\nc: 3\nd: 1.5\ne: no_number\nf: -2E3\n")
+    assert read_yaml(file) == {"a": 1e-6, "b": 5e-7, "c": 3, "d": 1.5, "e": "no_number", "f": -2000.0}
+
+
+@pytest.mark.parametrize("text", ["- 1", "a: [", "a: !!python/object:os.system {}"])
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.yaml"):
+        read_yaml(file)
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+def test_files_inherit_from_several_and_not_from_themselves(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("x: {y: 1, z: 2}\n")
+    (tmp_path / "b.yaml").write_text("x: {z: 3}\n")
+    (tmp_path / "c.yaml").write_text("defaults: [a.yaml, b.yaml]\nx: {w: 4}\n")
+    assert read_inherited(tmp_path / "c.yaml") == {"x": {"y": 1, "z": 3, "w": 4}}
+    (tmp_path / "a.yaml").write_text("defaults: c.yaml\n")
+    for read in (read_inherited, read_hydra):
+        with pytest.raises(ConfigError):
+            read(tmp_path / "c.yaml")
+
+
+def test_overrides_are_yaml() -> None:
+    found = with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c=[1, x]", "++d={e: null}", "text=a=b"])
+    assert found == {"a": {"b": 2, "c": [1, "x"]}, "d": {"e": None}, "text": "a=b"}
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        with_overrides({}, ["nothing"])
+
+
+def test_tables_merge_and_other_values_replace() -> None:
+    assert merge({"a": {"b": 1}, "c": {"d": 1}}, {"a": {"e": 2}, "c": None}) == {"a": {"b": 1, "e": 2}, "c": None}

@@ -1,0 +1,120 @@
+"""How long passes take: against counts by hand, and how they change with work, devices and layouts."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.spi import DeviceSpec
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.step_costs import (
+    PRODUCTS,
+    Layout,
+    Tokens,
+    active_parameters,
+    attention_flops,
+    num_microbatches,
+    num_parameters,
+    pass_seconds,
+    refit_seconds,
+    update_seconds,
+)
+
+DENSE = ModelDims.of(
+    {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+)
+EXPERTS = ModelDims.of(
+    {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    }
+)
+assert DENSE is not None
+assert EXPERTS is not None
+DEVICE = DeviceSpec(
+    name="one",
+    memory_bytes=80 * 2**30,
+    flops=1e15,
+    bandwidth=4e12,
+    link=4e11,
+    network=5e10,
+    host=4e10,
+    devices_per_node=8,
+)
+TOKENS = Tokens(number=1e6, squared=1e9, longest=4096, per_microbatch=8192)
+
+
+def test_parameters_are_those_of_the_models() -> None:
+    assert num_parameters(DENSE) == pytest.approx(8.03e9, rel=1e-3)
+    assert num_parameters(EXPERTS) == pytest.approx(30.5e9, rel=5e-3)
+    assert active_parameters(EXPERTS) == pytest.approx(3.04e9, rel=5e-3)
+
+
+def test_attention_counts_the_causal_half() -> None:
+    # Two products of heads x width by length squared, of which half; 2 operations each.
+    assert attention_flops(DENSE, 100.0**2) == 32 * 2 * 2 * 32 * 128 * 100**2 / 2
+
+
+def test_a_pass_takes_at_least_its_products() -> None:
+    products = 2 * active_parameters(DENSE) * TOKENS.number / DEVICE.flops / PRODUCTS
+    forward = pass_seconds(DENSE, DEVICE, TOKENS, Layout(), trains=False)
+    trained = pass_seconds(DENSE, DEVICE, TOKENS, Layout(), trains=True)
+    recomputed = pass_seconds(DENSE, DEVICE, TOKENS, Layout(), trains=True, recomputes=True)
+    assert products < forward < 1.5 * products
+    assert 2.9 * forward < trained < 3.6 * forward
+    assert trained < recomputed < 1.4 * trained
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
+def test_more_ranks_are_never_slower_than_fewer_and_never_better_than_even(data: int, tensor: int, context: int) -> None:
+    tokens = evolve(TOKENS, number=1e8, squared=1e11)
+    one = pass_seconds(DENSE, DEVICE, tokens, Layout(), trains=True)
+    layout = Layout(data=data, tensor=tensor, context=context)
+    many = pass_seconds(DENSE, DEVICE, tokens, layout, trains=True)
+    assert one / (data * tensor * context) <= many * (1 + 1e-9)
+    assert many <= one * (1 + 1e-9)
+
+
+def test_machines_between_ranks_cost_time() -> None:
+    tokens = evolve(TOKENS, per_microbatch=10**6)
+    for layout in (Layout(tensor=8), Layout(data=8, expert=8), Layout(context=8)):
+        name = next(name for name in ("tensor", "expert", "context") if getattr(layout, name) > 1)
+        far = evolve(layout, crosses_nodes=frozenset({name}))
+        near, apart = (pass_seconds(EXPERTS, DEVICE, tokens, one, trains=True) for one in (layout, far))
+        assert near < apart
+    near, apart = (update_seconds(DEVICE, Layout(data=8, crosses_nodes=frozenset(names)), 1e9, 1e9) for names in ([], ["data"]))
+    assert near < apart
+
+
+def test_launches_bound_small_microbatches_of_experts() -> None:
+    small, large = (evolve(TOKENS, number=1e5, squared=1e7, longest=1.0, per_microbatch=size) for size in (1024, 8192))
+    layout = Layout(data=4, expert=4)
+    few, many = (pass_seconds(EXPERTS, DEVICE, tokens, layout, trains=True) for tokens in (large, small))
+    assert many == pytest.approx(few * num_microbatches(small, layout) / num_microbatches(large, layout), rel=0.01)
+
+
+def test_stages_wait_for_each_other() -> None:
+    tokens = evolve(TOKENS, number=8192.0 * 8, squared=1e6)
+    one, four = (pass_seconds(DENSE, DEVICE, tokens, Layout(pipeline=stages), trains=True) for stages in (1, 4))
+    assert four > one / 4 * (1 + 3 / 8)
+
+
+def test_a_refit_follows_the_number_of_tensors() -> None:
+    dense, experts = (refit_seconds(dims, DEVICE, is_separate=False, gathers=False) for dims in (DENSE, EXPERTS))
+    assert dense < 0.2 < 4 < experts
+    assert refit_seconds(DENSE, DEVICE, is_separate=True, gathers=False) > dense

@@ -1,0 +1,205 @@
+"""How long a trainer's passes take on devices of a kind, from a model's sizes: what the `plan` of trainers is made of.
+
+A roofline of four parts: matrix products, attention, what moves memory alone, and the host's launches, beside which the
+exchanges between ranks that nothing hides. The efficiencies below are the same for all models, layouts and devices;
+docs/plan.md names the measurements that each is from.
+"""
+
+from attrs import frozen
+
+from rlcore.spi import DeviceSpec
+from rlcore_torchkit.architectures.dims import ModelDims
+
+PRODUCTS = 0.69
+"""Share of the peak in matrix products: 677 TFLOP/s of 989 in updates of 8B, 715 in those of 1.5B."""
+ATTENTION = 0.45
+"""Share of the peak in attention's products."""
+MEMORY = 0.5
+"""Share of the bandwidth in what moves memory alone."""
+MOVED = 40
+"""Elements per token and layer, in hidden sizes, that norms, residuals and rotations read and write forward and backward."""
+GATE = 8
+"""Elements that gates read and write, in widths of the MLP."""
+ROUTED = 10
+"""Elements of tokens' copies that are dispatched to experts and back, in hidden sizes."""
+FORWARD_SHARE = 0.35
+"""Share of what is moved both ways that the forward pass moves."""
+LAUNCHES, EXPERT_LAUNCHES = 30, 66
+"""Kernels of one layer forward, without and with experts; each expert of a rank adds two."""
+BACKWARD_LAUNCHES = 1.5
+LAUNCH_S = 80e-6
+"""Seconds of the host for a kernel."""
+EXPERT_WAIT_S = 3e-3
+"""Seconds that ranks wait for each other in a layer whose experts they share, in each direction."""
+LINK = 0.7
+"""Share of a link's rate in collectives of large tensors."""
+BYTES = 2
+"""Bytes of an activation or weight in the compute dtype."""
+
+
+@frozen(kw_only=True)
+class Layout:
+    """The sizes of a layout that cost time."""
+
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    data: int = 1
+    """Data-parallel ranks; experts' ranks are among them."""
+    crosses_nodes: frozenset[str] = frozenset()
+    """Which of "tensor", "context", "pipeline", "expert", "data" have their ranks on several machines."""
+    kernels: float = 1.0
+    """How much more the layers move than fused kernels do."""
+    gathers_weights: bool = False
+    """Whether the weights of each layer are gathered from the data ranks for each microbatch and pass."""
+
+
+@frozen(kw_only=True)
+class Tokens:
+    """What all ranks compute together."""
+
+    number: float
+    squared: float
+    """The sum of the squared lengths of the sequences."""
+    longest: float
+    per_microbatch: int
+
+
+def attention_parameters(dims: ModelDims) -> tuple[int, int]:
+    """How many parameters of a layer's attention tensor ranks divide, and how many each has whole."""
+    hidden, heads, latent = dims.hidden_size, dims.num_heads, dims.latent
+    if latent is None:
+        return 2 * hidden * dims.head_dim * (heads + dims.num_kv_heads), 0
+    queries = (latent.query_rank or hidden) * latent.key_width
+    keys_and_values = latent.key_rank * (latent.plain_width + latent.value_width)
+    narrow = (latent.query_rank or 0) + latent.key_rank + latent.rotary_width
+    return heads * (queries + keys_and_values + hidden * latent.value_width), hidden * narrow
+
+
+def layer_parameters(dims: ModelDims) -> tuple[float, float]:
+    """The parameters of all layers without the experts', and the experts'."""
+    attention = dims.num_layers * sum(attention_parameters(dims))
+    mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
+    shared = dims.num_moe_layers * dims.hidden_size * (3 * dims.shared_intermediate_size + dims.num_experts)
+    experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
+    return attention + mlps + shared, experts
+
+
+def num_parameters(dims: ModelDims) -> float:
+    """All of them but norms and biases, a thousandth of the whole."""
+    return sum(layer_parameters(dims)) + (1 if dims.tied else 2) * dims.vocab_size * dims.hidden_size
+
+
+def active_parameters(dims: ModelDims) -> float:
+    """Those in the products that a token takes part in; the head is one, the embedding is not."""
+    plain, experts = layer_parameters(dims)
+    return plain + experts * dims.num_experts_per_token / max(dims.num_experts, 1) + dims.vocab_size * dims.hidden_size
+
+
+def attention_flops(dims: ModelDims, squared: float) -> float:
+    """Forward, of causal attention within sequences with this sum of squared lengths."""
+    latent = dims.latent
+    width = 2 * dims.head_dim if latent is None else latent.key_width + latent.value_width
+    return dims.num_layers * dims.num_heads * width * squared
+
+
+def num_microbatches(tokens: Tokens, layout: Layout) -> float:
+    """Microbatches of each data-parallel rank; the last of them are as full as the others on average."""
+    each = max(tokens.per_microbatch, tokens.longest)
+    return max(1.0, tokens.number / layout.data / each)
+
+
+def pass_seconds(
+    dims: ModelDims, device: DeviceSpec, tokens: Tokens, layout: Layout, *, trains: bool, recomputes: bool = False
+) -> float:
+    """Seconds of a forward pass over all tokens, with the backward pass where it `trains`; optimizer left out.
+
+    `recomputes`: layers are computed again in the backward pass.
+    """
+    ranks = layout.data * layout.context * layout.tensor * layout.pipeline
+    passes = (4.0 if recomputes else 3.0) if trains else 1.0
+    head = 2.0 * dims.vocab_size * dims.hidden_size * (1 if trains else 0)  # its logits are computed again in chunks
+    products = (2 * active_parameters(dims) * passes + head) * tokens.number / PRODUCTS
+    attention = attention_flops(dims, tokens.squared) * (passes + (0.5 if trains else 0.0)) / ATTENTION
+    shares = (1.0 + (FORWARD_SHARE if recomputes else 0.0)) if trains else FORWARD_SHARE
+    moved = _moved_bytes(dims) * layout.kernels * shares * tokens.number / MEMORY
+    computing = ((products + attention) / device.flops + moved / device.bandwidth) / ranks
+    steps = num_microbatches(tokens, layout)
+    exchanging = _exchange_seconds(dims, device, tokens, layout) * passes
+    gathering = _gather_seconds(dims, device, layout) * steps * min(passes, 2.0)
+    launching = _launch_seconds(dims, layout) * steps * (1 + (BACKWARD_LAUNCHES if trains else 0) + (trains and recomputes))
+    bubble = 1 + (layout.pipeline - 1) / steps
+    return (max(computing + exchanging, gathering, launching) + _waits(dims, layout, passes) * steps) * bubble
+
+
+def update_seconds(device: DeviceSpec, layout: Layout, num_trained: float, bytes_touched: float) -> float:
+    """Seconds that gradients are reduced, weights gathered and the optimizer steps: `bytes_touched` of a rank's own state."""
+    ranks = max(1, layout.data * layout.context)
+    held = num_trained / layout.tensor / layout.pipeline
+    rate = (device.network if "data" in layout.crosses_nodes else device.link) * LINK
+    exchanged = held * 3 * BYTES * (ranks - 1) / ranks / rate / 2  # half of it beside the last backward pass
+    return exchanged + bytes_touched / device.bandwidth / MEMORY
+
+
+def _moved_bytes(dims: ModelDims) -> float:
+    """Per token, forward and backward, of all layers."""
+    plain = dims.num_layers * MOVED * dims.hidden_size + dims.num_dense_layers * GATE * dims.intermediate_size
+    routed = dims.num_experts_per_token * (GATE * dims.moe_intermediate_size + ROUTED * dims.hidden_size)
+    return BYTES * (plain + dims.num_moe_layers * (routed + GATE * dims.shared_intermediate_size))
+
+
+def _launch_seconds(dims: ModelDims, layout: Layout) -> float:
+    """Seconds of the host for a forward pass of one microbatch through one stage."""
+    local = dims.num_experts / layout.expert
+    experts = dims.num_moe_layers * (EXPERT_LAUNCHES + 2 * local)
+    return (dims.num_dense_layers * LAUNCHES + experts) * LAUNCH_S / layout.pipeline
+
+
+def _waits(dims: ModelDims, layout: Layout, passes: float) -> float:
+    """Seconds that one microbatch waits in one stage."""
+    return EXPERT_WAIT_S * dims.num_moe_layers / layout.pipeline * passes if layout.expert > 1 else 0.0
+
+
+def _exchange_seconds(dims: ModelDims, device: DeviceSpec, tokens: Tokens, layout: Layout) -> float:
+    """Seconds of one pass over a rank's tokens, in collectives that the layers wait for."""
+    hidden = BYTES * dims.hidden_size * tokens.number / layout.data / layout.context
+    layers = dims.num_layers / layout.pipeline
+    total = 0.0
+    if layout.tensor > 1:  # two gathers and two scatters a layer
+        total += 4 * layers * hidden * (layout.tensor - 1) / layout.tensor / _rate(device, layout, "tensor")
+    if layout.context > 1:
+        keys = BYTES * 2 * dims.num_kv_heads * dims.head_dim / layout.tensor * tokens.number / layout.data / layout.context
+        total += layers * keys * (layout.context - 1) / _rate(device, layout, "context") / 2
+    if layout.expert > 1:  # to the experts and back
+        sent = 2 * hidden * dims.num_experts_per_token / layout.tensor * (layout.expert - 1) / layout.expert
+        total += dims.num_moe_layers / layout.pipeline * sent / _rate(device, layout, "expert")
+    if layout.pipeline > 1:
+        total += hidden / layout.tensor / _rate(device, layout, "pipeline")
+    return total
+
+
+def _gather_seconds(dims: ModelDims, device: DeviceSpec, layout: Layout) -> float:
+    """Seconds of gathering all weights for one pass of one microbatch, beside which the layers compute."""
+    if not layout.gathers_weights:
+        return 0.0
+    plain, experts = layer_parameters(dims)
+    ranks = layout.data * layout.context
+    held = (plain + 2 * dims.vocab_size * dims.hidden_size + experts / layout.expert) / layout.tensor
+    return BYTES * held * (ranks - 1) / ranks / _rate(device, layout, "data")
+
+
+def _rate(device: DeviceSpec, layout: Layout, name: str) -> float:
+    return (device.network if name in layout.crosses_nodes else device.link) * LINK
+
+
+def refit_seconds(dims: ModelDims, device: DeviceSpec, *, is_separate: bool, gathers: bool) -> float:
+    """Seconds until an engine holds the weights: a call a tensor, digests on both sides, and what travels."""
+    num_tensors = dims.num_layers * 9 + dims.num_moe_layers * 3 * dims.num_experts + 3
+    num_bytes = BYTES * num_parameters(dims)
+    travelled = num_bytes / ((device.network if is_separate else device.link) * LINK) if gathers or is_separate else 0.0
+    return TENSOR_S * num_tensors + 4 * num_bytes / device.bandwidth + travelled
+
+
+TENSOR_S = 250e-6
+"""Seconds of the host for a tensor of a refit: 4.9 for 18,867 of them, 0.2 for 291."""
