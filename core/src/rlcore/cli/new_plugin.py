@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rlcore.spi.errors import ConfigError, Problem, StorageError
+from rlcore.spi.errors import Problem, StorageError
 from rlcore.spi.provider import ROLES, Role
 from rlcore.spi.version import SPI_VERSION
 
@@ -36,7 +36,7 @@ def new_plugin_command(role: Role, name: str, directory: Path | None) -> None:
     """
     folder = directory or Path(distribution_name(name))
     if problems := [*_name_problems(role, name), *_folder_problems(folder)]:
-        raise ConfigError(problems)
+        raise click.UsageError("\n".join(map(str, problems)))
     try:
         for path, text in package_files(role, name).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

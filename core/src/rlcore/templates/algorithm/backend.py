@@ -17,7 +17,8 @@ class NewPlugin:
         """Runs in the driver, in numpy: what the samples of a step teach."""
         batch, valid = rollouts.batch, rollouts.valid
         advantages = np.zeros_like(rollouts.rewards)
-        advantages[valid] = rollouts.rewards[valid] - rollouts.rewards[valid].mean()
+        if valid.any():
+            advantages[valid] = rollouts.rewards[valid] - rollouts.rewards[valid].mean()
         if self.config.positive_only:
             advantages = advantages.clip(min=0)
         per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), np.float32(0))
