@@ -5,7 +5,7 @@
 # make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
 # make mutants   print the faults that tests are tried on, and which test finds each
-# make docs   write docs/config.md and the interface's snapshot anew
+# make docs   write docs/config.md, docs/spi.md and the interface's snapshot anew
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -99,6 +99,7 @@ mutants: setup-dev
 
 docs: setup-dev
 	$(BIN)/rlcore config --reference > docs/config.md
+	$(BIN)/python tests/docs/spi_document.py > docs/spi.md
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
 
 clean:
