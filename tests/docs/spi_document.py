@@ -75,12 +75,12 @@ def described(node: ast.AST, beneath: str) -> Iterator[str]:
             yield from described_class(node)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield f"### `{node.name}`\n"
-            yield f"```python\n{signature(node)}\n```\n"
+            yield f"```text\n{signature(node)}\n```\n"
             yield f"{ast.get_docstring(node) or ''}\n"
         case ast.AnnAssign(value=value) | ast.Assign(value=value):
             yield f"### `{name_of(node)}`\n"
             if value is not None:
-                yield f"```python\n{name_of(node)} = {ast.unparse(value)}\n```\n"
+                yield f"```text\n{name_of(node)} = {ast.unparse(value)}\n```\n"
             if beneath:
                 yield f"{beneath}\n"
 
@@ -102,7 +102,7 @@ def described_class(node: ast.ClassDef) -> Iterator[str]:
         yield "\n".join(rows) + "\n"
     for method in node.body:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and not method.name.startswith("_"):
-            yield f"```python\n{signature(method)}\n```\n"
+            yield f"```text\n{signature(method)}\n```\n"
             yield f"{ast.get_docstring(method) or ''}\n"
 
 

@@ -1,6 +1,6 @@
 """A package that was built for version 2.0 of the interface, and is never built again: it installs, is found and trains.
 
-Its sources are in the wheel. Where this test fails, the interface has broken its promise (docs/versions.md), and the wheel stays.
+Its sources are in the wheel. Where this test fails, the interface has broken its promise (docs/versions.md): the wheel stays.
 """
 
 import json
