@@ -16,7 +16,7 @@ def case(check, outcome, seconds=0.5, reason=""):
 def test_a_name_that_several_roles_have_needs_the_role(installer):
     installer.trainer("twin")
     installer.add("acme-broken", {"rlcore.sinks": {"twin": "absent_module:PROVIDER"}})
-    with pytest.raises(PluginError, match="of the roles trainer, sink; say which with --role"):
+    with pytest.raises(PluginError, match="trainer, sink; .* --role"):
         find(discover(), "twin", None)
     assert find(discover(), "twin", "trainer").role == "trainer"
     with pytest.raises(PluginError, match="absent_module"):
