@@ -5,7 +5,7 @@
 # make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
 # make mutants   print the faults that tests are tried on, and which test finds each
-# make docs   write docs/config.md and the interface's snapshot anew, then build the site
+# make docs   write docs/config.md, docs/spi.md and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
 # make dist   wheels and source distributions of all packages, and their digests, in dist (DIST=...)
 
@@ -107,6 +107,7 @@ mutants: setup-dev
 
 docs: setup-dev
 	$(BIN)/rlcore config --reference > docs/config.md
+	$(BIN)/python tests/docs/spi_document.py > docs/spi.md
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
 	$(BIN)/python website/diagrams.py
 	$(MAKE) site

@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=Path("runs"))
     parser.add_argument("--trainer", default="auto", help="of both runs")
+    parser.add_argument("--warm-start", action="append", default=[], metavar="KEY=VALUE", help="overrides for the SFT run")
     parser.add_argument("overrides", nargs="*", help="key.path=value, for the GRPO run")
     arguments = parser.parse_args()
 
@@ -48,7 +49,9 @@ def main() -> None:
     solutions = root / "solutions.jsonl"
     write_solutions(problems, solutions, arguments.seed)
 
-    sft = rlcore.train(RECIPES / "demo-sft.toml", *common, f"model.path={model}", f"data.train.path={solutions}")
+    sft = rlcore.train(
+        RECIPES / "demo-sft.toml", *common, f"model.path={model}", f"data.train.path={solutions}", *arguments.warm_start
+    )
     grpo = rlcore.train(RECIPES / "demo-grpo.toml", *common, f"model.path={sft.model}", *arguments.overrides)
     report(root, grpo.summary, time.perf_counter() - start)
 

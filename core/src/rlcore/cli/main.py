@@ -21,6 +21,8 @@ COMMANDS = {
     "import": "rlcore.cli.import_recipe:import_command",
     "config": "rlcore.cli.config:config_command",
     "plugins": "rlcore.cli.plugins:plugins_command",
+    "new-plugin": "rlcore.cli.new_plugin:new_plugin_command",
+    "verify": "rlcore.cli.verify:verify_command",
     "version": "rlcore.cli.version:version_command",
 }
 

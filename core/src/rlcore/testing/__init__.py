@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from rlcore.testing.conformance.algorithm import AlgorithmConformance
     from rlcore.testing.conformance.environment import EnvironmentConformance
     from rlcore.testing.conformance.generator import GeneratorConformance
+    from rlcore.testing.conformance.sink import SinkConformance
     from rlcore.testing.conformance.trainer import TrainerConformance
 
-__all__ = ["AlgorithmConformance", "EnvironmentConformance", "GeneratorConformance", "TrainerConformance"]
+__all__ = ["AlgorithmConformance", "EnvironmentConformance", "GeneratorConformance", "SinkConformance", "TrainerConformance"]
 
 
 _MODULES = {
     "AlgorithmConformance": "algorithm",
     "EnvironmentConformance": "environment",
     "GeneratorConformance": "generator",
+    "SinkConformance": "sink",
     "TrainerConformance": "trainer",
 }
 

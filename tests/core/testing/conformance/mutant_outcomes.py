@@ -16,6 +16,7 @@ MODULES = (
     "mutant_generators",
     "mutant_algorithms",
     "mutant_environments",
+    "mutant_sinks",
 )
 
 

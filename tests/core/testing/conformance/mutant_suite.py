@@ -5,11 +5,13 @@ import mutant_environments  # noqa: F401 - registers its mutants
 import mutant_generators  # noqa: F401 - registers its mutants
 import mutant_optimizers  # noqa: F401 - registers its mutants
 import mutant_ranks  # noqa: F401 - registers its mutants
+import mutant_sinks
 import mutant_trainers  # noqa: F401 - registers its mutants
 import pytest
 from attrs import evolve
 from mutants import MUTANTS
 
+from rlcore.testing import SinkConformance
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.conformance import (
     FakeAlgorithmConformance,
@@ -35,6 +37,7 @@ KITS = {
     FakeGenerator: (FakeGeneratorConformance, FAKE_GENERATOR),
     FakeAlgorithm: (FakeAlgorithmConformance, FAKE_ALGORITHM),
     FakeEnvironment: (FakeEnvironmentConformance, FAKE_ENVIRONMENT),
+    mutant_sinks.LastFigures: (SinkConformance, mutant_sinks.PROVIDER),
 }
 """The kit and the provider by what a mutant is made from; the first that fits counts."""
 FIXTURES = {"options": "config", "timeout_s": "timeout_s"}

@@ -1,4 +1,4 @@
-"""The conformance kit: what every trainer, generator, algorithm and environment has to pass.
+"""The conformance kit: what every trainer, generator, algorithm, environment and sink has to pass.
 
 A provider's tests are one class and one fixture; everything else has a default and can be overridden by a fixture of the
 same name (see `TrainerConformance` and its like). A declared capability must pass its checks; those of an
@@ -19,6 +19,7 @@ _CHECKS = (
     "generator_streaming",
     "generator_weights",
     "huggingface_reference",
+    "sink",
     "trainer_fixtures",
     "trainer_lifecycle",
     "trainer_numerics",
