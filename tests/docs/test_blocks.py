@@ -55,9 +55,12 @@ PROGRAMS = {
 """Programs of console blocks, and what checks them or keeps them from being run."""
 TEXTS = {
     "docs/design.md": "drawings",
+    "docs/importing.md": "commands on recipes of other libraries: tests/recipe_import",
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
+    "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/benchmarks/test_benchmarks.py",
     "docs/plugins.md": "an outline of a trainer, in no language",
     "docs/releasing.md": "what `rlcore plugins` prints of a version that does not fit: tests/core/registry/test_fitting.py",
+    "docs/spi.md": "properties: tests/docs/test_spi_document.py",
 }
 """Documents with blocks of plain text, which no test reads."""
 OWN_PLUGINS = {("docs/plugins.md", "recipe.toml"): "names the page's own plugins: test_plugin_examples.py trains with it"}
@@ -174,7 +177,7 @@ def extras():
 
 
 def test_packages_that_documents_install_have_the_extras():
-    known = extras()
+    known = extras() | {"rlcore-riddles": {"test"}}  # the page makes it
     named = [
         (document, match)
         for document in DOCUMENTS
