@@ -248,6 +248,12 @@ def wrong(found: list[str]) -> dict[str, str]:
         ),
         (
             "cpu",
+            {"recompute": "selective"},
+            {"recompute_modules": ["mlp", "layernorm"]},
+            "['mlp', 'layernorm']; expected other modules: norms are recomputed in layers of TransformerEngine alone. Leave it out",
+        ),
+        (
+            "cpu",
             {},
             {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.1},
             "'sinkhorn'; expected among aux_loss, seq_aux_loss, global_aux_loss, none, which leave the routing itself as it "

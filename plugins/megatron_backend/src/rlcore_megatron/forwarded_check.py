@@ -143,11 +143,14 @@ def _engine_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDim
 
 
 def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    """Megatron ignores the details of a way to recompute that is not the one chosen."""
+    """Megatron ignores the details of a way to recompute that is not the one chosen, and has norms of its own recomputed alone."""
     for key, mode in (("recompute_modules", "selective"), ("recompute_method", "full"), ("recompute_num_layers", "full")):
         if key in table and setting.config.recompute != mode:
             found = f'{table[key]!r} with recompute = "{setting.config.recompute}"'
             yield option_problem(f"transformer.{key}", found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
+    if "layernorm" in _listed(table.get("recompute_modules")) and not setting.fused:
+        expected = "other modules: norms are recomputed in layers of TransformerEngine alone"
+        yield _value_problem("transformer", table, "recompute_modules", expected, "Leave it out")
 
 
 def _routing_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
