@@ -28,6 +28,8 @@ NEEDS_ENGINE = (
     "fp4",
 )
 """Fields of TransformerConfig that do nothing, or fail in the middle of a step, without layers of TransformerEngine."""
+NEEDS_ITS_STATE = ("layernorm", "mla_up_proj")
+"""Modules whose recomputation fails in the first step where TransformerEngine is not installed, whatever computes the layers."""
 NEEDS_FP8 = ("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad")
 PRECISIONS = {
     "main_params_dtype": ("float32", "float16"),
@@ -143,14 +145,15 @@ def _engine_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDim
 
 
 def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    """Megatron ignores the details of a way to recompute that is not the one chosen, and has norms of its own recomputed alone."""
+    """Details of a way to recompute that is not the one chosen, which Megatron ignores; modules that it cannot recompute here."""
     for key, mode in (("recompute_modules", "selective"), ("recompute_method", "full"), ("recompute_num_layers", "full")):
         if key in table and setting.config.recompute != mode:
             found = f'{table[key]!r} with recompute = "{setting.config.recompute}"'
             yield option_problem(f"transformer.{key}", found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
-    if "layernorm" in _listed(table.get("recompute_modules")) and not setting.fused:
-        expected = "other modules: norms are recomputed in layers of TransformerEngine alone"
-        yield _value_problem("transformer", table, "recompute_modules", expected, "Leave it out")
+    discarded = [name for name in _listed(table.get("recompute_modules")) if name in NEEDS_ITS_STATE]
+    if discarded and transformer_engine_version() is None:
+        expected = f"none of {', '.join(NEEDS_ITS_STATE)}, whose recomputation asks TransformerEngine for its state"
+        yield _value_problem("transformer", table, "recompute_modules", expected, "Install that, or leave them out")
 
 
 def _routing_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
