@@ -29,7 +29,7 @@ NEEDS_ENGINE = (
 )
 """Fields of TransformerConfig that do nothing, or fail in the middle of a step, without layers of TransformerEngine."""
 NEEDS_ITS_STATE = ("layernorm", "mla_up_proj")
-"""Modules whose recomputation fails in the first step where TransformerEngine is not installed, whatever computes the layers."""
+"""Modules whose recomputation fails in the first step where TransformerEngine is not installed, whatever computes layers."""
 NEEDS_FP8 = ("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad")
 PRECISIONS = {
     "main_params_dtype": ("float32", "float16"),
