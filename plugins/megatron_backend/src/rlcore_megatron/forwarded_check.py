@@ -145,7 +145,7 @@ def _engine_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDim
 
 
 def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    """Details of a way to recompute that is not the one chosen, which Megatron ignores; modules that it cannot recompute here."""
+    """Details of a way to recompute that is not the one chosen, which Megatron ignores; modules that it cannot recompute."""
     for key, mode in (("recompute_modules", "selective"), ("recompute_method", "full"), ("recompute_num_layers", "full")):
         if key in table and setting.config.recompute != mode:
             found = f'{table[key]!r} with recompute = "{setting.config.recompute}"'
