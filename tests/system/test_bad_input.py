@@ -178,7 +178,7 @@ def test_a_model_for_shorter_sequences_is_named_once(workplace: Workplace) -> No
 
 
 def test_every_backend_disabled_by_the_environment(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "trainer:fsdp2, rlcore-transformers")
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "trainer:fsdp2, rlcore-transformers, rlcore-mlx")
     parts = (
         "no usable generator is installed for device cpu; install, enable or repair one",
         "Installed generators",
@@ -193,12 +193,12 @@ def test_every_backend_disabled_by_the_environment(workplace: Workplace, monkeyp
     )
     listing = json.loads(workplace.rlcore("plugins", "--json").stdout)
     reasons = {plugin["name"]: plugin["reason"] for plugin in listing["plugins"] if not plugin["usable"]}
-    assert reasons == {"fsdp2": "disabled", "transformers": "disabled"}
+    assert reasons == {"fsdp2": "disabled", "transformers": "disabled", "mlx": "disabled"}
     assert listing["auto"]["trainer"]["name"] is None
 
 
 def test_every_backend_disabled_by_the_recipe(workplace: Workplace) -> None:
-    refuse(workplace, 3, ("no usable trainer", "fsdp2 (rlcore-fsdp2 0.1.0): disabled"), 'plugins.disable=["fsdp2"]')
+    refuse(workplace, 3, ("no usable trainer", "fsdp2 (rlcore-fsdp2 0.1.0): disabled"), 'plugins.disable=["fsdp2", "trainer:mlx"]')
     refuse(workplace, 3, ("algorithm 'grpo' is disabled", "sft (rlcore-sft"), 'plugins.disable=["rlcore-grpo"]')
     refuse(workplace, 3, ("generator 'sglang' is not installed", "transformers (rlcore-transformers"), "generator.name=sglang")
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import click
+from attrs import evolve
 
 from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
 
@@ -40,8 +41,7 @@ def eval_command(
 
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
-    extra = ["evaluation.confidence_bounds=true"]
-    extra += [] if model is None else [as_override("model.path", str(model))]
+    extra = [] if model is None else [as_override("model.path", str(model))]
     extra += [] if samples is None else [f"evaluation.samples_per_prompt={samples}"]
     extra += [f"evaluation.pass_at_k=[{', '.join(map(str, dict.fromkeys(ks)))}]"] if ks else []
     prepared = prepare(recipe, [*overrides, *extra], evaluating=True, continues=checkpoint is not None)
@@ -51,6 +51,9 @@ def eval_command(
             "be measured. Name another generator, or set model.path where that is to be its tokenizer."
         )
     require_device(prepared)
+    # Not an override: a recipe without a held-out set is told of that, and not of an option that nobody has written.
+    measured = evolve(prepared.recipe.evaluation, confidence_bounds=True)
+    prepared = evolve(prepared, recipe=evolve(prepared.recipe, evaluation=measured))
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
         metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)
     if as_json:

@@ -1,6 +1,6 @@
 """Whether the versions of rlcore's distributions fit together, by what each declares of the others in its own metadata."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.metadata import Distribution
 
@@ -24,11 +24,12 @@ def misfit(distribution: Distribution | None) -> str | None:
 
 
 def _misfits(distribution: Distribution, seen: set[str]) -> Iterator[str]:
-    name = distribution.metadata["Name"] or "unknown"
+    declared = distribution.metadata  # parsed anew each time it is asked for
+    name = declared["Name"] or "unknown"
     seen.add(canonicalize_name(name))
-    for requirement in _requirements(distribution):
+    for requirement in _requirements(declared.get_all("Requires-Dist") or ()):
         version = _version_of(requirement.name)
-        what = f"{name} {distribution.version} requires {requirement.name}{requirement.specifier}"
+        what = f"{name} {declared['Version']} requires {requirement.name}{requirement.specifier}"
         if version is None:
             yield f"{what}, which is not installed"
         elif not requirement.specifier.contains(version, prereleases=True):
@@ -37,9 +38,9 @@ def _misfits(distribution: Distribution, seen: set[str]) -> Iterator[str]:
             yield from _misfits(metadata.distribution(requirement.name), seen)
 
 
-def _requirements(distribution: Distribution) -> Iterator[Requirement]:
-    """What it requires of rlcore's own, but for its extras."""
-    for line in distribution.requires or ():
+def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
+    """What these lines of a distribution's metadata require of rlcore's own, but for its extras."""
+    for line in lines:
         if not line.startswith(CORE):  # before parsing, which takes longer than the rest
             continue
         try:
