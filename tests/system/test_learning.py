@@ -112,10 +112,14 @@ def test_eval_measures_the_export_and_the_checkpoint_alike(story: Story, monkeyp
     for option, path in places:
         result = story.workplace.rlcore("eval", "second.toml", *SMALL_SUMS, *EVALUATION, option, path, "--json")
         assert result.exit_code == 0, result.stderr
-        assert json.loads(result.stdout) == pytest.approx(expected)
+        found = json.loads(result.stdout)
+        bounds = [found.pop(f"evaluation/pass@1_{end}") for end in ("low", "high")]
+        assert bounds[0] <= expected["evaluation/pass@1"] <= bounds[1]
+        assert found == pytest.approx(expected)
     # A recipe that measures nothing while it trains can be measured all the same.
     result = story.workplace.rlcore("eval", "sft.toml", *SMALL_SUMS, *EVALUATION, *map(str, places[0]), "--json")
-    assert json.loads(result.stdout) == pytest.approx(expected)
+    found = json.loads(result.stdout)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
     untrained = story.workplace.rlcore("eval", "grpo.toml", *SMALL_SUMS, *EVALUATION, "--json")
     assert json.loads(untrained.stdout)["evaluation/pass@1"] < expected["evaluation/pass@1"] - 0.5
 

@@ -80,7 +80,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         calls.on_train(progress)
         return {}
 
-    def evaluate(prepared: Any, *, checkpoint: Path | None, progress: Any) -> dict[str, float]:
+    def evaluate(prepared: Any, *, checkpoint: Path | None, progress: Any, with_bounds: bool) -> dict[str, float]:
+        assert with_bounds
         calls.evaluated.append({"checkpoint": checkpoint})
         progress.phase("evaluation")
         return {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}

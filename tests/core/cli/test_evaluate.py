@@ -16,7 +16,7 @@ def test_eval_prints_figures(invoke, calls, tmp_path: Path) -> None:
 def test_eval_of_another_model_as_json(invoke, calls) -> None:
     result = invoke("eval", "r.toml", "run.seed=3", "--model", "12", "--json")
     assert json.loads(result.stdout) == {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}
-    assert calls.prepared == [(Path("r.toml"), ["run.seed=3", "evaluation.confidence_bounds=true", 'model.path="12"'])]
+    assert calls.prepared == [(Path("r.toml"), ["run.seed=3", 'model.path="12"'])]
     assert calls.evaluated == [{"checkpoint": None}]
 
 

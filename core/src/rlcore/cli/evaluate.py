@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import click
-from attrs import evolve
 
 from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
 
@@ -51,11 +50,8 @@ def eval_command(
             "be measured. Name another generator, or set model.path where that is to be its tokenizer."
         )
     require_device(prepared)
-    # Not an override: a recipe without a held-out set is told of that, and not of an option that nobody has written.
-    measured = evolve(prepared.recipe.evaluation, confidence_bounds=True)
-    prepared = evolve(prepared, recipe=evolve(prepared.recipe, evaluation=measured))
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
-        metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)
+        metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress, with_bounds=True)
     if as_json:
         click.echo(json.dumps(dict(metrics), indent=2))
         return

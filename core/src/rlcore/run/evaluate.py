@@ -4,6 +4,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from attrs import evolve
+
 from rlcore.registry.generator_handle import OWN_VERSION
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
@@ -23,11 +25,18 @@ from rlcore.spi import ConfigError, Problem
 
 
 def evaluate(
-    prepared: RunPlan, *, checkpoint: Path | None, progress: Progress, tokenizer: Tokenizer | None = None
+    prepared: RunPlan,
+    *,
+    checkpoint: Path | None,
+    progress: Progress,
+    tokenizer: Tokenizer | None = None,
+    with_bounds: bool = False,
 ) -> dict[str, float]:
     """What the recipe's held-out set says of the model, or of a checkpoint of it: pass@1 by its environment, or without one
-    the algorithm's own figures."""
+    the algorithm's own figures. `with_bounds` measures confidence intervals, whatever the recipe says."""
     recipe = prepared.recipe
+    if with_bounds:
+        recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, confidence_bounds=True))
     if recipe.data.evaluation is None or not (prepared.environment is not None or prepared.measures_examples):
         raise _nothing_to_evaluate()
     state = None if checkpoint is None else checked_state(prepared, checkpoint)
