@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # How long an example takes is the machine's business: a busy one would fail what is right.
-settings.register_profile("rlcore", deadline=None)
+settings.register_profile("rlcore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rlcore")
 # TransformerEngine's products of float32 round to TF32 otherwise. Read when CUDA's libraries are loaded, here or in workers.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
