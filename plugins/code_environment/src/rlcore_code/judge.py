@@ -112,7 +112,7 @@ def as_json(value: Any) -> Any:
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         return json.loads(json.dumps(value, default=_refuse))
-    if isinstance(value, (set, bytes, complex)) or (isinstance(value, float) and not math.isfinite(value)):
+    if isinstance(value, (frozenset, bytes, complex)) or (isinstance(value, float) and not math.isfinite(value)):
         return _refuse(value)
     return value
 

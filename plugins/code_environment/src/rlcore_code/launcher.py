@@ -106,8 +106,6 @@ def keep_time(request: dict, was_root: bool) -> None:
 def become_program(request: dict, was_root: bool) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and programs are to be ended by
-        signal.signal(number, signal.SIG_DFL)
     arguments = [request["python"], "-P", "-s", "-B", "-X", "utf8", *request["python_flags"], "main.py"]
     for number, path, flags in ((0, "stdin", os.O_RDONLY), (2, "/dev/null", os.O_WRONLY)):
         os.dup2(os.open(path, flags), number, inheritable=True)

@@ -48,7 +48,7 @@ def unpack(packed: Any) -> Any:
         return complex(*content)
     if name == "bytes":
         return bytes.fromhex(content)
-    return {"list": list, "tuple": tuple, "set": set}[name](map(unpack, content))
+    return {"list": list, "tuple": tuple, "set": frozenset}[name](map(unpack, content))
 
 
 def answered(line: str) -> Any:

@@ -96,7 +96,7 @@ class Sandbox:
             return Execution(output=b"", exit_code=None, timed_out=True)
         finally:
             _kill(process)
-            await process.wait()
+            await _finish(process, process.stdout, process.stderr)
         return Execution(output=output[:max_bytes], **_ending(told, flooded=len(output) > max_bytes))
 
 
@@ -126,12 +126,23 @@ async def _send(stream: asyncio.StreamWriter, request: bytes) -> None:
 async def _read(stream: asyncio.StreamReader, max_bytes: int, process: asyncio.subprocess.Process) -> bytes:
     """All that is written; where that is more than `max_bytes`, the process ends and more than these are returned."""
     chunks, size = [], 0
-    while size <= max_bytes and (chunk := await stream.read(1 << 16)):
-        chunks.append(chunk)
-        size += len(chunk)
-    if size > max_bytes:
-        _kill(process)
+    while chunk := await stream.read(1 << 16):
+        if size <= max_bytes:
+            chunks.append(chunk)
+            size += len(chunk)
+        if size > max_bytes:
+            _kill(process)
     return b"".join(chunks)
+
+
+async def _finish(process: asyncio.subprocess.Process, *streams: asyncio.StreamReader) -> None:
+    """Wait for a process that was killed. asyncio takes it for ended once its pipes are read to their ends."""
+    with contextlib.suppress(TimeoutError):  # what escaped from "limits" may hold a pipe
+        async with asyncio.timeout(GRACE_S):
+            for stream in streams:
+                while await stream.read(1 << 16):
+                    pass
+            await process.wait()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
