@@ -28,7 +28,7 @@ class Execution:
 
     output: bytes
     exit_code: int | None
-    """That of a process; the negative number of a signal; None where its time was up, or it wrote more than it may."""
+    """The program's, or the negative number of the signal that ended it; None where the clock or too much output did."""
     timed_out: bool
 
 
