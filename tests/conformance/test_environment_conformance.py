@@ -5,6 +5,8 @@ from importlib.metadata import entry_points
 import pytest
 
 from rlcore.testing import EnvironmentConformance
+from rlcore_code.checks import check_code
+from rlcore_code.config import CodeConfig
 
 PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.environments")}
 
@@ -48,3 +50,25 @@ class TestMath(EnvironmentOfData):
     @pytest.fixture
     def answers(self):
         return "", "\\boxed{42}"
+
+
+class TestCode(EnvironmentOfData):
+    """Each answer starts processes: few checks."""
+
+    test_it_works_on_any_event_loop = None
+    test_episodes_do_not_disturb_each_other = None
+    test_states_can_be_sent = None
+
+    @pytest.fixture
+    def provider(self):
+        if problems := check_code(None, CodeConfig()):
+            pytest.skip(str(problems[0]))
+        return PROVIDERS["code"]
+
+    @pytest.fixture
+    def row(self):
+        return {"prompt": "Write twice(n).", "tests": ["assert twice(2) == 4"]}
+
+    @pytest.fixture
+    def answers(self):
+        return "", "```python\ndef twice(n): return 2 * n\n```"

@@ -1,0 +1,1 @@
+"""An environment for rlcore: Python programs against tests."""

@@ -1,0 +1,68 @@
+"""The recipe section `[environment.code]`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from attrs import frozen
+
+from rlcore.schema.constraints import Positive, at_least, at_least_below
+
+PROBLEM = "{problem}"
+"""What the instruction is filled in at."""
+
+
+@frozen(kw_only=True)
+class CodeConfig:
+    """`[environment.code]`: Python programs against the tests of a row; rows come from `[data]`."""
+
+    tests_field: str = "tests"
+    """Field with the tests, a list of any of: {"input": text, "output": text} for a program's standard input and output;
+    {"call": name, "arguments": [...], "result": value} for a function; and texts "assert f(2) == 4"."""
+    setup_field: str = "setup"
+    """Field with Python code, a text or a list of texts, that runs before the program where functions are tested; a row may
+    lack it."""
+    instruction: str = "{problem}\n\nWrite a Python program, and put all of it into one code block at the end."
+    """What is asked; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
+    prompt_format: Literal["text", "chat"] = "chat"
+    """"chat": the instruction is a user's message for the chat template. "text": it is the prompt itself."""
+    system_prompt: str | None = None
+    """A system message before it; only for "chat"."""
+    partial_credit: Annotated[float, at_least_below(0, 1, "A program that passes all tests earns 1.")] = 0.0
+    """Reward of a program that fails some tests: this, times the share that it passes. With 0.0 the tests end at the first
+    one that fails."""
+    isolation: Literal["namespaces", "limits"] = "namespaces"
+    """"namespaces": a program has a file system, processes and a network of its own, by Linux namespaces; where the kernel
+    refuses these, the run is refused. "limits": limits of resources alone. A program can then read what its user can read, use
+    the network, and send signals to its user's processes: only inside a container that holds nothing else."""
+    cpu_time_s: Positive = 5
+    """Most seconds of a processor's time of each of a program's processes, for one test of input and output or for all tests
+    of functions."""
+    wall_time_s: Annotated[float, at_least(1)] = 30.0
+    """Most seconds that all tests of a response may take together, however busy the machine is; those that have not passed by
+    then have failed."""
+    max_memory_mib: Annotated[int, at_least(64)] = 512
+    """Most address space of each process of a program, in MiB."""
+    max_processes: Positive = 4
+    """Most processes and threads of a program at once. With `isolation = "limits"` all of its user's processes count, so that
+    it can start none."""
+    max_disk_mib: Positive = 8
+    """Largest file of a program, and with "namespaces" all of its files together, in MiB; they are in memory."""
+    max_output_kib: Positive = 1024
+    """Most output of a program; one that writes more is ended, and has failed."""
+    num_processes: Positive | None = None
+    """Responses that are tested at once; none: one for each core that the run may use, at most 32."""
+    python: Path | None = None
+    """Interpreter of the programs, 3.11 or newer, with its installed packages; none: this one, and of its packages the standard
+    library alone."""
+    readable: tuple[Path, ...] = ()
+    """With "namespaces": more folders that programs can read, such as that of `python`, besides this interpreter's own, /usr,
+    /bin and /lib."""
+
+
+def num_processes(config: CodeConfig) -> int:
+    """How many responses are tested at once."""
+    if config.num_processes is not None:
+        return config.num_processes
+    from rlcore.worker_pool import default_processes  # which listing the plugins does not need
+
+    return default_processes()

@@ -1,0 +1,58 @@
+"""The environment `code`: problems from a data set, answered by Python programs that are run against tests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore import spi
+from rlcore_code.cases import read_cases
+from rlcore_code.checks import check_code
+from rlcore_code.config import PROBLEM, CodeConfig
+from rlcore_code.fences import last_program
+from rlcore_code.judge import Judge
+from rlcore_code.sandbox import Sandbox
+
+
+class CodeEnvironment:
+    """One turn an episode: 1.0 where the program in the last code block passes all tests."""
+
+    def __init__(self, context: spi.EnvironmentContext, config: CodeConfig) -> None:  # noqa: ARG002
+        if problems := [found for found in check_code(None, config) if isinstance(found, spi.Problem)]:
+            raise spi.ConfigError(problems)
+        self._config = config
+        self._sandbox = Sandbox(config)
+
+    def rows(self, split: str) -> Sequence[spi.Row] | None:  # noqa: ARG002
+        """None: the rows come from `[data]`."""
+        return None
+
+    async def reset(self, row: spi.Row, seed: int) -> spi.ResetResult:  # noqa: ARG002
+        """The instruction with the row's prompt in it; the tests are the state."""
+        if "prompt" not in row:
+            raise spi.DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
+        return spi.ResetResult(observation=self._observation(row["prompt"]), state=read_cases(row, self._config))
+
+    async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
+        """1.0, `partial_credit` of what has been passed, or 0.0. PluginError where programs cannot be run."""
+        program = last_program(turn.text)
+        if program is None:
+            return spi.StepResult(reward=0.0, done=True, metrics={"answered": 0.0})
+        credit = self._config.partial_credit
+        judge = Judge(self._sandbox, self._config.wall_time_s, to_the_end=credit > 0)
+        verdict = await judge.judge(program, state)
+        right = verdict.num_passed == len(state)
+        return spi.StepResult(
+            reward=1.0 if right else credit * verdict.num_passed / len(state),
+            done=True,
+            success=right,
+            metrics={"answered": 1.0, "program_timed_out": float(verdict.timed_out)},
+        )
+
+    def _observation(self, prompt: Any) -> spi.Observation:
+        if not isinstance(prompt, str):
+            return spi.Observation(messages=prompt)
+        text = self._config.instruction.replace(PROBLEM, prompt)
+        if self._config.prompt_format == "text":
+            return spi.Observation(text=text)
+        system = self._config.system_prompt
+        messages: list[spi.Message] = [] if system is None else [{"role": "system", "content": system}]
+        return spi.Observation(messages=[*messages, {"role": "user", "content": text}])

@@ -1,0 +1,92 @@
+"""How tests of a row are read, and what is said of those that cannot be."""
+
+import pickle
+
+import pytest
+
+from rlcore.spi import DataError
+from rlcore_code.cases import AssertCase, StreamCase, ValueCase, read_cases
+from rlcore_code.config import CodeConfig
+
+
+def read(*tests, **fields):
+    return read_cases({"prompt": "?", "tests": list(tests), **fields}, CodeConfig())
+
+
+def test_the_three_forms():
+    cases = read(
+        {"input": "1", "output": "2"},
+        {"call": "Solution().add", "arguments": [1, [True, None], {"a": 0.5}], "result": [1]} | {"call": "add"},
+        "assert add(1, 2) == (3, {4})",
+    )
+    assert cases.streams == (StreamCase(input="1", output="2"),)
+    call, compared = cases.values
+    assert call == ValueCase(question="add(1, [True, None], {'a': 0.5})", expected=[1], is_json=True)
+    assert compared == ValueCase(question="add(1, 2)", expected=(3, {4}), is_json=False)
+    assert len(cases) == 3
+    assert pickle.loads(pickle.dumps(cases)) == cases
+
+
+@pytest.mark.parametrize(
+    ("text", "questions", "condition", "modules"),
+    [
+        ("assert abs(f(1) - 2) < 1e-6", ["f(1)"], "abs(_0 - 2) < 1e-06", ()),
+        ("assert math.isclose(f(g(1)), 2.5), 'close'", ["f(g(1))"], "math.isclose(_0, 2.5)", ("math",)),
+        ("assert not Solver(3).solve()[0]", ["Solver(3).solve()[0]"], "not _0", ()),
+        ("assert f(1) == f(2)", ["f(1)", "f(2)"], "_0 == _1", ()),
+        ("assert 3 == sorted(f(1))[0]", ["f(1)"], "3 == sorted(_0)[0]", ()),
+        ("assert f(1) == set([1, 2])", ["f(1)"], "_0 == set([1, 2])", ()),
+        ("assert f(x=1) is True", ["f(x=1)"], "_0 is True", ()),
+        ("assert select(1) > 2", ["select(1)"], "_0 > 2", ()),
+        ("assert total > 2", ["total"], "_0 > 2", ()),
+    ],
+)
+def test_asserts_are_questions_and_a_condition(text, questions, condition, modules):
+    [case] = read(text).asserts
+    assert case == AssertCase(questions=tuple(questions), condition=condition, modules=modules)
+
+
+def test_names_of_the_setup_are_no_questions():
+    setup = ["from math import isclose as near", "import numpy as np\nLEAST = 3\ndef twice(x): return 2 * x"]
+    [case] = read("assert near(twice(f(1)), np.pi) and f(2) > LEAST", setup=setup).asserts
+    assert case.questions == ("f(1)", "f(2)")
+    assert case.condition == "near(twice(_0), np.pi) and _1 > LEAST"
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({}, "found only the fields 'prompt'; expected in the row's field 'tests'"),
+        ({"tests": []}, r"found \[\]; expected"),
+        ({"tests": "assert f() == 1"}, "found 'assert f"),
+        ({"tests": [3]}, r"tests\[0\]: found 3; expected"),
+        ({"tests": [{"input": "1", "answer": "2"}]}, r"tests\[0\]: found .*'answer'.*; expected"),
+        ({"tests": [{"input": 1, "output": "2"}]}, "expected texts as input and output"),
+        ({"tests": [{"call": "f(", "arguments": [], "result": 1}]}, r"found the call 'f\('; expected the name"),
+        ({"tests": [{"call": "f", "arguments": "ab", "result": 1}]}, "found the arguments 'ab'; expected a list"),
+        ({"tests": [{"call": "f", "arguments": [float("nan")], "result": 1}]}, "is no JSON"),
+        ({"tests": [{"call": "f", "arguments": [], "result": {1}}]}, "is no JSON"),
+        ({"tests": ["assert f( == 1"]}, "expected one statement of Python"),
+        ({"tests": ["assert f() == 1; assert f() == 2"]}, "expected one statement of Python"),
+        ({"tests": ["f() == 1"]}, "expected assert CONDITION"),
+        ({"tests": ["assert 1 + 1 == 2"]}, "expected calls of the program's functions"),
+        ({"tests": ["assert all(f(x) == x for x in [1, 2])"]}, "outside comprehensions and lambdas"),
+        ({"tests": ["assert f() == 1"], "setup": 3}, "setup: found 3; expected Python code"),
+        ({"tests": ["assert f() == 1"], "setup": "import"}, "setup: found 'import', which is no Python"),
+    ],
+)
+def test_bad_rows_say_what_was_found_and_expected(row, found):
+    with pytest.raises(DataError, match=found):
+        read_cases({"prompt": "?", **row}, CodeConfig())
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(DataError, match=r"2 problem\(s\)(?s:.*)tests\[0\](?s:.*)tests\[2\]"):
+        read(1, "assert f() == 1", None)
+
+
+def test_fields_have_the_names_of_the_recipe():
+    config = CodeConfig(tests_field="asserts", setup_field="imports")
+    cases = read_cases({"asserts": ["assert f(1) == 2"], "imports": "import re"}, config)
+    assert len(cases) == 1
+    assert cases.setup == "import re"

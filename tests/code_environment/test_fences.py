@@ -1,0 +1,25 @@
+"""Which program of a response counts."""
+
+import pytest
+
+from rlcore_code.fences import last_program
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\nprint(1)\n```", "print(1)\n"),
+        ("first\n```\na\n```\nthen\n```py\nb\n```\nend", "b\n"),
+        ("  ```python\n  x = 1\n  ```", "  x = 1\n"),
+        ("~~~\ny\n~~~", "y\n"),
+        ("````\n```\nin it\n```\n````", "```\nin it\n```\n"),
+        ("```python\ns = '''\n    a ``` b'''\n```", "s = '''\n    a ``` b'''\n"),
+        ("```python\n```", ""),
+        ("```python\nwhole\n```\n```python\ncut off", "whole\n"),
+        ("```python\ncut off", None),
+        ("print(1)", None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_block_is_the_program(response, program):
+    assert last_program(response) == program
