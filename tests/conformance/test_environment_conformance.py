@@ -4,6 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from rlcore.schema.structure import structure
 from rlcore.testing import EnvironmentConformance
 
 PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.environments")}
@@ -48,3 +49,29 @@ class TestMath(EnvironmentOfData):
     @pytest.fixture
     def answers(self):
         return "", "\\boxed{42}"
+
+
+class TestReasoningGym(EnvironmentConformance):
+    """Its answers are scored in other processes, which takes seconds to start: few checks."""
+
+    test_an_episode_depends_on_row_and_seed = None
+    test_it_works_on_any_event_loop = None
+    test_episodes_do_not_disturb_each_other = None
+    test_states_can_be_sent = None
+    test_it_goes_on_after_close = None
+    test_a_call_can_be_cancelled = None
+
+    @pytest.fixture
+    def provider(self):
+        return PROVIDERS["reasoning_gym"]
+
+    @pytest.fixture
+    def config(self, provider):
+        value = {"families": {"chain_sum": {"levels": [0]}, "gcd": {}}, "num_processes": 1}
+        made, problems = structure(value, provider.config, "environment.reasoning_gym")
+        assert not problems
+        return made
+
+    @pytest.fixture
+    def answers(self):
+        return "", "<answer>42</answer>"

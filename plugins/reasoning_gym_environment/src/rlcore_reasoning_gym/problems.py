@@ -57,7 +57,8 @@ class Problems:
                 return self._row_of(family, entry)
         where = f"environment.reasoning_gym.families.{family.name}"
         if failure is not None:
-            found = f"makes none of {MAX_TRIES} problems: {type(failure).__name__}: {failure}; change its options or levels ({where})"
+            said = f"{type(failure).__name__}: {failure}"
+            found = f"makes no more problems; change its options or levels ({where}). It says: {said}"
         else:
             found = f"has hardly a problem that is not held out; lower num_evaluation, or give it more problems ({where})"
         raise DataError(f"the family {family.name!r} of reasoning-gym {found}") from failure

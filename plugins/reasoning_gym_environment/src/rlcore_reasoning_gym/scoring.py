@@ -16,6 +16,8 @@ from rlcore_reasoning_gym.config import ReasoningGymConfig, num_processes
 
 MAX_RESPONSES = 1000
 """Responses that one process scores: sympy keeps some of what it has parsed."""
+COMPARED = frozenset({"game_of_life_halting"})
+"""Families whose own rule gives every answer 1.0; the package's general rule, which compares texts, scores them."""
 
 
 @frozen(kw_only=True)
@@ -75,7 +77,11 @@ def answer_request(_: None, request: dict[str, Any]) -> float | None:
 
 def score(*, family: str, level: int | None, options: str, answer: str, entry: dict[str, Any]) -> float:
     """What reasoning-gym gives an answer to its entry, from 0 to 1. `options` are JSON."""
-    given = float(_data_set(family, level, options).score_answer(answer, entry))
+    from reasoning_gym.dataset import ProceduralDataset
+
+    data_set = _data_set(family, level, options)
+    rule = ProceduralDataset.score_answer if family in COMPARED else type(data_set).score_answer
+    given = float(rule(data_set, answer, entry))
     if not math.isfinite(given):
         raise ValueError(f"found the score {given}; expected a finite one")
     return given
