@@ -13,7 +13,7 @@ CONTEXT = EnvironmentContext(seed=0)
 
 
 def environment(**families):
-    config = ReasoningGymConfig(families=families, num_train=40, num_evaluation=5, num_processes=1, scoring_timeout_s=0.5)
+    config = ReasoningGymConfig(families=families, num_train=40, num_evaluation=5, num_processes=1, scoring_timeout_s=1.0)
     return ReasoningGymEnvironment(CONTEXT, config)
 
 

@@ -50,9 +50,9 @@ def test_a_family_without_a_problem_left_to_train_on_is_named():
 
 
 def test_a_family_that_makes_no_problem_is_named():
-    family = FamilyConfig(options={"min_words": 10**8, "max_words": 10**8})
-    with pytest.raises(DataError, match="families.letter_counting"):
-        Problems(config({"letter_counting": family})).rows("evaluation")
+    family = FamilyConfig(options={"min_words": 10**7, "max_words": 10**7})
+    with pytest.raises(DataError, match="families.word_sorting"):
+        Problems(config({"word_sorting": family})).rows("evaluation")
 
 
 def test_weights_and_levels_mix():
