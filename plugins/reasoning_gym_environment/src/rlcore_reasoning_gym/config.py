@@ -38,8 +38,8 @@ class ReasoningGymConfig:
     """What the problems are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them, all
     hold out the same problems."""
     answer_from: Literal["tag", "last_line", "response"] = "tag"
-    """Where the answer is in a response. "tag": between the last <answer> and </answer>; "last_line": the last line that is not
-    empty, for families whose answers have one line; "response": all of it."""
+    """Where the answer is in a response. "tag": between the last `<answer>` and `</answer>`; "last_line": the last line that is
+    not empty, for families whose answers have one line; "response": all of it."""
     answer_tag: Annotated[str, _TAG] = "answer"
     """The tag of answer_from = "tag"."""
     instruction: str | None = None
