@@ -4,6 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from rlcore.schema.structure import structure
 from rlcore.testing import EnvironmentConformance
 from rlcore_code.checks import check_code
 from rlcore_code.config import CodeConfig
@@ -72,3 +73,16 @@ class TestCode(EnvironmentOfData):
     @pytest.fixture
     def answers(self):
         return "", "```python\ndef twice(n): return 2 * n\n```"
+class TestReasoningGym(EnvironmentConformance):
+    """Its answers are scored in other processes, which takes seconds to start: few checks."""
+    test_an_episode_depends_on_row_and_seed = None
+    test_states_stay_as_they_are = None
+    test_it_goes_on_after_close = None
+    test_a_call_can_be_cancelled = None
+        return PROVIDERS["reasoning_gym"]
+    def config(self, provider):
+        value = {"families": {"chain_sum": {"levels": [0]}, "gcd": {}}, "num_processes": 1}
+        made, problems = structure(value, provider.config, "environment.reasoning_gym")
+        assert not problems
+        return made
+        return "", "<answer>42</answer>"

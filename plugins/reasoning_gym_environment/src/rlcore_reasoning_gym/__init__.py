@@ -1,0 +1,1 @@
+"""An environment for rlcore: the problem families of reasoning-gym."""
