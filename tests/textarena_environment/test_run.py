@@ -44,7 +44,7 @@ names = []
 
 def test_a_step_of_self_play_and_an_evaluation(tmp_path):
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE.format(model=make_model(tmp_path / "model")))
+    recipe.write_text(RECIPE.format(model=make_model(tmp_path / "model", max_length=2048)))
     providers = {"trainer": FSDP2, "generator": TRANSFORMERS, "algorithm": GRPO, "environment": TEXTARENA}
     registry = Registry.from_providers({role: [provider] for role, provider in providers.items()})
     plan = prepare(recipe, [f"run.directory={tmp_path / 'runs'}"], registry=registry)
