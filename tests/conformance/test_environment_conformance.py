@@ -13,7 +13,7 @@ PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.en
 
 
 class TestEnvironmentsWithRows(EnvironmentConformance):
-    @pytest.fixture(params=["arithmetic", "calculator", "drawn_shapes"])
+    @pytest.fixture(params=["arithmetic", "calculator", "drawn_shapes", "textarena"])
     def provider(self, request):
         return PROVIDERS[request.param]
 

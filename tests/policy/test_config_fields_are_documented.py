@@ -67,6 +67,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_shapes",
         "rlcore_code",
         "rlcore_reasoning_gym",
+        "rlcore_textarena",
     } <= modules
 
 

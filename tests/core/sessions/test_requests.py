@@ -103,6 +103,7 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"stop": ""}, "stop"),
         ({"stop": 3}, "stop"),
         ({"stream": 1}, "stream"),
+        ({"record": "no"}, "record"),
         ({"stream_options": 1}, "stream_options"),
         ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs"),
         ({"logprobs": 1}, "logprobs"),

@@ -44,6 +44,17 @@ def sessions() -> Sessions:
     return Sessions()
 
 
+def test_an_answer_that_is_not_to_be_recorded_is_no_part_of_a_sequence(sessions: Sessions) -> None:
+    script, session = Script(f"a{END}", f"b{END}", f"c{END}"), sessions.open()
+    model = served(script)
+    chat(model, session, user("one?"))
+    assert chat(model, session, user("two?"), record=False).choices[0].content == "b"
+    assert chat(model, session, user("two?"), assistant("b"), user("three?"), record=False).choices[0].content == "c"
+    (segment,) = sessions.finish(session)
+    assert shown(segment) == f"{HEAD}a{END}"
+    assert script.requests[1].seed != script.requests[0].seed
+
+
 def test_a_chat_goes_on_with_the_tokens_that_were_sampled(sessions: Sessions) -> None:
     script, session = Script(f"a  b{END}", f"c{END}"), sessions.open()
     model = served(script)

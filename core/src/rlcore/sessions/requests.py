@@ -29,6 +29,7 @@ _IGNORED = {
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id"}
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
 _COMMON |= {"stop_token_ids", "ignore_eos", "return_token_ids"}  # as servers of models call them
+_COMMON |= {"record"}  # this server's own
 _CHAT = {"messages", "max_completion_tokens", "tools", "chat_template_kwargs"}
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
@@ -65,6 +66,8 @@ class AnswerRequest:
     logprobs: bool
     return_token_ids: bool = False
     """Whether the reply has the tokens of prompt and answers too."""
+    record: bool = True
+    """Whether the session records the answers; those that it does not are no part of its sequences."""
     messages: tuple[Message, ...] = ()
     """The messages of a chat, as `normal_message` writes them."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -108,6 +111,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
         return_token_ids=values.get("return_token_ids", False),
+        record=values.get("record", True),
         messages=tuple(normal_message(message) for message in values["messages"]) if is_chat else (),
         tools=tools,
         template_variables=values.get("chat_template_kwargs", {}),
@@ -177,7 +181,7 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
         yield f"temperature: found {_shown(values['temperature'])}; expected 0, or at least {MIN_TEMPERATURE:g}"
     if type(values.get("seed", 0)) is not int:
         yield f"seed: found {_shown(values['seed'])}; expected a whole number"
-    for name in ("stream", "ignore_eos", "return_token_ids"):
+    for name in ("stream", "ignore_eos", "return_token_ids", "record"):
         if type(values.get(name, False)) is not bool:
             yield f"{name}: found {_shown(values[name])}; expected true or false"
     if not isinstance(values.get("stop_token_ids", []), list) or not all(map(_is_token, values.get("stop_token_ids", []))):

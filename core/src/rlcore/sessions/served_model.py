@@ -74,7 +74,7 @@ class ServedModel:
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
 
     async def answer(self, session: Session, request: AnswerRequest) -> Answered:
-        """Return `n` answers, and record them in the session. RequestError where there is none."""
+        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
         sampling = self._sampling(session, request)
         if request.tools and self.parser is None:
             expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
@@ -205,7 +205,7 @@ class ServedModel:
         return Choice(sample=sample, content=text, tool_calls=())
 
     def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
-        if session.record is None:
+        if session.record is None or not request.record:
             return
         for choice in choices:
             answer = Answer(

@@ -1,0 +1,1 @@
+"""An environment for rlcore: two-player games of TextArena."""

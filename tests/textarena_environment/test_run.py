@@ -1,0 +1,57 @@
+"""A step of self-play by a tiny model: groups are one player's, and its answers alone are trained on."""
+
+import json
+
+from rlcore.registry.discovery import Registry
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import Progress
+from rlcore.run.train import train
+from rlcore.testing.models import make_model
+from rlcore_fsdp2.provider import PROVIDER as FSDP2
+from rlcore_grpo.provider import PROVIDER as GRPO
+from rlcore_textarena.provider import PROVIDER as TEXTARENA
+from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
+
+RECIPE = """
+[run]
+num_steps = 1
+device = "cpu"
+[model]
+path = "{model}"
+dtype = "float32"
+[algorithm]
+name = "grpo"
+[environment]
+name = "textarena"
+[environment.textarena]
+max_turns = 4
+num_evaluation = 2
+[rollout]
+samples_per_prompt = 2
+max_prompt_tokens = 2000
+max_response_tokens = 4
+[training]
+prompts_per_step = 2
+[data.evaluation]
+source = "environment"
+[evaluation]
+at_start = false
+at_end = true
+[sinks]
+names = []
+"""
+
+
+def test_a_step_of_self_play_and_an_evaluation(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.format(model=make_model(tmp_path / "model", max_length=2048)))
+    providers = {"trainer": FSDP2, "generator": TRANSFORMERS, "algorithm": GRPO, "environment": TEXTARENA}
+    registry = Registry.from_providers({role: [provider] for role, provider in providers.items()})
+    plan = prepare(recipe, [f"run.directory={tmp_path / 'runs'}"], registry=registry)
+    assert train(plan, resume=False, progress=Progress())["steps"] == 1
+    lines = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+    metrics = {name: value for line in lines for name, value in line.items()}
+    # 0 where the other player loses before this one is to move, as those do who have not learned to write a move
+    assert 0 < metrics["environment/sequences_per_episode"] <= 1
+    assert {"environment/reward_player_0", "environment/reward_player_1", "environment/invalid_move"} <= metrics.keys()
+    assert any(name.startswith("evaluation/") for name in metrics)
