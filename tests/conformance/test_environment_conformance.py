@@ -4,7 +4,6 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from rlcore.schema.structure import structure
 from rlcore.testing import EnvironmentConformance
 from rlcore_code.checks import check_code
 from rlcore_code.config import CodeConfig
@@ -53,6 +52,33 @@ class TestMath(EnvironmentOfData):
         return "", "\\boxed{42}"
 
 
+class TestReasoningGym(EnvironmentConformance):
+    """Its answers are scored in other processes, which takes seconds to start: few checks."""
+
+    test_an_episode_depends_on_row_and_seed = None
+    test_states_stay_as_they_are = None
+    test_it_works_on_any_event_loop = None
+    test_episodes_do_not_disturb_each_other = None
+    test_states_can_be_sent = None
+    test_it_goes_on_after_close = None
+    test_a_call_can_be_cancelled = None
+
+    @pytest.fixture
+    def provider(self):
+        return PROVIDERS["reasoning_gym"]
+
+    @pytest.fixture
+    def config(self, provider):
+        value = {"families": {"chain_sum": {"levels": [0]}, "gcd": {}}, "num_processes": 1}
+        made, problems = structure(value, provider.config, "environment.reasoning_gym")
+        assert not problems
+        return made
+
+    @pytest.fixture
+    def answers(self):
+        return "", "<answer>42</answer>"
+
+
 class TestCode(EnvironmentOfData):
     """Each answer starts processes: few checks."""
 
@@ -73,16 +99,3 @@ class TestCode(EnvironmentOfData):
     @pytest.fixture
     def answers(self):
         return "", "```python\ndef twice(n): return 2 * n\n```"
-class TestReasoningGym(EnvironmentConformance):
-    """Its answers are scored in other processes, which takes seconds to start: few checks."""
-    test_an_episode_depends_on_row_and_seed = None
-    test_states_stay_as_they_are = None
-    test_it_goes_on_after_close = None
-    test_a_call_can_be_cancelled = None
-        return PROVIDERS["reasoning_gym"]
-    def config(self, provider):
-        value = {"families": {"chain_sum": {"levels": [0]}, "gcd": {}}, "num_processes": 1}
-        made, problems = structure(value, provider.config, "environment.reasoning_gym")
-        assert not problems
-        return made
-        return "", "<answer>42</answer>"
