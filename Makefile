@@ -36,7 +36,8 @@ PACKAGES := \
 	plugins/reward \
 	plugins/distill \
 	plugins/math_environment \
-	plugins/shapes_environment
+	plugins/shapes_environment \
+	plugins/verifiers_environment
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
 INSTALL := install --quiet --disable-pip-version-check --no-compile
