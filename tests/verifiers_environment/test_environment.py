@@ -75,7 +75,7 @@ def test_an_empty_answer_is_an_answer() -> None:
 
 
 def test_a_prompt_without_room_ends_the_episode() -> None:
-    result, said, script = played("twice", f"1{END}", limit=95)
+    result, said, script = played("twice", f"1{END}", limit=50)
     assert len(script.requests) == 1
     assert (result.reward, result.metrics["rollout_truncated"], len(said)) == (2.0, 1.0, 1)
 

@@ -29,7 +29,11 @@ def test_signals_stay_with_the_run() -> None:
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize(
     ("arguments", "names"),
-    [({"kind": "group"}, "whole group"), ({"size": 1}, "size=1.*unexpected keyword"), ({"training": False, "evaluation": False}, "dataset")],
+    [
+        ({"kind": "group"}, "whole group"),
+        ({"size": 1}, "size=1.*unexpected keyword"),
+        ({"training": False, "evaluation": False}, "dataset"),
+    ],
 )
 def test_an_environment_that_does_not_fit_is_refused(arguments: dict[str, str | int], names: str) -> None:
     with pytest.raises(ConfigError, match=names):

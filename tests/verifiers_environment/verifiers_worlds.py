@@ -4,12 +4,21 @@ from typing import Any
 
 import verifiers as vf
 from datasets import Dataset
+from datasets.table import InMemoryTable
 
-TASKS = [{"question": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
+TASKS = [
+    {
+        "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{number}+1"}],
+        "answer": str(number + 1),
+        "example_id": number,
+    }
+    for number in range(6)
+]
 
 
 def tasks(first: int, end: int) -> Dataset:
-    return Dataset.from_list(TASKS[first:end])
+    """With a fingerprint: one that `datasets` computes fails beside some releases of pyarrow."""
+    return Dataset(InMemoryTable.from_pylist(TASKS[first:end]), fingerprint=f"{first}-{end}")
 
 
 def right(completion: Any, answer: str) -> float:
@@ -58,7 +67,7 @@ def group(completions: list[Any]) -> list[float]:
 def load_environment(kind: str = "single", evaluation: bool = True, training: bool = True) -> vf.Environment:
     """Any of them, with four tasks to train on and two for evaluation."""
     data = {"dataset": tasks(0, 4) if training else None, "eval_dataset": tasks(4, 6) if evaluation else None}
-    options: dict[str, Any] = {"system_prompt": "Add.", **data}
+    options: dict[str, Any] = data
     if kind == "tools":
         return vf.ToolEnv(tools=[add], max_turns=3, rubric=rubric(), **options)
     if kind == "group":

@@ -31,7 +31,5 @@ async def policy_client(session: SessionEndpoint) -> AsyncIterator[PolicyClient]
     """A client of a session, whose connections are closed at the end."""
     direct = DefaultAsyncHttpxClient(trust_env=False)  # past proxies: the session is on this machine
     # The episode has its own time, of which the seconds that the generator is stopped are no part.
-    async with AsyncOpenAI(
-        base_url=session.base_url, api_key=session.api_key, http_client=direct, timeout=None
-    ) as client:
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, http_client=direct, timeout=None) as client:
         yield PolicyClient(client)

@@ -52,8 +52,8 @@ class VerifiersEnvironment:
 
 
 def episode_result(output: Mapping[str, Any], success_reward: float) -> EpisodeResult:
-    """What a rollout's output stands for. RewardError where it failed, but by an answer without content, or has no number as its
-    reward."""
+    """What a rollout's output stands for. RewardError where it failed, unless by an empty answer, or where its reward is no
+    finite number."""
     error, reward = output.get("error"), output.get("reward")
     if error is not None and error["error"] != EMPTY:
         raise RewardError(f"the rollout failed: {error['error_chain_repr']}")

@@ -16,8 +16,8 @@ SECTION = "environment.verifiers"
 
 
 def load(config: VerifiersConfig) -> "verifiers.Environment":
-    """The environment that a section names. PluginError where `verifiers` is missing; ConfigError where the environment is, does
-    not load, or has rewards that no single episode has."""
+    """The environment that a section names. PluginError where `verifiers` is missing; ConfigError where the environment is
+    missing, does not load, or has rewards that no single episode has."""
     if (reason := unavailable()) is not None:
         raise PluginError(reason)
     if problems := check(None, config):
