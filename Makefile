@@ -47,7 +47,8 @@ PACKAGES := \
 	plugins/trackio_sink \
 	plugins/recipe_import \
 	plugins/code_environment \
-	plugins/reasoning_gym_environment
+	plugins/reasoning_gym_environment \
+	plugins/verifiers_environment
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
 INSTALL := install --quiet --disable-pip-version-check --no-compile

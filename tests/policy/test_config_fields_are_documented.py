@@ -68,6 +68,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_code",
         "rlcore_reasoning_gym",
         "rlcore_textarena",
+        "rlcore_verifiers",
     } <= modules
 
 

@@ -46,6 +46,7 @@ THROUGH = {
     "openai_generation/probe",
     "recipe_import/test_nemo_rl.py": "recipe_import/nemo_rl_data recipe_import/nemo_rl_policy",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
+    "verifiers_environment/test_environment.py": "verifiers_environment/client",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_speculation.py": "vllm_generation/draft_counter",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",
