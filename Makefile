@@ -41,6 +41,7 @@ PACKAGES := \
 	plugins/distill \
 	plugins/math_environment \
 	plugins/shapes_environment \
+	plugins/openenv \
 	plugins/wandb_sink \
 	plugins/mlflow_sink \
 	plugins/trackio_sink \
