@@ -47,7 +47,9 @@ def last_object(text: str) -> dict[str, Any] | None:
     while start >= 0:
         try:
             found, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+        except RecursionError:
+            break
+        except ValueError:
             end = start + 1
         start = text.find("{", end)
     return found

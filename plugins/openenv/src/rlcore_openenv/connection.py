@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import aiohttp
 from attrs import frozen
@@ -128,5 +128,5 @@ def fault_text(fault: Mapping[str, Any]) -> str:
     return f"{place}: {fault.get('msg', 'does not fit')}" if place else str(fault.get("msg", "does not fit"))
 
 
-def _is_finite(value: object) -> bool:
+def _is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, bool | int | float) and abs(value) < float("inf")
