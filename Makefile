@@ -42,6 +42,7 @@ PACKAGES := \
 	plugins/math_environment \
 	plugins/shapes_environment \
 	plugins/textarena_environment \
+	plugins/openenv \
 	plugins/wandb_sink \
 	plugins/mlflow_sink \
 	plugins/trackio_sink \

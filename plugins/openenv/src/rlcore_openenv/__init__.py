@@ -1,0 +1,1 @@
+"""The environment `openenv`: episodes on OpenEnv servers."""

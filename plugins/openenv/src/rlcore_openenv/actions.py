@@ -1,0 +1,107 @@
+"""Actions that an answer of the policy asks for."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+from rlcore.functions import brief, load_function, place_in
+from rlcore.spi import RewardError
+from rlcore_openenv.config import OpenEnvConfig
+
+ACTION_KEY = "environment.openenv.action_function"
+ACTION_FORM = 'a function of (answer, observation), as "FILE.py:FUNCTION" or "MODULE:FUNCTION", not async'
+
+
+@frozen(kw_only=True, eq=False)
+class Attempt:
+    """An action, or why there is none."""
+
+    action: Mapping[str, Any] | None = None
+    fault: str = ""
+    """What the policy reads where there is no action."""
+    call_id: str | None = None
+    """The call of a tool that it is."""
+
+
+Translate: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[Attempt]]
+"""From the assistant's message and the observation before it. No attempt: the policy wants no further step."""
+
+
+def translator(config: OpenEnvConfig) -> Translate:
+    """Return how answers become actions. ConfigError where the function does not load."""
+    match config.action:
+        case "text":
+            return lambda message, _: [Attempt(action={config.action_field: _text(message)})]
+        case "json":
+            return lambda message, _: [_json_attempt(_text(message))]
+        case "tools":
+            return lambda message, _: [_call(call) for call in message.get("tool_calls") or ()]
+    return _by_function(load_function(config.action_function or "", ACTION_KEY, ACTION_FORM))
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """Return the last JSON object in a text, within no other; None where there is none."""
+    found, start, decoder = None, text.find("{"), json.JSONDecoder()
+    while start >= 0:
+        try:
+            found, end = decoder.raw_decode(text, start)
+        except RecursionError:
+            break
+        except ValueError:
+            end = start + 1
+        start = text.find("{", end)
+    return found
+
+
+def tools_of(observation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tools of an observation of `list_tools`, as OpenAI's API has them; none where it is no such observation."""
+    listed = observation.get("tools")
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description") or "",
+                "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in (listed if isinstance(listed, list) else ())
+        if isinstance(tool, dict) and isinstance(tool.get("name"), str)
+    ]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    return str(message.get("content") or "").strip()
+
+
+def _json_attempt(text: str) -> Attempt:
+    action = last_object(text)
+    return Attempt(action=action, fault="The answer has no JSON object in it, which is the action.")
+
+
+def _call(call: Mapping[str, Any]) -> Attempt:
+    function, call_id = call["function"], call.get("id")
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        return Attempt(fault="The arguments are no JSON object.", call_id=call_id)
+    action = {"type": "call_tool", "tool_name": function["name"], "arguments": arguments}
+    return Attempt(action=action, call_id=call_id)
+
+
+def _by_function(function: Callable[..., Any]) -> Translate:
+    def translate(message: Mapping[str, Any], observation: Mapping[str, Any]) -> Sequence[Attempt]:
+        try:
+            said = function(_text(message), dict(observation))
+        except Exception as error:
+            raised = f"raised {type(error).__name__}{place_in(function, error)}: {error}"
+            raise RewardError(f"{ACTION_KEY} {raised}") from error
+        if said is not None and not isinstance(said, Mapping):
+            raise RewardError(f"{ACTION_KEY} returned {brief(said)}; expected a mapping, or None where there is no action")
+        return [Attempt(action=said, fault="The answer has no action in it.")]
+
+    return translate
