@@ -4,6 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from rlcore.schema.structure import structure
 from rlcore.testing import EnvironmentConformance
 from rlcore_code.checks import check_code
 from rlcore_code.config import CodeConfig
