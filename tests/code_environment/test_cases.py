@@ -81,7 +81,7 @@ def test_bad_rows_say_what_was_found_and_expected(row, found):
 
 
 def test_all_problems_are_told_at_once():
-    with pytest.raises(DataError, match=r"2 problem\(s\)(?s:.*)tests\[0\](?s:.*)tests\[2\]"):
+    with pytest.raises(DataError, match=r"tests\[0\](?s:.*)tests\[2\]"):
         read(1, "assert f() == 1", None)
 
 

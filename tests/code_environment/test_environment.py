@@ -66,7 +66,7 @@ def test_a_response_without_a_block_is_no_answer():
 def test_what_is_wrong_is_told():
     with pytest.raises(ConfigError, match=r"environment\.code\.instruction"):
         environment(instruction="Write.")
-    with pytest.raises(DataError, match="found a row with the fields 'tests'; expected a prompt"):
+    with pytest.raises(DataError, match="the fields 'tests'"):
         observation({"tests": ROW["tests"]})
     with pytest.raises(DataError, match="found only the fields 'prompt'"):
         observation({"prompt": "?"})

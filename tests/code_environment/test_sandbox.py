@@ -59,7 +59,7 @@ def test_limits_leave_no_files(monkeypatch):
 
 
 def test_a_program_that_cannot_be_started_is_refused(tmp_path):
-    with pytest.raises(Refused, match=r"does not let programs be isolated: .*no-python(?s:.*)environment\.code\.isolation"):
+    with pytest.raises(Refused, match=r"no-python(?s:.*)environment\.code\.isolation"):
         run("print(1)", isolation="limits", python=tmp_path / "no-python")
 
 
@@ -67,5 +67,5 @@ def test_a_launcher_that_fails_says_why(tmp_path, monkeypatch):
     broken = tmp_path / "launcher.py"
     broken.write_text(textwrap.dedent("import sys\nsys.exit('no such module')"))
     monkeypatch.setattr(sandbox, "LAUNCHER", broken)
-    with pytest.raises(PluginError, match=r"launcher\.py\) failed: no such module"):
+    with pytest.raises(PluginError, match=r"launcher\.py.*no such module"):
         run("print(1)")

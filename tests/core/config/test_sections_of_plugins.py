@@ -18,7 +18,11 @@ ANY_NUMBER = {
     "FunctionConfig.success_reward",
     "JudgeConfig.success_reward",
     "RewardModelConfig.success_reward",
+    "OpenEnvConfig.success_reward",
+    "ReasoningGymConfig.problem_seed",
     "ShapesConfig.drawing_seed",
+    "TextArenaConfig.game_seed",
+    "VerifiersConfig.success_reward",
 }
 """Every whole number seeds something; a reward may be any."""
 SECTIONS = sorted(

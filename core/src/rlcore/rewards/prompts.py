@@ -1,9 +1,7 @@
 """What a row's prompt looks like to the policy."""
 
-from collections.abc import Sequence
-
 from rlcore.rewards.config import PromptConfig
-from rlcore.spi import DataError, Message, Observation, Problem, Row
+from rlcore.spi import DataError, Observation, Problem, Row
 
 PROMPT = "prompt"
 
@@ -12,13 +10,7 @@ def observation_of(row: Row, config: PromptConfig) -> Observation:
     """The row's prompt as text or messages. DataError where it has none."""
     if PROMPT not in row:
         raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-    prompt = row[PROMPT]
-    if not isinstance(prompt, str):
-        return Observation(messages=prompt)
-    if config.prompt_format == "text":
-        return Observation(text=prompt)
-    system: Sequence[Message] = () if config.system_prompt is None else ({"role": "system", "content": config.system_prompt},)
-    return Observation(messages=[*system, {"role": "user", "content": prompt}])
+    return Observation.of_prompt(row[PROMPT], prompt_format=config.prompt_format, system_prompt=config.system_prompt)
 
 
 def prompt_problems(section: str, config: PromptConfig) -> list[Problem]:

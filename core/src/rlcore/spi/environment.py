@@ -37,6 +37,19 @@ class Observation:
     """What the policy may call from here on; only beside the messages of `reset`, and JSON throughout. The chat template shows
     them to the policy, whose turns are then searched for calls."""
 
+    @classmethod
+    def of_prompt(
+        cls, prompt: Any, *, prompt_format: Literal["chat", "text"], system_prompt: str | None = None
+    ) -> "Observation":
+        """That of a row's prompt: messages as they are; a text by itself for "text", else as what a user says, behind
+        `system_prompt` where there is one."""
+        if not isinstance(prompt, str):
+            return cls(messages=prompt)
+        if prompt_format == "text":
+            return cls(text=prompt)
+        system: Sequence[Message] = () if system_prompt is None else ({"role": "system", "content": system_prompt},)
+        return cls(messages=[*system, {"role": "user", "content": prompt}])
+
 
 @frozen(kw_only=True, eq=False)
 class Turn:

@@ -57,14 +57,9 @@ class MathEnvironment:
         self._verifier.close()
 
     def _observation(self, prompt: Any) -> spi.Observation:
-        if not isinstance(prompt, str):
-            return spi.Observation(messages=prompt)
-        text = self._config.instruction.replace(PROBLEM, prompt)
-        if self._config.prompt_format == "text":
-            return spi.Observation(text=text)
-        system = self._config.system_prompt
-        messages: list[spi.Message] = [] if system is None else [{"role": "system", "content": system}]
-        return spi.Observation(messages=[*messages, {"role": "user", "content": text}])
+        told = self._config.instruction.replace(PROBLEM, prompt) if isinstance(prompt, str) else prompt
+        form, system = self._config.prompt_format, self._config.system_prompt
+        return spi.Observation.of_prompt(told, prompt_format=form, system_prompt=system)
 
     def _reference(self, row: spi.Row) -> str:
         name = self._config.answer_field

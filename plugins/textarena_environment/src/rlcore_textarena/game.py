@@ -54,7 +54,7 @@ class Game:
         return bool(done)
 
     def rewards(self) -> tuple[float, float]:
-        """Those of players 0 and 1; zeros where the game has not ended."""
+        """The rewards of players 0 and 1; zeros where the game has not ended."""
         rewards = self._env.close()[0] or {0: 0.0, 1: 0.0}
         return float(rewards[0]), float(rewards[1])
 
