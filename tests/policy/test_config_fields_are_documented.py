@@ -65,6 +65,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_distill",
         "rlcore_math",
         "rlcore_shapes",
+        "rlcore_openenv",
     } <= modules
 
 
