@@ -298,7 +298,7 @@ def test_rows_are_seeds_or_those_of_the_recipe() -> None:
     backend = OpenEnvBackend(EnvironmentContext(seed=0), OpenEnvConfig(urls=("http://h",), num_train=3, num_evaluation=2))
     assert list(backend.rows("train") or ()) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
     assert list(backend.rows("evaluation") or ()) == [{"seed": FIRST_EVALUATION_SEED + n} for n in range(2)]
-    backend = OpenEnvBackend(EnvironmentContext(seed=0), OpenEnvConfig(urls=("http://h",)))
+    backend = OpenEnvBackend(EnvironmentContext(seed=0), OpenEnvConfig(urls=("http://h",), num_evaluation=2))
     assert backend.rows("train") is None
     assert backend.rows("evaluation") is None
 

@@ -69,6 +69,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_reasoning_gym",
         "rlcore_textarena",
         "rlcore_verifiers",
+        "rlcore_openenv",
     } <= modules
 
 

@@ -5,7 +5,7 @@ episodes and an episode can continue in another process.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from attrs import field, frozen
 

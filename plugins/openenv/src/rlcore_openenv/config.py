@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Text, between
+from rlcore.schema.constraints import Constraint, Positive, Seconds, Text, between
 
-FIRST_EVALUATION_SEED = 2**30
+FIRST_EVALUATION_SEED = 10**9
 """Seeds of the evaluation's rows begin here, those of training at 0: the two never meet."""
 _FINITE = Constraint("that is finite", lambda value: abs(value) < float("inf"))
 
@@ -22,9 +22,9 @@ class OpenEnvConfig:
     connect_timeout_s: Seconds = 30.0
     """Most seconds to reach a server, and to wait for room on one that is full."""
     num_train: Annotated[int, between(0, FIRST_EVALUATION_SEED)] = 0
-    """Rows to train on that are seeds alone, which the server is reset with. 0: rows come from the recipe's data."""
-    num_evaluation: Count = 0
-    """Rows held out that are seeds alone, none of them one of training. 0: they come from the recipe's data."""
+    """Rows to train on that are seeds alone, which the server is reset with. 0: all rows come from the recipe's data."""
+    num_evaluation: Positive = 100
+    """Rows held out that are seeds alone, none of them one of training; where `num_train` is not 0."""
     reset_fields: tuple[str, ...] | None = None
     """Fields of a row that the server is reset with, besides the seed. None: all."""
     system_prompt: str | None = None

@@ -33,9 +33,11 @@ class OpenEnvBackend:
 
     def rows(self, split: str) -> Sequence[Row] | None:
         """Rows that are seeds alone; None where they come from the recipe's data."""
-        is_train = split == "train"
-        num_rows, first = (self._config.num_train, 0) if is_train else (self._config.num_evaluation, FIRST_EVALUATION_SEED)
-        return LazyRows(num_rows, lambda number: {SEED: first + number}) if num_rows else None
+        if not self._config.num_train:
+            return None
+        if split == "train":
+            return LazyRows(self._config.num_train, lambda number: {SEED: number})
+        return LazyRows(self._config.num_evaluation, lambda number: {SEED: FIRST_EVALUATION_SEED + number})
 
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
         """Play an episode. RewardError where the server is not there, goes away, or replies with an error."""

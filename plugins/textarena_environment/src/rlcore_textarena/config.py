@@ -21,7 +21,8 @@ class TextArenaConfig:
     """Who plays the other player in training: "policy" (self-play: the policy as it is then; what it says there is not trained
     on), "random" (a random one of the moves that the game lists), or a function of your own as "package.module:name"."""
     evaluation_opponent: str = "random"
-    """Who plays the other player in evaluations, as `opponent`. Against itself the policy's share of wins says nothing of its strength."""
+    """Who plays the other player in evaluations, as `opponent`. Against itself the policy's share of wins says nothing of its
+    strength."""
     max_turns: Positive = 100
     """Turns of both players after which a game without an end is drawn."""
     num_train: Positive = 5000
