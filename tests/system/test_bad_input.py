@@ -192,8 +192,8 @@ def test_every_backend_disabled_by_the_environment(workplace: Workplace, monkeyp
         recipe="sft.toml",
     )
     listing = json.loads(workplace.rlcore("plugins", "--json").stdout)
-    reasons = {plugin["name"]: plugin["reason"] for plugin in listing["plugins"] if not plugin["usable"]}
-    assert reasons == {"fsdp2": "disabled", "transformers": "disabled", "mlx": "disabled"}
+    disabled = {plugin["name"] for plugin in listing["plugins"] if plugin["reason"] == "disabled"}
+    assert disabled == {"fsdp2", "transformers", "mlx"}
     assert listing["auto"]["trainer"]["name"] is None
 
 

@@ -18,6 +18,7 @@ ANY_NUMBER = {
     "FunctionConfig.success_reward",
     "JudgeConfig.success_reward",
     "RewardModelConfig.success_reward",
+    "OpenEnvConfig.invalid_action_reward",
     "OpenEnvConfig.success_reward",
     "ReasoningGymConfig.problem_seed",
     "ShapesConfig.drawing_seed",

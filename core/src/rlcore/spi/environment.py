@@ -41,7 +41,7 @@ class Observation:
     def of_prompt(
         cls, prompt: Any, *, prompt_format: Literal["chat", "text"], system_prompt: str | None = None
     ) -> "Observation":
-        """That of a row's prompt: messages as they are; a text by itself for "text", else as what a user says, behind
+        """The observation of a row's prompt: messages as they are; a text by itself for "text", else what a user says, behind
         `system_prompt` where there is one."""
         if not isinstance(prompt, str):
             return cls(messages=prompt)

@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Constraint, Positive, Seconds, Text, between
+from rlcore.schema.constraints import Positive, Seconds, Text, between
 
 FIRST_EVALUATION_SEED = 10**9
 """Seeds of the evaluation's rows begin here, those of training at 0: the two never meet."""
-_FINITE = Constraint("that is finite", lambda value: abs(value) < float("inf"))
 
 
 @frozen(kw_only=True)
@@ -53,5 +52,5 @@ class OpenEnvConfig:
     on_invalid_action: Literal["tell", "end"] = "tell"
     """What follows on an answer without an action, or with one that does not fit the server's schema: the policy reads what is
     wrong and goes on, or the episode ends."""
-    invalid_action_reward: Annotated[float, _FINITE] = 0.0
+    invalid_action_reward: float = 0.0
     """The reward of such an answer."""
