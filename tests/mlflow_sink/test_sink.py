@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 
 from rlcore.spi import LoggedSample, SinkContext
 from rlcore_mlflow.config import MlflowConfig
-from rlcore_mlflow.sink import MlflowSink
+from rlcore_mlflow.sink import MlflowSink, name_of
 
 RECIPE = '[run]\nname = "first"\n[optimizer]\nlearning_rate = 0.5\n'
 
@@ -52,6 +52,14 @@ def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp
     assert table["columns"] == ["step", "group", "prompt", "response", "reward", "advantage"]
     assert table["data"][-1] == [3, 3, "2+2=", "4", 1.0, None]
     assert len(table["data"]) == 4
+
+
+@pytest.mark.parametrize("name", ["pass@1", "rewards/right (%)", "sets//x", "/a", "a/../b", "x" * 300, "größe", "step.s: a-b"])
+def test_names_of_any_kind_become_names_of_mlflows(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name, _validate_param_name
+
+    _validate_metric_name(name_of(name))
+    _validate_param_name(name_of(name))
 
 
 def test_a_server_that_is_away_holds_nothing_up_and_is_told_at_the_end(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """NeMo-RL's recipes: what each key means here, and what is told of those without a counterpart."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -213,3 +214,11 @@ def test_recipes_inherit(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"theirs\.yaml"):
         imported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("grpo.max_num_steps", "ten"), ("grpo.seed", "[1]"), ("policy.generation.temperature", "{}")]
+)
+def test_values_of_other_types_are_named(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        grpo(tmp_path, f"{key}={value}")

@@ -19,14 +19,17 @@ def test_references_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         "unset": "${oc.env:NOTHING}/rows",
         "chosen": "${oc.select:a.z,5}",
         "quotient": "${div:7,2}",
+        "nothing": "${oc.env:NOTHING,null}",
+        "folder": "runs/${now:%H-%M}",
     }
     found = resolved(values)
     assert found["a"] == {"b": 3, "c": 3, "d": 3, "e": {"f": 3}}
     assert (found["product"], found["text"], found["list"], found["first"]) == (6, "x-3-y", [{"n": 3}], 3)
     assert (found["file"], found["unset"], found["chosen"], found["quotient"]) == ("/data/rows", "${oc.env:NOTHING}/rows", 5, 3)
+    assert (found["nothing"], found["folder"]) == (None, "runs/${now:%H-%M}")
 
 
-@pytest.mark.parametrize("value", ["${nowhere}", "${a}", "${unknown:1}"])
+@pytest.mark.parametrize("value", ["${nowhere}", "${a}", "${unknown:1}", "${div:1,0}", "${mul:x,y}"])
 def test_what_leads_nowhere_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="a: found"):
         resolved({"a": value})

@@ -44,3 +44,40 @@ def test_overrides_are_yaml() -> None:
 
 def test_tables_merge_and_other_values_replace() -> None:
     assert merge({"a": {"b": 1}, "c": {"d": 1}}, {"a": {"e": 2}, "c": None}) == {"a": {"b": 1, "e": 2}, "c": None}
+
+
+def test_overrides_leave_keys_out() -> None:
+    values = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert with_overrides(values, ["~a.b", "~d=3"]) == {"a": {"c": 2}}
+    assert values == {"a": {"b": 1, "c": 2}, "d": 3}
+    for nothing in ("~a.x", "~d.x", "~y"):
+        with pytest.raises(ConfigError, match="no such key"):
+            with_overrides(values, [nothing])
+
+
+def test_groups_lie_in_hydras_search_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As recipes of verl's that lie beside their scripts have it; relative to where the script is started."""
+    library, own = tmp_path / "library" / "config", tmp_path / "examples" / "run.yaml"
+    (library / "actor").mkdir(parents=True)
+    own.parent.mkdir()
+    (library / "base.yaml").write_text("defaults: [actor@a.actor: big, _self_]\nn: 1\nm: 2\n")
+    (library / "actor" / "big.yaml").write_text("x: 1\n")
+    for place in ("file://library/config", "pkg://library.config", f"file://{library}"):
+        own.write_text(f"hydra: {{searchpath: ['{place}']}}\ndefaults: [base, _self_]\nn: 3\n")
+        assert read_hydra(own) == {"a": {"actor": {"x": 1}}, "n": 3, "m": 2}
+    own.write_text("hydra: {searchpath: ['file://elsewhere']}\ndefaults: [base]\n")
+    with pytest.raises(ConfigError, match="no such file"):
+        read_hydra(own)
+
+
+def test_groups_go_where_hydra_puts_them(tmp_path: Path) -> None:
+    """By the group's name unless the entry or the head of the file says otherwise; one that is optional may be missing."""
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "big.yaml").write_text("x: 1\n")
+    (tmp_path / "actor" / "all.yaml").write_text("# @package _global_\ny: 2\n")
+    (tmp_path / "run.yaml").write_text(
+        "defaults: [actor: big, optional actor: none, override hydra/job_logging: off, actor/big, actor@b: big]\nz: 3\n"
+    )
+    assert read_hydra(tmp_path / "run.yaml") == {"actor": {"x": 1}, "b": {"x": 1}, "z": 3}
+    (tmp_path / "run.yaml").write_text("defaults: [actor: all]\n")
+    assert read_hydra(tmp_path / "run.yaml") == {"y": 2}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
@@ -13,6 +14,8 @@ from decoder_families import REFUSED, TRAINED, make_family
 
 from rlcore.spi import ModelError
 from rlcore_torchkit.decoders import state_kinds
+from rlcore_torchkit.models import checkpoint_tensors
+from rlcore_transformers.class_forward import ClassDecoder
 
 STATEFUL = ("qwen3_next", "nemotron_h")
 GENERATED = [name for name in TRAINED if name not in STATEFUL]
@@ -84,6 +87,25 @@ def test_what_the_trainer_refuses_is_refused_here_too(tools, tmp_path, name):
     directory = make_family(tmp_path / name, name, options)
     with pytest.raises(ModelError, match=reason):
         tools.make_backend(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("gptj", "takes no attention"), ("mpt", "cannot generate"), ("bloom", "no layer")]
+)
+def test_classes_with_attention_of_their_own_are_refused_before_a_token_is_sampled(name, reason):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64}
+    options |= {"gptj": {"rotary_dim": 4}, "bloom": {"hidden_size": 32}, "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2}}[
+        name
+    ]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **options))
+    if name == "bloom":  # by what it says alone, it would do
+        for layer in model.transformer.h:
+            torch.nn.init.zeros_(layer.self_attention.dense.weight)
+    decoder = ClassDecoder(model, torch.float32, torch.device("cpu"))
+    with torch.no_grad(), pytest.raises(ModelError, match=reason):
+        decoder.bind(checkpoint_tensors(model))
 
 
 def test_a_class_that_computes_something_else_is_refused(tools, tmp_path, monkeypatch):

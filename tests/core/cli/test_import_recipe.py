@@ -59,6 +59,16 @@ def test_the_installed_importer_reads_the_file(acme, tmp_path: Path) -> None:
     assert tomllib.loads(CliRunner().invoke(cli, ["import", "acme", str(file)]).stdout)["run"]["seed"] == 0
 
 
+def test_a_file_that_is_there_stays(acme, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text("good\n")
+    for output in (file, tmp_path, tmp_path / "nowhere" / "recipe.toml"):
+        result = CliRunner().invoke(cli, ["import", "acme", str(file), "-o", str(output)])
+        assert result.exit_code == 2
+        assert "--output: found" in result.output
+    assert file.read_text() == "good\n"
+
+
 def test_a_library_that_nothing_reads_is_told(acme, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["import", "nowhere", "file.yaml"])
     assert result.exit_code == 3

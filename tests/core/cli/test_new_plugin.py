@@ -69,6 +69,22 @@ def test_names_that_are_none_are_refused(name, tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_names_that_hold_the_templates_own_are_whole(role):
+    files = package_files(role, "my_newplugin")
+    assert tomllib.loads(files["pyproject.toml"])["project"]["name"] == "rlcore-my-newplugin"
+    text = "\n".join(files.values())
+    assert "rlcore_my_newplugin.provider" in text
+    assert "class MyNewplugin:" in text
+    assert "my_my" not in text
+    assert "my-my" not in text
+
+
+@pytest.mark.parametrize(("role", "name"), [("sink", "none"), ("environment", "observation"), ("trainer", "safetensor_error")])
+def test_names_whose_class_is_something_else_are_refused(role, name, tmp_path):
+    assert f"NAME: found {name!r}, whose class would be" in refused(role, name, "--directory", str(tmp_path / "x"))
+
+
 def test_all_problems_are_told_at_once(tmp_path):
     message = refused("sink", "curve", "--directory", str(tmp_path))
     assert "found 'curve', a sink of rlcore, which is installed" in message

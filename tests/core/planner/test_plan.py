@@ -3,9 +3,12 @@
 import pytest
 from attrs import evolve
 
+from rlcore.cli.plan import override_words
+from rlcore.config.load import read_raw
 from rlcore.planner.devices import parse_devices
 from rlcore.planner.plan import plan_recipe
 from rlcore.registry.discovery import Registry
+from rlcore.run.plan.sections import convert_recipe
 from rlcore.spi import ConfigError, ModelError, PlanContext, PlanOption, PluginError
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -34,6 +37,25 @@ def test_devices_are_shared_or_divided(recipe, registry) -> None:
     assert half.seconds["training"] in (40.0, 80.0)
     assert half.seconds["generation"] > 20.0
     assert half.total == pytest.approx(sum(half.seconds.values()))
+
+
+@pytest.mark.parametrize(
+    "own", [[], ['cluster.placement="separate"', "cluster.gpus_per_node=8", "cluster.generator_gpus_per_node=4"]]
+)
+def test_overrides_make_a_recipe_that_is_valid(recipe, registry, own) -> None:
+    """On several machines too, and where the recipe has another placement."""
+    plan = plan_recipe(recipe, own, parse_devices("16xH200", None), registry=registry)
+    by_placement = {
+        "colocated" if not dict(one.overrides).get("cluster.generator_gpus_per_node") else "separate": one
+        for one in plan.fitting
+    }
+    assert len(by_placement) == 2
+    for expected, one in by_placement.items():
+        words = [word for word in override_words(one) if word.startswith("cluster.")]
+        found, _ = convert_recipe(read_raw(recipe, [*own, *words]), registry)
+        assert (found.cluster.nodes, found.cluster.address, found.cluster.placement) == (2, "auto", expected)
+    named = plan_recipe(recipe, [*own, "cluster.address=head:6379"], parse_devices("16xH200", None), registry=registry)
+    assert not [one for one in named.candidates if "cluster.address" in dict(one.overrides)]
 
 
 def test_generation_beside_training_is_hidden_where_a_recipe_lets_it_run_ahead(recipe, registry) -> None:

@@ -18,7 +18,7 @@ LONGEST_VALUE = 80
 @click.argument("library")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the recipe; else it is printed.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A new file for the recipe; else it is printed.")
 def import_command(library: str, file: Path, overrides: tuple[str, ...], output: Path | None) -> None:
     """Turn the recipe of another library into one of rlcore.
 
@@ -27,6 +27,8 @@ def import_command(library: str, file: Path, overrides: tuple[str, ...], output:
     """
     from rlcore.files import write_atomically
 
+    if output is not None:
+        _require_new(output)
     found = importer(library)(file, overrides)
     text = recipe_text(found, f"{library} {file.name}")
     if output is None:
@@ -35,6 +37,13 @@ def import_command(library: str, file: Path, overrides: tuple[str, ...], output:
         write_atomically(output, text)
     for line in summary(found):
         click.echo(line, err=True)
+
+
+def _require_new(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise click.UsageError(f"--output: found {output}, which exists; expected a file to be made: name another one")
+    if not output.parent.is_dir():
+        raise click.UsageError(f"--output: found {output}, whose folder is not there; expected one that is: make it first")
 
 
 def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":

@@ -1,5 +1,6 @@
 """`rlcore new-plugin`: a package with one working plugin, to be changed into one's own."""
 
+import ast
 import keyword
 import re
 from collections.abc import Iterator, Mapping
@@ -70,17 +71,15 @@ def _filled(text: str, role: Role, name: str) -> str:
     replaced = {
         '"DEPENDENCIES"': names,
         "RECIPE_KEY": recipe_key,
-        "DEMO_ARGUMENTS": DEMO.get(role, f"{role}.name=newplugin"),
+        "DEMO_ARGUMENTS": DEMO.get(role, f"{role}.name=newplugin").replace("newplugin", name),
         "ROLE": role,
         "spi=(0, 0)": f"spi={SPI_VERSION}",
-        "NewPlugin": "".join(part.capitalize() for part in name.split("_")),
+        "NewPlugin": class_name(name),
         "rlcore-newplugin": distribution_name(name),
         "rlcore_newplugin": import_name(name),
         "newplugin": name,
     }
-    for placeholder, value in replaced.items():
-        text = text.replace(placeholder, value)
-    return text
+    return re.sub("|".join(map(re.escape, replaced)), lambda found: replaced[found[0]], text)
 
 
 def distribution_name(name: str) -> str:
@@ -93,6 +92,11 @@ def import_name(name: str) -> str:
     return f"rlcore_{name}"
 
 
+def class_name(name: str) -> str:
+    """What Python calls the class of a plugin."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
 def _name_problems(role: Role, name: str) -> Iterator[Problem]:
     from rlcore.installed import is_installed
     from rlcore.registry.discovery import discover
@@ -103,6 +107,9 @@ def _name_problems(role: Role, name: str) -> Iterator[Problem]:
         )
         yield Problem(path="NAME", found=repr(name), expected=expected)
         return
+    if keyword.iskeyword(class_name(name)) or class_name(name) in _names_used(role):
+        found = f"{name!r}, whose class would be {class_name(name)}, which its code uses for something else"
+        yield Problem(path="NAME", found=found, expected="another name")
     taken = {entry.name: entry.distribution for entry in discover().of(role)}
     if name in taken:
         found = f"{name!r}, a {role} of {taken[name]}, which is installed"
@@ -110,6 +117,13 @@ def _name_problems(role: Role, name: str) -> Iterator[Problem]:
     elif is_installed(import_name(name)):
         found = f"{name!r}, whose package would be {import_name(name)}, which is installed"
         yield Problem(path="NAME", found=found, expected="a name of a package that is not there yet")
+
+
+def _names_used(role: Role) -> set[str]:
+    """What the code of a role's template imports, and other names in it."""
+    nodes = list(ast.walk(ast.parse((TEMPLATES / role / "backend.py").read_text(encoding="utf-8"))))
+    imported = {alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return imported | {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def _folder_problems(folder: Path) -> Iterator[Problem]:

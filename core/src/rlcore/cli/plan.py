@@ -91,13 +91,7 @@ def placement(candidate: "Candidate") -> str:
     """Where a layout generates."""
     keys = dict(candidate.overrides)
     number = keys.get("cluster.generator_gpus_per_node")
-    return (
-        "-"
-        if candidate.generator is None
-        else "colocated"
-        if number is None
-        else f"{number} of {keys['cluster.gpus_per_node']}"
-    )
+    return "-" if candidate.generator is None else "colocated" if not number else f"{number} of {keys['cluster.gpus_per_node']}"
 
 
 def layout(candidate: "Candidate", role: str, name: str) -> str:

@@ -153,15 +153,18 @@ def _results(job: dict[str, Any], *, shows: bool) -> Iterator[dict[str, Any]]:
         console.status(f"{job['role']} {job['name']}: starting") as status,
     ):
         assert process.stdout is not None
+        is_done = False
         try:
             for line in process.stdout:
                 result = json.loads(line)
+                if is_done := "done" in result:
+                    break
                 status.update(f"{job['role']} {job['name']}: {result['case']} {result['outcome']}")
                 yield result
             code = process.wait()
         finally:
             process.kill()
-        if code not in (0, 1):
+        if code not in (0, 1) or not is_done:  # 1 is both a check that failed, for pytest, and an error, for Python
             log.seek(0)
             last = "".join(log.readlines()[-MAX_LINES:])
             raise WorkerError(f"the kit's process ended with code {code} before it was done. Its last lines:\n{last}")

@@ -136,6 +136,8 @@ def _candidate(
         "cluster.gpus_per_node": devices.per_node,
         "trainer.name": name,
     }
+    if devices.nodes > 1 and not work.has_address:
+        overrides["cluster.address"] = "auto"
     overrides |= {f"trainer.{name}.{key}": value for key, value in option.options.items()}
     is_shared = generator is not None and "cluster.placement" not in keys
     if generator is not None:
@@ -149,6 +151,8 @@ def _candidate(
         offload = str(keys.get("residency.offload_trainer", "none"))
         moved = option.idle.get("none", 0) - option.idle.get(offload, 0)
         seconds["other"] = work.context.num_sequences * ROLLOUT_S
+        if is_shared and work.is_separate:
+            overrides |= {"cluster.placement": "colocated", "cluster.generator_gpus_per_node": 0}
         if is_shared:
             seconds["other"] += TURN_S + 2 * moved / devices.spec.host
     changed = {key: value for key, value in keys.items() if (key, value) != ("residency.offload_trainer", work.offload)}

@@ -15,6 +15,7 @@ from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO
 from rlcore.run.plan.sections import convert_recipe, plugin_config
+from rlcore.schema.describe import toml_literal
 from rlcore.spi import ConfigError, PlanContext, PlanOption, Problem, Role
 
 DOUBLINGS = 4
@@ -84,7 +85,8 @@ def _too_large(
         return Problem(path="--gpus", found=f"{devices}, which no layout divides", expected=expected)
     least = made[0]
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in least.memory.items())
-    sizes = " ".join(f"{key}={value}" for key, value in least.overrides if not key.startswith("cluster."))
+    kept = ((key, value) for key, value in least.overrides if not key.startswith("cluster."))
+    sizes = " ".join(f"{key}={value if isinstance(value, str) else toml_literal(value)}" for key, value in kept)
     trainer, generator = (size / GIB for size in least.free_bytes)
     return Problem(
         path="--gpus",

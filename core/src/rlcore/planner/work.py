@@ -30,6 +30,10 @@ class Work:
     offload: str
     """residency.offload_trainer of the recipe."""
     max_staleness: int
+    has_address: bool = False
+    """Whether the recipe says where Ray runs, as several machines need."""
+    is_separate: bool = False
+    """Whether the recipe gives generators devices of their own."""
     assumptions: tuple[str, ...]
 
 
@@ -79,6 +83,8 @@ def work_of(
         generates=generates,
         offload=recipe.residency.offload_trainer,
         max_staleness=recipe.async_.max_staleness,
+        has_address=recipe.cluster is not None and recipe.cluster.address is not None,
+        is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
         assumptions=tuple(_assumptions(recipe, context, mean_prompt, mean_response, prompt, response)),
     )
 

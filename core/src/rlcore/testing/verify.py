@@ -2,7 +2,7 @@
 
 JOB is JSON with the role, the name, the distribution and its version, the options of the plugin's section, the device, and for
 environments without rows of their own a row. Standard output gets one line of JSON for each check that has ended; what is
-printed besides goes to standard error.
+printed besides goes to standard error. The last line says that all have.
 """
 
 import json
@@ -96,7 +96,9 @@ def main() -> int:
         with open(module, "w", encoding="utf-8"):
             pass
         os.chdir(folder)
-        return int(pytest.main([*OPTIONS, f"--rootdir={folder}", module], plugins=[Reporter(job, stream)]))
+        code = int(pytest.main([*OPTIONS, f"--rootdir={folder}", module], plugins=[Reporter(job, stream)]))
+        print(json.dumps({"done": code}), file=stream, flush=True)
+        return code
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Sink `mlflow`: figures, the recipe and samples of a run in MLflow."""
 
 import math
+import re
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ BATCH = 100
 """Params and, with room for ten times as many, metrics of one request, by MLflow's REST interface."""
 MAX_PARAM = 500
 """Characters of a value that every store takes."""
+MAX_NAME = 250
+OTHER_CHARACTERS = re.compile(r"[^\w\-. :/]")
 
 
 def flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -28,9 +31,11 @@ def flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", str(value)
 
 
-def metric_name(name: str) -> str:
-    """The name with "_at_" in place of "@", which MLflow takes in no name."""
-    return name.replace("@", "_at_")
+def name_of(name: str) -> str:
+    """The name with "_at_" in place of "@", and "_" in place of what else MLflow takes in no name of a metric or param: rewards
+    and data sets of a recipe have names of any kind."""
+    parts = OTHER_CHARACTERS.sub("_", name.replace("@", "_at_")).split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME]
 
 
 class MlflowRun:
@@ -46,15 +51,15 @@ class MlflowRun:
         experiment = self._mlflow.create_experiment(config.experiment) if found is None else found.experiment_id
         tags = dict(tag.partition("=")[::2] for tag in config.tags)
         self.id = self._mlflow.create_run(experiment, run_name=context.run_name, tags=tags).info.run_id
-        params = [Param(key, value[:MAX_PARAM]) for key, value in flat(tomllib.loads(context.recipe))]
+        params = [Param(name_of(key), value[:MAX_PARAM]) for key, value in flat(tomllib.loads(context.recipe))]
         for start in range(0, len(params), BATCH):
             self._mlflow.log_batch(self.id, params=params[start : start + BATCH])
         self._mlflow.log_text(self.id, context.recipe, "recipe.toml")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The figures of a step that are numbers, under `metric_name` of each."""
+        """The figures of a step that are numbers, under `name_of` each."""
         now = int(time.time() * 1000)
-        found = [Metric(metric_name(name), value, now, step) for name, value in metrics.items() if math.isfinite(value)]
+        found = [Metric(name_of(name), value, now, step) for name, value in metrics.items() if math.isfinite(value)]
         self._mlflow.log_batch(self.id, metrics=found)
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:

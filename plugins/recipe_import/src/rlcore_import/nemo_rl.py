@@ -25,18 +25,19 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         raise error(path, f"the tables {', '.join(map(str, tables)) or 'none'}", expected)
     source = Source(values=tables, mapped=MAPPED, dropped=DROPPED)
     values: dict[str, Any] = {"algorithm.name": kind}
-    _run(source, values, kind)
-    import_policy(source, values, kind)
-    import_data(source, values, kind, path)
-    if kind == "grpo":
-        _step(source, values)
-        _advantages(source, values)
-        _loss(source, values)
-        _generation(source, values)
-        _asynchrony(source, values)
-    elif kind == "dpo":
-        _preferences(source, values)
-    import_cluster(source, values, generates=kind == "grpo")
+    with source.checked():
+        _run(source, values, kind)
+        import_policy(source, values, kind)
+        import_data(source, values, kind, path)
+        if kind == "grpo":
+            _step(source, values)
+            _advantages(source, values)
+            _loss(source, values)
+            _generation(source, values)
+            _asynchrony(source, values)
+        elif kind == "dpo":
+            _preferences(source, values)
+        import_cluster(source, values, generates=kind == "grpo")
     if "data.evaluation.source" not in values:
         values = {key: value for key, value in values.items() if not key.startswith("evaluation.")}
     unmapped, num_off = source.unmapped()

@@ -17,11 +17,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
 }
+AS_WRITTEN = ("now", "hydra")
+"""Functions of what is known once a run begins."""
 MOST_STEPS = 64
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with every reference replaced. One to a variable of the environment that is not set stays as it is written."""
+    """The values with every reference replaced. One to a variable of the environment that is not set, or to what is known once
+    a run begins, stays as it is written."""
     return {key: _resolve(value, (key,), values, 0) for key, value in values.items()}
 
 
@@ -39,7 +42,7 @@ def _resolve(value: Any, place: tuple[str, ...], root: Mapping[str, Any], depth:
         if match[0] == value:
             return found
         if isinstance(found, str) and found == match[0]:
-            return value  # a variable that is not set
+            return value  # a variable that is not set, or the time
         value = f"{value[: match.start()]}{'' if found is None else found}{value[match.end() :]}"
     return value
 
@@ -48,14 +51,20 @@ def _one(text: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int)
     name, is_call, arguments = text.partition(":")
     if is_call and name == "oc.env":
         variable, _, default = arguments.partition(",")
-        return os.environ.get(variable.strip(), default.strip() or f"${{{text}}}")
+        default = default.strip()
+        return os.environ.get(variable.strip(), None if default == "null" else default or f"${{{text}}}")
     if is_call and name == "oc.select":
         key, _, default = arguments.partition(",")
         return _look(key.strip(), place, root, depth, default=_number(default.strip()))
+    if is_call and name in AS_WRITTEN:
+        return f"${{{text}}}"
     if is_call:
         if name not in FUNCTIONS:
             raise error(".".join(place), f"${{{text}}}", f"one of the functions {', '.join(FUNCTIONS)}, oc.env and oc.select")
-        return FUNCTIONS[name](*(_number(part.strip()) for part in arguments.split(",")))
+        try:
+            return FUNCTIONS[name](*(_number(part.strip()) for part in arguments.split(",")))
+        except (TypeError, ValueError, ArithmeticError) as problem:
+            raise error(".".join(place), f"${{{text}}}: {problem}", f"numbers that {name} takes") from problem
     return _look(text, place, root, depth)
 
 

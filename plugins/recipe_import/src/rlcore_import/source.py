@@ -1,11 +1,13 @@
 """Another library's values, of which each is taken once, or told of."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.spi import ConfigError, Problem
 from rlcore.spi.importing import Unmapped
 
 UNKNOWN = "not known to this importer: look up what it does"
@@ -37,15 +39,27 @@ class Source:
     mapped: Mapping[str, str]
     """What becomes of each key that is read."""
     dropped: Sequence[Dropped]
-    taken: set[str] = field(factory=set)
+    taken: dict[str, None] = field(factory=dict)
+    """Keys, the last that was taken at the end."""
     reports: list[Unmapped] = field(factory=list)
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key, which counts as mapped from then on; the default where it is not there or null."""
         assert key in self.mapped, f"{key} is not in the table of mapped keys"
-        self.taken.add(key)
+        self.taken.pop(key, None)
+        self.taken[key] = None
         found = self.look(key)
         return default if found is None else found
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """ConfigError where the last value that was taken is of a type that it cannot have."""
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError) as error:
+            key = next(reversed(self.taken), "")
+            expected = "a value of the type that the key has in that library"
+            raise ConfigError([Problem(path=key, found=f"{self.look(key)!r} ({error})", expected=expected)]) from error
 
     def look(self, key: str) -> Any:
         """The value of a key, which may be mapped or not; None where it is not there."""

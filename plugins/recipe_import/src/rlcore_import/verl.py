@@ -45,14 +45,15 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         )
     source = Source(values=resolved(tables), mapped=MAPPED, dropped=DROPPED)
     values: dict[str, Any] = {"run.device": "cuda"}
-    _run(source, values)
-    _model(source, values)
-    _step(source, values)
-    _data(source, values)
-    _algorithm(source, values)
-    _optimizer(source, values)
-    _trainer(source, values)
-    _generator(source, values)
+    with source.checked():
+        _run(source, values)
+        _model(source, values)
+        _step(source, values)
+        _data(source, values)
+        _algorithm(source, values)
+        _optimizer(source, values)
+        _trainer(source, values)
+        _generator(source, values)
     unmapped, num_off = source.unmapped()
     return ImportedRecipe(values=values, unmapped=unmapped, num_off=num_off)
 
@@ -82,7 +83,8 @@ def _model(source: Source, values: dict[str, Any]) -> None:
     if template := source.take(f"{prefix}.custom_chat_template"):
         values["model.chat_template"] = str(template)
     for name, value in (source.take("data.apply_chat_template_kwargs") or {}).items():
-        values[f"model.chat_template_kwargs.{name}"] = value
+        if value is not None:
+            values[f"model.chat_template_kwargs.{name}"] = value
     rank = int(source.take(f"{prefix}.lora_rank", 0))
     alpha, targets = source.take(f"{prefix}.lora_alpha", 16), source.take(f"{prefix}.target_modules", "all-linear")
     if rank:

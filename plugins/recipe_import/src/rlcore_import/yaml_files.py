@@ -11,8 +11,12 @@ from rlcore.spi import ConfigError, Problem
 
 DEFAULTS = "defaults"
 SELF = "_self_"
+HYDRA = "hydra"
+"""hydra's own table, of which nothing but `searchpath` says something of the recipe."""
 MOST_FILES = 32
-_OVERRIDE = re.compile(r"[+~]{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(\+{0,2})([\w.\-@/]+)=(.*)", re.DOTALL)
+_DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
+_PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
 
 
 class _Loader(yaml.SafeLoader):
@@ -65,8 +69,9 @@ def read_inherited(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merge(merged, values)
 
 
-def read_hydra(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A file with the groups of its `defaults`: `- group@package: name`, `- group: name`, `- name` and `- _self_`."""
+def read_hydra(path: Path, above: tuple[Path, ...] = (), roots: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file with the groups of its `defaults`: `- group@package: name`, `- group: name`, `- name` and `- _self_`. Groups lie
+    beside it, or in the folders `roots`: that of the first file, and those of its `hydra.searchpath`."""
     path = path.resolve()
     if path in above or len(above) > MOST_FILES:
         raise error(path, "defaults that name each other in a circle", "files that end somewhere")
@@ -74,40 +79,65 @@ def read_hydra(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     entries = values.pop(DEFAULTS, None) or []
     if not isinstance(entries, list):
         raise error(path, f"defaults = {entries!r}", "a list of groups")
-    root = above[0].parent if above else path.parent
+    own = values.pop(HYDRA, None)
+    roots = roots or (path.parent, *_search_path(own, path))
     merged: dict[str, Any] = {}
     for entry in entries if SELF in entries else [*entries, SELF]:
         if entry == SELF:
             merged = merge(merged, values)
             continue
-        file, package = _group(entry, path, root)
+        file, package = _group(entry, path, roots)
         if file is not None:
-            merged = merge(merged, _below(package, read_hydra(file, (*above, path))))
+            merged = merge(merged, _below(package, read_hydra(file, (*above, path), roots)))
     return merged
 
 
-def _group(entry: Any, path: Path, root: Path) -> tuple[Path | None, str]:
-    """The file of an entry of `defaults`, and the dotted table that it goes to."""
+def _search_path(own: Any, path: Path) -> list[Path]:
+    """The folders of hydra's `searchpath` that are there: those of a relative one, and of a package, lie in the folder from
+    which the library is started, which is taken to be this one or one around the file."""
+    named = own.get("searchpath") if isinstance(own, Mapping) else None
+    found = []
+    for entry in named if isinstance(named, list) else ():
+        kind, _, place = str(entry).rpartition("://")
+        folder = place.replace(".", "/") if kind == "pkg" else place
+        found += [around / folder for around in (Path.cwd(), *path.parents) if (around / folder).is_dir()][:1]
+    return found
+
+
+def _group(entry: Any, path: Path, roots: Sequence[Path]) -> tuple[Path | None, str]:
+    """The file of an entry of `defaults`, None where there need be none, and the dotted table that it goes to."""
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
-        return _existing(path.parent / f"{name}.yaml", root / f"{name.removeprefix('/')}.yaml"), package
-    if not isinstance(entry, Mapping) or len(entry) != 1:
+        group = name.rpartition("/")[0]
+        files = [path.parent / f"{name}.yaml", *(root / f"{name.removeprefix('/')}.yaml" for root in roots)]
+        is_optional = False
+    elif isinstance(entry, Mapping) and len(entry) == 1:
+        ((key, name),) = entry.items()
+        words = str(key).split()
+        is_optional = "optional" in words[:-1]
+        group, _, package = words[-1].partition("@") if words else ("", "", "")
+        if name is None or group.startswith(f"{HYDRA}/"):
+            return None, ""
+        files = [path.parent / group / f"{name}.yaml", *(root / group.removeprefix("/") / f"{name}.yaml" for root in roots)]
+        files.append(path.parent / f"{name}.yaml")
+    else:
         raise error(path, f"{entry!r} in defaults", "a name, or one group with its name")
-    ((group, name),) = entry.items()
-    group, _, package = str(group).removeprefix("optional ").removeprefix("override ").partition("@")
-    if name is None or str(group).startswith("hydra/"):
-        return None, ""
-    file = _existing(
-        path.parent / group / f"{name}.yaml", root / group.removeprefix("/") / f"{name}.yaml", path.parent / f"{name}.yaml"
-    )
-    return file, package if package not in ("_here_", "_global_") else ""
+    file = next((file for file in files if file.is_file()), None)
+    if file is None and not is_optional:
+        raise error(files[0], "no such file", "the file of a group in defaults", "Import from a whole checkout")
+    return file, _package(package, group, file)
 
 
-def _existing(*files: Path) -> Path:
-    for file in files:
-        if file.is_file():
-            return file
-    raise error(files[0], "no such file", "the file of a group in defaults", "Import from a whole checkout")
+def _package(named: str, group: str, file: Path | None) -> str:
+    """The dotted table of a group: as `defaults` or the head of its file have it, else by the group's own name."""
+    if not named and file is not None:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        heads = (_PACKAGE.match(line) for line in lines if line.lstrip().startswith("#"))
+        named = next((head[1] for head in heads if head), "_group_")
+    if named in ("_here_", "_global_"):
+        return ""
+    own = ".".join(part for part in group.split("/") if part not in ("", ".."))
+    return own if named in ("", "_group_") else named
 
 
 def _below(package: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -129,17 +159,35 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
     """The values with KEY=VALUE, whose values are YAML; `+key`, `++key` and `~key` as hydra has them."""
     merged = dict(values)
     for override in overrides:
-        match = _OVERRIDE.fullmatch(override.strip())
+        text = override.strip()
+        if deletion := _DELETION.fullmatch(text):
+            merged = _without(merged, deletion[1].split("."), text)
+            continue
+        match = _OVERRIDE.fullmatch(text)
         if match is None:
-            raise error(override, "no KEY=VALUE", "such as algorithm.adv_estimator=grpo")
-        try:
-            value = yaml.load(match[2], _Loader)
-        except yaml.YAMLError:
-            value = match[2]
+            raise error(override, "no KEY=VALUE", "such as algorithm.adv_estimator=grpo, or ~KEY to leave a key out")
+        value = _value(match[3])
         merged = merge(
-            merged, _below(match[1].replace("@", "."), value) if isinstance(value, dict) else _single(match[1], value)
+            merged, _below(match[2].replace("@", "."), value) if isinstance(value, dict) else _single(match[2], value)
         )
     return merged
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return text
+
+
+def _without(values: Mapping[str, Any], names: Sequence[str], override: str) -> dict[str, Any]:
+    """The values without a key; ConfigError where it is not there."""
+    first, *others = names
+    if first not in values or (others and not isinstance(values[first], Mapping)):
+        raise error(override, "no such key", "a key that the recipe has")
+    if others:
+        return {**values, first: _without(values[first], others, override)}
+    return {key: value for key, value in values.items() if key != first}
 
 
 def _single(key: str, value: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Shapes: R rows (one token each), A attention heads, K key-value heads, D head si
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -91,14 +91,21 @@ class ClassDecoder:
         """Use these tensors from now on, as they are where the class computes with them as checkpoints have them. ModelError
         where the class lacks one or computes something else than `forward`."""
         options = {"config": self._config, "dtype": self._dtype, "attn_implementation": CACHED_ATTENTION}
-        model, loading = self._class.from_pretrained(None, state_dict=dict(weights), output_loading_info=True, **options)
+        try:
+            model, loading = self._class.from_pretrained(None, state_dict=dict(weights), output_loading_info=True, **options)
+        except (KeyError, ValueError) as error:  # classes with a table of their own of attentions
+            self._refuse(f"{self._class.__name__}, which takes no attention of others: {error!r}")
         if loading["missing_keys"] or loading["mismatched_keys"]:
             self._refuse(
                 f"weights without {min(loading['missing_keys'] or loading['mismatched_keys'])}", "all that its class has"
             )
         self._model = model.eval().requires_grad_(False).to(self._device)
         if not self._is_tried:
-            self._try()
+            try:
+                self._try()
+            except ModelError:
+                self.unbind()
+                raise
             self._is_tried = True
 
     def unbind(self) -> None:
@@ -129,12 +136,14 @@ class ClassDecoder:
         random = torch.Generator().manual_seed(0)
         sequences = [torch.randint(self.vocab_size, (length + _DRAWN,), generator=random) for length in _PROMPTS]
         try:
-            found, num_windows = self._cached_logits([sequence.to(self._device) for sequence in sequences])
-        except (ContractError, TypeError) as error:
+            found, layers = self._cached_logits([sequence.to(self._device) for sequence in sequences])
+        except (ContractError, TypeError, KeyError, AttributeError) as error:
             self._refuse(f"{self._class.__name__}, which cannot generate from this cache: {error}")
         expected = layer_windows(self._config)
-        if expected is not None and num_windows != expected:
-            self._refuse(f"{expected} layers of sliding_attention, of which {num_windows} tell their window to attention")
+        if expected is not None and layers.num_windows != expected:
+            self._refuse(
+                f"{expected} layers of sliding_attention, of which {layers.num_windows} tell their window to attention"
+            )
         self._model.set_attn_implementation("eager")
         own = [self._model(input_ids=sequence[None].to(self._device), use_cache=False).logits[0] for sequence in sequences]
         self._model.set_attn_implementation(CACHED_ATTENTION)
@@ -144,9 +153,11 @@ class ClassDecoder:
             bound = BOUNDS.get(self._dtype, BOUNDS[torch.bfloat16]) * expected_logprobs.std().item()
             if not distance <= bound:
                 self._refuse(f"log-probabilities {distance:.2g} from those of its class", f"at most {bound:.2g}")
+        if not layers.num_called:  # weights may be such that attention hardly matters
+            self._refuse(f"{self._class.__name__}, of which no layer calls that interface")
 
-    def _cached_logits(self, sequences: list[Tensor]) -> tuple[list[Tensor], int]:
-        """Logits [1 + drawn, V] of each sequence from the last token of its prompt on, and how many layers have a window."""
+    def _cached_logits(self, sequences: list[Tensor]) -> tuple[list[Tensor], Layers]:
+        """Logits [1 + drawn, V] of each sequence from the last token of its prompt on, and the layers of the prompts."""
         count, longest = len(sequences), max(_PROMPTS)
         rows = torch.zeros((count, longest), dtype=torch.int64, device=self._device)
         for row, sequence, length in zip(rows, sequences, _PROMPTS, strict=True):
@@ -163,8 +174,10 @@ class ClassDecoder:
             tokens = torch.stack([sequence[length + step] for sequence, length in zip(sequences, _PROMPTS, strict=True)])
             hidden = self._hidden(tokens, positions, Layers(SlotAttention(cache, positions, longest + step + 1)))
             found.append(self.logits(hidden))
-        return list(torch.stack(found, 1)), layers.num_windows
+        return list(torch.stack(found, 1)), layers
 
-    def _refuse(self, found: str, expected: str = "a decoder that attends through transformers' attention interface") -> None:
+    def _refuse(
+        self, found: str, expected: str = "a decoder that attends through transformers' attention interface"
+    ) -> NoReturn:
         path, remedy = str(self._config.name_or_path), "Use another generator for this model."
         raise ModelError([Problem(path=path, found=found, expected=expected, remedy=remedy)])
