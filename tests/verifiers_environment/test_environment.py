@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed: pip install 'rlcore-verifiers[hub]'")
+from rlcore_verifiers.package import unavailable
+
+if missing := unavailable():
+    pytest.skip(missing, allow_module_level=True)
 
 from rlcore.sessions.server import serving
 from rlcore.sessions.session import Sessions

@@ -9,13 +9,15 @@ from rlcore.spi import ConfigError, PluginError
 from rlcore_verifiers import loading
 from rlcore_verifiers.config import VerifiersConfig
 from rlcore_verifiers.loading import load
+from rlcore_verifiers.package import unavailable
 
 WORLDS = "verifiers-worlds"
 
 
 @pytest.fixture
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("verifiers", reason="verifiers is not installed: pip install 'rlcore-verifiers[hub]'")
+    if missing := unavailable():
+        pytest.skip(missing)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 

@@ -7,7 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed: pip install 'rlcore-verifiers[hub]'")
+from rlcore_verifiers.package import unavailable
+
+if missing := unavailable():
+    pytest.skip(missing, allow_module_level=True)
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare

@@ -9,7 +9,7 @@ from rlcore.spi import CheckContext, Problem
 from rlcore_verifiers.config import VerifiersConfig
 
 SUPPORTED = SpecifierSet(">=0.2.1,<0.3")
-"""Versions with `load_environment`; 0.3 and later run other environments, in processes of their own."""
+"""Versions whose `load_environment` was tried; 0.4 has none."""
 INSTALL = "pip install 'rlcore-verifiers[hub]'"
 
 
