@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlcore.spi import CloseRequest, LogprobsRequest, ModelSpec
 from rlcore.testing.models import make_model
 from rlcore_torchkit.models import checkpoint_shapes, load_model
-from rlcore_transformers.forward import Decoder
+from rlcore_transformers.forward import FamilyDecoder
 
 PLUGINS = ROOT / "docs" / "plugins.md"
 FAMILY = next(block.text for block in blocks(PLUGINS) if "ARCHITECTURE = Architecture(" in block.text)
@@ -74,7 +74,7 @@ def test_the_generators_decoder_computes_what_transformers_does(directory: Path)
     model = load_model(ModelSpec(path=str(directory)), dtype=torch.float32)
     tensors = load_file(directory / "model.safetensors")
     assert checkpoint_shapes(model).keys() == tensors.keys()
-    decoder = Decoder(model.config, model.model.rotary_emb, 16, torch.float32, torch.device("cpu"))
+    decoder = FamilyDecoder(model.config, model.model.rotary_emb, 16, torch.float32, torch.device("cpu"))
     decoder.bind(tensors)
 
     def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
