@@ -250,7 +250,7 @@ def wrong(found: list[str]) -> dict[str, str]:
             "cpu",
             {"recompute": "selective"},
             {"recompute_modules": ["mlp", "layernorm"]},
-            "['mlp', 'layernorm']; expected none of layernorm, mla_up_proj, whose recomputation asks TransformerEngine for its "
+            "['mlp', 'layernorm']; expected none of layernorm, whose recomputation asks TransformerEngine for its "
             "state. Install that, or leave them out",
         ),
         (

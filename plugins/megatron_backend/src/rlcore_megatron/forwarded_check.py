@@ -28,7 +28,7 @@ NEEDS_ENGINE = (
     "fp4",
 )
 """Fields of TransformerConfig that do nothing, or fail in the middle of a step, without layers of TransformerEngine."""
-NEEDS_ITS_STATE = ("layernorm", "mla_up_proj")
+NEEDS_ITS_STATE = ("layernorm",)
 """Modules whose recomputation fails in the first step where TransformerEngine is not installed, whatever computes layers."""
 NEEDS_FP8 = ("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad")
 PRECISIONS = {
