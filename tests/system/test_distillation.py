@@ -107,12 +107,18 @@ def test_a_student_reaches_its_teacher(school: Path) -> None:
 
 
 DIVIDED_TEACHER = ("cluster.gpus_per_node=3", "cluster.reference_gpus_per_node=2", "reference.trainer={tensor_parallel=2}")
+DIVIDED_STUDENT = (
+    "cluster.gpus_per_node=3",
+    "cluster.reference_gpus_per_node=1",
+    "trainer.megatron.tensor_parallel=2",
+    "reference.trainer={tensor_parallel=1}",
+)
 
 
 @pytest.mark.parametrize(
     ("trainer", "place"),
-    [("fsdp2", ()), ("fsdp2", DIVIDED_TEACHER), ("megatron", ())],
-    ids=["fsdp2-inside", "fsdp2-apart", "megatron-inside"],
+    [("fsdp2", ()), ("fsdp2", DIVIDED_TEACHER), ("megatron", ()), ("megatron", DIVIDED_STUDENT)],
+    ids=["fsdp2-inside", "fsdp2-apart", "megatron-inside", "megatron-apart"],
 )
 def test_the_loss_sees_the_teachers_log_probabilities(school: Path, trainer: str, place: tuple[str, ...]) -> None:
     """The loss and the norm of its gradient are those that transformers' models have in float64, with the teacher beside the

@@ -55,6 +55,26 @@ def test_a_second_one_tears_the_deferred_part() -> None:
     assert guard.torn
 
 
+class PressesWhenFreed:
+    def __del__(self) -> None:
+        press()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_that_python_dropped_ends_the_next_part_before_it_begins() -> None:
+    guard, reached = InterruptGuard(), []
+    with pytest.raises(KeyboardInterrupt), guard.entered():
+        PressesWhenFreed()  # Python prints what a finalizer raises, and goes on
+        reached.append("after")
+        with guard.deferred():
+            reached.append("inside")
+    assert reached == ["after"]
+    assert not guard.torn
+    with guard.deferred():
+        reached.append("saved")
+    assert reached == ["after", "saved"]
+
+
 def test_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGINT)
     with InterruptGuard().entered():

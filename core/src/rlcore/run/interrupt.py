@@ -60,13 +60,17 @@ class InterruptGuard:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            self._requested = False
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """A part that must finish: weights, optimizer, version and metrics change together. May be nested.
 
-        An error that ends the part ends the run as well: it is raised, and a signal that came before is forgotten.
+        An error that ends the part ends the run as well: it is raised, and a signal that came before is forgotten. A signal
+        whose KeyboardInterrupt was lost (Python drops what is raised in a finalizer) ends the block where the next part begins.
         """
+        if self._requested and self._depth == 0:
+            raise KeyboardInterrupt
         self._depth += 1
         try:
             yield
@@ -77,15 +81,11 @@ class InterruptGuard:
         finally:
             self._depth -= 1
         if self._requested and self._depth == 0:
-            self._raise()
+            raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what signal handlers receive
         again, self._requested = self._requested, True
         self.pressed = True
         if self._depth == 0 or again:
             self.torn = self._depth > 0
-            self._raise()
-
-    def _raise(self) -> None:
-        self._requested = False
-        raise KeyboardInterrupt
+            raise KeyboardInterrupt
