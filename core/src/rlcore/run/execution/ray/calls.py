@@ -9,6 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
+from rlcore.run.execution.ray.silence import SilenceWatch
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
@@ -109,9 +110,11 @@ class Calls:
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], *, limit_s: float | None = None) -> list[Any]:
         """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end."""
         wait = self._begin(name, arguments)
+        watch = self._watch(name)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
+                watch.look(list(wait.pending.values()))
                 self._check_limit(wait, limit_s)
                 if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S:
                     break
@@ -123,9 +126,11 @@ class Calls:
         """What every rank returned or raised. WorkerError where one died or hangs; the error of one for which others wait."""
         given = [arguments] * len(self.ranks) if each is None else each
         wait = self._begin(name, dict(enumerate(given)))
+        watch = self._watch(name)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
+                watch.look(list(wait.pending.values()))
                 self._check_limit(wait, limit_s)
                 self._check_others(wait, limit_s)
         return dict(sorted(wait.outcomes.items()))
@@ -198,7 +203,7 @@ class Calls:
         """What busy ranks answer beside their work; `otherwise` from those that do not."""
         import ray
 
-        queries = [getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote() for rank in ranks]
+        queries = [self._ask(rank, name) for rank in ranks]
         ready, _ = ray.wait(queries, num_returns=len(queries), timeout=QUERY_TIMEOUT_S)
         answers = []
         for reference in queries:
@@ -208,6 +213,17 @@ class Calls:
                     answer = ray.get(reference)
             answers.append(answer)
         return answers
+
+    def _ask(self, rank: int, name: str) -> Any:
+        return getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote()
+
+    def _watch(self, name: str) -> SilenceWatch:
+        return SilenceWatch(
+            call=name,
+            ask=lambda rank: self._ask(rank, "where"),
+            name=lambda rank: str(self.workers[rank]),
+            tell=self.progress.note,
+        )
 
     def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Wait:
         self._require_workers(name)
