@@ -57,6 +57,8 @@ class _Wait:
     outcomes: dict[int, Outcome] = field(factory=dict)
     seconds: dict[int, float] = field(factory=dict)
     """How long each rank took to answer."""
+    watch: SilenceWatch | None = None
+    """None for what is asked beside the calls."""
     first_answer: float | None = None
     first_failure: float | None = None
     failed_first: int | None = None
@@ -110,11 +112,9 @@ class Calls:
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], *, limit_s: float | None = None) -> list[Any]:
         """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end."""
         wait = self._begin(name, arguments)
-        watch = self._watch(name)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
-                watch.look(list(wait.pending.values()))
                 self._check_limit(wait, limit_s)
                 if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S:
                     break
@@ -126,11 +126,9 @@ class Calls:
         """What every rank returned or raised. WorkerError where one died or hangs; the error of one for which others wait."""
         given = [arguments] * len(self.ranks) if each is None else each
         wait = self._begin(name, dict(enumerate(given)))
-        watch = self._watch(name)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
-                watch.look(list(wait.pending.values()))
                 self._check_limit(wait, limit_s)
                 self._check_others(wait, limit_s)
         return dict(sorted(wait.outcomes.items()))
@@ -234,7 +232,7 @@ class Calls:
                 self._check_limit(wait, None)
             self._left_behind.remove(wait)
         references = {self.ranks[rank].actor.call.remote(name, *given): rank for rank, given in arguments.items()}
-        return _Wait(name=name, pending=references)
+        return _Wait(name=name, pending=references, watch=self._watch(name))
 
     @contextlib.contextmanager
     def _under_way(self, wait: _Wait) -> Iterator[None]:
@@ -265,6 +263,8 @@ class Calls:
         self._require_workers(wait.name)
         pending = list(wait.pending)
         ready, _ = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+        if wait.watch is not None:
+            wait.watch.look(list(wait.pending.values()))
         for reference in ready:
             rank = wait.pending.pop(reference)
             try:
