@@ -124,19 +124,17 @@ def measure(row: str, device: str, quick: bool, batches: list[int], directory: P
     return {"found": found, "start_s": start_s}
 
 
-def report(found: dict[str, dict[str, Any]]) -> None:
-    print(f"{'speculative':14}{'batch':>6}{'tokens/s':>11}{'ratio':>8}{'repeated':>10}{'accepted':>10}{'logprob':>10}")
-    base = found.get("none", {}).get("found", {})
-    for row, result in found.items():
-        if "failed" in result:
-            print(f"{row:14}{result['failed']}")
-            continue
-        for batch, one in result["found"].items():
-            ratio = one["tokens_per_s"] / base[batch]["tokens_per_s"] if batch in base else float("nan")
-            figures = (
-                f"{one['tokens_per_s']:11,.0f}{ratio:8.2f}{one['repeated']:10.3f}{one['accepted']:10.2f}{one['logprob']:10.4f}"
-            )
-            print(f"{row:14}{batch:>6}{figures}")
+def report(row: str, result: dict[str, Any], base: dict[str, Any]) -> None:
+    """The lines of a row, against those of the row without guesses where it came before."""
+    if "failed" in result:
+        print(f"{row:14}{result['failed']}", flush=True)
+        return
+    for batch, one in result["found"].items():
+        ratio = one["tokens_per_s"] / base[batch]["tokens_per_s"] if batch in base else float("nan")
+        figures = (
+            f"{one['tokens_per_s']:11,.0f}{ratio:8.2f}{one['repeated']:10.3f}{one['accepted']:10.2f}{one['logprob']:10.4f}"
+        )
+        print(f"{row:14}{batch:>6}{figures}", flush=True)
 
 
 def main() -> None:
@@ -149,9 +147,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             options = parse_options(arguments.set)
             finish(measure(arguments.row, arguments.device, arguments.quick, arguments.batches, Path(scratch), options))
-    found = {row: run_row(__file__, row, arguments.limit) for row in arguments.rows}
     print(versions(arguments.device))
-    report(found)
+    print(f"{'speculative':14}{'batch':>6}{'tokens/s':>11}{'ratio':>8}{'repeated':>10}{'accepted':>10}{'logprob':>10}")
+    base: dict[str, Any] = {}
+    for row in arguments.rows:
+        result = run_row(__file__, row, arguments.limit)
+        base = result.get("found", {}) if row == "none" else base
+        report(row, result, base)
 
 
 if __name__ == "__main__":

@@ -174,8 +174,8 @@ def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
-def test_a_drafter_keeps_its_weights_while_the_engine_sleeps(model: Repetitive, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle", "eagle3"])
+def test_guesses_are_as_good_after_the_engine_has_slept(model: Repetitive, tmp_path: Path, method: str) -> None:
     """Before each refit the engine sleeps, as it does while a trainer has the device, and the drafter guesses as before."""
     context = evolve(context_of(model, device="cuda"), channel="cuda_ipc", log_directory=tmp_path)
     options = guesses(method, model)
@@ -207,4 +207,5 @@ def test_graphs_are_captured_for_the_tokens_of_a_step(model: Repetitive) -> None
     arguments = engine_settings(context, VllmConfig(max_num_seqs=16, speculative_ngram=4)).arguments
     assert arguments["cudagraph_capture_sizes"] == [5, 10, 20, 40, 80]
     assert arguments["speculative_config"]["num_speculative_tokens"] == 4
+    assert arguments["speculative_config"]["method"] == "ngram_gpu"
     assert "speculative_config" not in engine_settings(context, VllmConfig()).arguments

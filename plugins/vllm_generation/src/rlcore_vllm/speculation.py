@@ -29,12 +29,13 @@ def num_guessed(config: VllmConfig) -> int:
     return config.speculative_ngram if config.speculative_model is None else config.speculative_tokens
 
 
-def speculative_arguments(config: VllmConfig) -> dict[str, Any]:
-    """Return vLLM's arguments for a section."""
+def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
+    """Return vLLM's arguments for a section on a kind of device."""
     if not num_guessed(config):
         return {}
     if config.speculative_model is None:
-        how: dict[str, Any] = {"method": "ngram", **LOOKUP}
+        # Looked for on the host, they keep vLLM from scheduling a step before the one before it has ended.
+        how: dict[str, Any] = {"method": "ngram" if device == "cpu" else "ngram_gpu", **LOOKUP}
     else:
         model = str(Path(config.speculative_model).expanduser())
         # The policy's own format is "dummy", where a trainer sends its weights.

@@ -14,10 +14,13 @@ from vllm.platforms import current_platform
 from rlcore.spi import RefitError
 from rlcore_vllm import versions
 from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
+from rlcore_vllm.whole_guesses import guess_whole
 
 register()
 if current_platform.is_cpu():
     versions.wait_without_spinning()
+else:
+    guess_whole()
 versions.keep_scales_exact()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
