@@ -98,7 +98,7 @@ def test_the_interfaces_reference_has_every_public_name(site):
     text = (site[0] / "docs/interface/index.html").read_text()
     missing = [
         name
-        for name in rlcore.spi._MODULES
+        for name in rlcore.spi.__all__
         if isinstance(value := getattr(rlcore.spi, name), type)
         and value.__module__.startswith("rlcore.spi.")
         and f'id="{value.__module__}.{name}"' not in text

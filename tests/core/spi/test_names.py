@@ -10,20 +10,16 @@ import pytest
 
 import rlcore.spi
 
-NAMES = {name: f"rlcore.spi.{module}" for module, names in rlcore.spi._NAMES.items() for name in names.split()}
+BLOCK = [node for node in ast.parse(Path(rlcore.spi.__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+NAMES = {alias.asname: node.module for node in BLOCK[0].body if isinstance(node, ast.ImportFrom) for alias in node.names}
+"""What type checkers see, by the module."""
 
 
-def test_every_name_is_that_of_its_module() -> None:
+def test_every_name_is_that_of_its_module_for_type_checkers_too() -> None:
+    assert sorted(rlcore.spi.__all__) == sorted([*NAMES, "capabilities"])
+    assert set(rlcore.spi.__all__) <= set(dir(rlcore.spi))
     for name, module in NAMES.items():
-        assert getattr(rlcore.spi, name) is getattr(import_module(module), name)
-    assert {*NAMES, "capabilities"} <= set(dir(rlcore.spi))
-
-
-def test_type_checkers_see_the_same_names() -> None:
-    tree = ast.parse(Path(rlcore.spi.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == NAMES
+        assert getattr(rlcore.spi, name) is getattr(import_module(str(module)), str(name))
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -59,7 +59,7 @@ def described_field(node: ast.AnnAssign) -> str:
 
 def public_names() -> list[str]:
     """What rlcore.spi exports."""
-    return sorted([*rlcore.spi._MODULES, "capabilities"])
+    return sorted(rlcore.spi.__all__)
 
 
 def interface() -> dict[str, Any]:

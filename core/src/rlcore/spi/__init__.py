@@ -56,6 +56,7 @@ _NAMES = {
 }
 """The names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["capabilities", *_MODULES]
 
 if TYPE_CHECKING:
     from rlcore.spi.algorithm import Algorithm as Algorithm
@@ -197,4 +198,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *__all__})
