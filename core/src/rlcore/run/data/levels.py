@@ -13,7 +13,7 @@ from rlcore.spi.arrays import BoolArray, Int64Array
 LEVEL = "level"
 """The field of a row that says its level."""
 NO_LEVEL = -1
-"""Of rows without a level, which never wait."""
+"""What stands for the level of rows without one, which never wait."""
 
 
 @frozen(kw_only=True)
@@ -70,8 +70,8 @@ def levels_of(rows: Sequence[Row], numbers: Int64Array) -> Int64Array:
             )
     if all(level is None for level in found):
         raise DataError(
-            f"data.raise_level_at: found no row with a {LEVEL!r}; expected some. Rows of the environment have it where its "
-            "section says so, such as levels of [environment.reasoning_gym.families], those of files in a field of this name"
+            f"data.raise_level_at: found no row with a {LEVEL!r}; expected some. Rows of an environment have it where its "
+            "section asks for levels, those of files where they have a field of this name"
         )
     return np.array([NO_LEVEL if level is None else level for level in found], np.int64)
 
