@@ -109,3 +109,11 @@ def test_the_command_measures_what_an_endpoint_has(rlcore_server, tmp_path):
     expected, measured = (json.loads(one.stdout) for one in found)
     assert measured == expected
     assert measured["evaluation/failed"] == 0.0
+    file = tokenizer / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    content["model"]["vocab"] = dict(zip(words, [*list(words.values())[1:], words[next(iter(words))]], strict=True))
+    file.write_text(json.dumps(content))
+    refused = CliRunner().invoke(cli, ["eval", str(tmp_path / "recipe.toml"), *remote])
+    assert refused.exit_code == 2
+    assert "the tokenizer of model.path" in refused.output

@@ -39,13 +39,11 @@ def document() -> str:
 
 def exported() -> dict[str, set[str]]:
     """Public names by the module that they are imported from; all of `capabilities`, which is public itself."""
-    modules: dict[str, set[str]] = {}
-    for node in ast.parse((INTERFACE / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module == "rlcore.spi":
-            for alias in node.names:
-                tree = ast.parse((INTERFACE / f"{alias.name}.py").read_text(encoding="utf-8"))
-                modules[alias.name] = {name for each in tree.body if (name := name_of(each)) and not name.startswith("_")}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+    tree = ast.parse((INTERFACE / "capabilities.py").read_text(encoding="utf-8"))
+    known = {name for each in tree.body if (name := name_of(each)) and not name.startswith("_")}
+    modules: dict[str, set[str]] = {"capabilities": known}
+    for node in ast.walk(ast.parse((INTERFACE / "__init__.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlcore.spi."):
             modules.setdefault(node.module.rpartition(".")[2], set()).update(alias.name for alias in node.names)
     return dict(sorted(modules.items()))
 

@@ -98,8 +98,8 @@ def test_the_interfaces_reference_has_every_public_name(site):
     text = (site[0] / "docs/interface/index.html").read_text()
     missing = [
         name
-        for name, value in vars(rlcore.spi).items()
-        if isinstance(value, type)
+        for name in rlcore.spi.__all__
+        if isinstance(value := getattr(rlcore.spi, name), type)
         and value.__module__.startswith("rlcore.spi.")
         and f'id="{value.__module__}.{name}"' not in text
     ]

@@ -15,7 +15,7 @@ def test_the_page_is_current():
 def test_every_public_name_is_on_the_page():
     page = document()
     names = set().union(*exported().values())
-    public = {name for name in vars(rlcore.spi) if not name.startswith("_") and isinstance(vars(rlcore.spi)[name], type)}
+    public = {name for name in rlcore.spi.__all__ if isinstance(getattr(rlcore.spi, name), type)}
     assert len(public) > 50
     assert public <= names
     assert not [name for name in names if f"### `{name}`\n" not in page]

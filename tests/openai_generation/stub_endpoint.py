@@ -16,7 +16,7 @@ LIMIT = 64
 
 def token(number: int, logprob: float = -0.5, reason: str | None = None, **changes: Any) -> dict[str, Any]:
     """One event of a stream, with one token."""
-    choice = {"text": "x", "token_ids": [number], "logprobs": {"token_logprobs": [logprob]}, "finish_reason": reason}
+    choice = {"text": f"t{number} ", "token_ids": [number], "logprobs": {"token_logprobs": [logprob]}, "finish_reason": reason}
     return {"choices": [choice | changes]}
 
 

@@ -1,8 +1,9 @@
 """The generator in front of endpoints that fail, that lack something, or that are slow."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from rlcore.spi import (
 )
 from rlcore.testing.conformance.feeds import ScriptedFeed
 from rlcore.testing.conformance.fixtures import entry_of
-from rlcore_openai import endpoints
+from rlcore_openai import backend, endpoints
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.provider import PROVIDER
@@ -41,11 +42,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens the generator in front of stubs, and closes both; retries come at once."""
     monkeypatch.setattr(endpoints, "FIRST_PAUSE_S", 1e-3)
     monkeypatch.setenv("STUB_KEY", KEY)
+    monkeypatch.setattr(backend, "decoder_of", lambda model: partial(words, model.path))
     with ExitStack() as stack:
 
-        def open_with(*stubs: Stub, limit: int = LIMIT, **options: Any) -> GeneratorHandle:
+        def open_with(*stubs: Stub, limit: int = LIMIT, letter: str = "t", **options: Any) -> GeneratorHandle:
             urls = tuple(stack.enter_context(listening(stub)) for stub in stubs)
-            model = ModelSpec(path="none")
+            model = ModelSpec(path=letter)
             context = GeneratorContext(model=model, rank_info=RankInfo(), seed=0, max_sequence_length=limit, channel=None)
             config = OpenAIConfig(base_urls=urls, api_key_env="STUB_KEY", **options)
             handle = build_generator(entry_of("generator", PROVIDER, "cpu"), context, config)
@@ -53,6 +55,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
             return handle
 
         yield open_with
+
+
+def words(letter: str, tokens: Sequence[int]) -> list[str]:
+    """Texts of a tokenizer whose tokens are words of a letter and the token's number; without importing transformers."""
+    return [" ".join(f"{letter}{number}" for number in tokens)]
 
 
 def request(num_samples: int, **changes: Any) -> GenerateRequest:
@@ -157,7 +164,7 @@ def test_a_conversation_stays_where_it_began(opened: Open) -> None:
 def test_an_address_above_the_api_is_told_where_that_is() -> None:
     """The commonest slip: the server's own address, without /v1."""
     with listening(Stub()) as url, pytest.raises(ConfigError, match=url):
-        Endpoints(OpenAIConfig(base_urls=(url.removesuffix("/v1"),)), LIMIT)
+        Endpoints(OpenAIConfig(base_urls=(url.removesuffix("/v1"),)), LIMIT, lambda _: [""])
 
 
 @pytest.mark.parametrize(
@@ -187,6 +194,12 @@ def test_what_an_endpoint_does_not_return_is_named_at_the_start(opened: Open, ch
 def test_a_model_that_is_not_there_or_too_short_is_named(opened: Open, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         opened(Stub(), **options)
+
+
+def test_another_tokenizer_is_refused(opened: Open) -> None:
+    """Which would make prompts and answers of the run other texts there and here."""
+    with pytest.raises(ConfigError, match="the text 't0 t0 .* are 'u0 u0 .*Set model.path"):
+        opened(Stub(), letter="u")
 
 
 def test_log_probabilities_of_another_distribution_are_refused(opened: Open) -> None:

@@ -63,6 +63,12 @@ def test_weights_and_levels_mix():
     assert 100 <= counts["chain_sum", 0] <= 200
 
 
+def test_levels_are_told_without_making_rows():
+    rows = Problems(config({"gcd": FamilyConfig(levels=(0, 2)), "chain_sum": FamilyConfig()}, num_train=40)).rows("train")
+    assert [rows.level_of(number) for number in range(40)] == [row["level"] for row in rows]
+    assert {0, 2, None} == {rows.level_of(number) for number in range(40)}
+
+
 def test_prompts_are_messages_or_text():
     (first,) = Problems(config(num_evaluation=1, system_prompt="Be brief.", instruction="Now.")).rows("evaluation")
     system, user = first["prompt"]

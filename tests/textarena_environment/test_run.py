@@ -1,6 +1,7 @@
-"""A step of self-play by a tiny model: groups are one player's, and its answers alone are trained on."""
+"""A step of the recipe of self-play by a tiny model: groups are one player's, and its answers alone are trained on."""
 
 import json
+from pathlib import Path
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
@@ -12,42 +13,17 @@ from rlcore_grpo.provider import PROVIDER as GRPO
 from rlcore_textarena.provider import PROVIDER as TEXTARENA
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
-RECIPE = """
-[run]
-num_steps = 1
-device = "cpu"
-[model]
-path = "{model}"
-dtype = "float32"
-[algorithm]
-name = "grpo"
-[environment]
-name = "textarena"
-[environment.textarena]
-max_turns = 4
-num_evaluation = 2
-[rollout]
-samples_per_prompt = 2
-max_prompt_tokens = 2000
-max_response_tokens = 4
-[training]
-prompts_per_step = 2
-[data.evaluation]
-source = "environment"
-[evaluation]
-at_start = false
-at_end = true
-[sinks]
-names = []
-"""
+RECIPE = Path(__file__).parents[2] / "recipes" / "tictactoe-selfplay.toml"
+SHORT = ["run.num_steps=1", "run.device=cpu", "environment.textarena.max_turns=4", "environment.textarena.num_evaluation=2"]
+SHORT += ["rollout.samples_per_prompt=2", "rollout.max_response_tokens=4", "training.prompts_per_step=2"]
+SHORT += ["evaluation.at_start=false", "evaluation.at_end=true", "sinks.names=[]", "checkpoint.export=none"]
 
 
 def test_a_step_of_self_play_and_an_evaluation(tmp_path):
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE.format(model=make_model(tmp_path / "model", max_length=2048)))
+    model = make_model(tmp_path / "model", max_length=2048)
     providers = {"trainer": FSDP2, "generator": TRANSFORMERS, "algorithm": GRPO, "environment": TEXTARENA}
     registry = Registry.from_providers({role: [provider] for role, provider in providers.items()})
-    plan = prepare(recipe, [f"run.directory={tmp_path / 'runs'}"], registry=registry)
+    plan = prepare(RECIPE, [*SHORT, f"model.path={model}", f"run.directory={tmp_path / 'runs'}"], registry=registry)
     assert train(plan, resume=False, progress=Progress())["steps"] == 1
     lines = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
     metrics = {name: value for line in lines for name, value in line.items()}

@@ -1,13 +1,14 @@
 """Sink `wandb` against the package itself, offline."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("wandb", reason="wandb is not installed")
 
-from rlcore.spi import LoggedSample, SinkContext
+from rlcore.spi import LoggedSample, RlcoreError, SinkContext
 from rlcore_wandb.config import WandbConfig
 from rlcore_wandb.sink import WandbSink
 
@@ -43,11 +44,11 @@ def read(file: Path) -> tuple[object, dict[int, dict[str, object]], int, dict[st
     return found, steps, code, summary
 
 
-def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
+def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp_path: Path) -> None:
     run(tmp_path, [0, 1, 2], None)
+    (tmp_path / "wandb").rename(tmp_path / "before")  # W&B names folders by the second
     run(tmp_path, [2, 3], {"steps": 3})
-    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    files = [file for folder in ("before", "wandb") for file in tmp_path.glob(f"{folder}/offline-run-*/*.wandb")]
     (first, before, failed, _), (second, after, finished, summary) = map(read, files)
     assert (first.run_id, first.project, first.display_name, first.run_group) == (second.run_id, "sums", "first", "g")
     assert list(first.tags) == ["baseline"]
@@ -66,3 +67,29 @@ def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp
         "columns": ["group", "prompt", "response", "reward", "advantage"],
         "data": [[3, "2+2=", "4", 1.0, -0.5]],
     }
+
+
+def test_the_mode_is_the_environments_where_the_recipe_has_none(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sink = WandbSink(SinkContext(run_directory=tmp_path, run_name="first", recipe=RECIPE), WandbConfig())
+    sink.log(1, {"loss": 0.5})
+    sink.close(None)
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert read(file)[1][1]["loss"] == 0.5
+
+
+def test_without_a_key_the_sink_says_so_and_asks_no_terminal(tmp_path: Path, monkeypatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+    def refuse(*arguments: object) -> str:
+        raise AssertionError("a terminal was asked")
+
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", refuse)
+    sink = WandbSink(SinkContext(run_directory=tmp_path, run_name="first", recipe=RECIPE), WandbConfig())
+    sink.log(1, {"loss": 0.5})
+    with pytest.raises(RlcoreError, match=r"No API key configured.*sinks\.wandb\.mode"):
+        sink.close(None)

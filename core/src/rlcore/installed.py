@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import lru_cache
 from importlib import metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 
@@ -93,5 +94,7 @@ def _malformation(distribution: Distribution, error: Exception) -> str:
     return f"{type(error).__name__}: {error}. Reinstall {distribution.name}"
 
 
+@lru_cache
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
-    return distribution.metadata["Name"] or "unknown", distribution.metadata["Version"] or "unknown"
+    declared = distribution.metadata  # parsed anew each time it is asked for
+    return declared["Name"] or "unknown", declared["Version"] or "unknown"

@@ -47,6 +47,7 @@ def prepared() -> SimpleNamespace:
         channel="in_process",
         ranks_per_generator=1,
         evaluates=True,
+        measures_examples=False,
         registry=SimpleNamespace(warnings=()),
         sinks=(),
         observers=(ObserverEntry(name="obs", distribution="acme-obs", version="1.2", observer=None),),

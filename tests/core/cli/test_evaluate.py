@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from rlcore.run.plan import channel
+
+from .conftest import prepared
 
 
 def test_eval_prints_figures(invoke, calls, tmp_path: Path) -> None:
@@ -26,6 +30,16 @@ def test_eval_of_several_samples(invoke, calls) -> None:
     (_, overrides), *_ = calls.prepared
     assert overrides[0] == "evaluation.temperature=0.8"
     assert overrides[-2:] == ["evaluation.samples_per_prompt=16", "evaluation.pass_at_k=[4, 16]"]
+
+
+@pytest.mark.parametrize("options", [("--k", "4"), ("--samples", "4"), ()])
+def test_eval_of_several_samples_is_refused_where_nothing_is_sampled(invoke, calls, monkeypatch, options) -> None:
+    plan = prepared()
+    plan.measures_examples = True
+    monkeypatch.setattr("rlcore.run.plan.prepare.prepare", lambda *_, **__: plan)
+    result = invoke("eval", "r.toml", *options)
+    assert (result.exit_code, len(calls.evaluated)) == ((2, 0) if options else (0, 1))
+    assert ("algorithm 'alg' measures the held-out rows itself" in " ".join(result.stderr.split())) == bool(options)
 
 
 def test_eval_of_a_checkpoint_and_a_model_is_refused(invoke, calls) -> None:

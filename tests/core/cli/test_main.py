@@ -31,7 +31,7 @@ def test_the_package_runs_as_a_module() -> None:
     assert result.stdout == f"rlcore {__version__}\n"
 
 
-HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets")
+HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets", "numpy")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["version"], ["plugins"]])

@@ -141,7 +141,7 @@ try:
     main()
 except SystemExit as ended:
     assert not ended.code, ended.code
-heavy = {"torch", "transformers", "ray", "pandas", "pyarrow", "matplotlib", "plotext", "datasets", "scipy", "sympy"}
+heavy = {"numpy", "torch", "transformers", "ray", "pandas", "pyarrow", "matplotlib", "plotext", "datasets", "scipy", "sympy"}
 print(sorted(heavy & sys.modules.keys()))
 """
 

@@ -94,6 +94,32 @@ def test_planners_are_told_the_work(recipe, monkeypatch) -> None:
     assert any("100 tokens" in line and "--mean-response" in line for line in found.assumptions)
 
 
+APART = ("algorithm.fake.kl_coefficient=0.1", "cluster.gpus_per_node=8", "cluster.reference_gpus_per_node=2")
+
+
+def test_a_reference_apart_takes_its_devices_and_no_memory_of_the_others(recipe, registry, monkeypatch) -> None:
+    seen: list[PlanContext] = []
+    monkeypatch.setattr(planners, "SEEN", seen.append)
+    plan = plan_recipe(recipe, APART, parse_devices("16xH200", None), registry=registry)
+    assert {context.local_size for context in seen} <= {1, 2, 3, 4, 5, 6}
+    assert max(context.world_size for context in seen) == 12
+    assert {(context.reference, context.reference_passes) for context in seen} == {(None, 0.0)}
+    assert any("reference has 2 device(s) of each machine" in line for line in plan.assumptions)
+    for one in plan.candidates:
+        words = [word for word in override_words(one) if word.startswith("cluster.")]
+        found, _ = convert_recipe(read_raw(recipe, [*APART, *words]), registry)
+        assert (found.cluster.gpus_per_node, found.cluster.num_reference_ranks) == (8, 4)
+        assert 0 < found.cluster.ranks_per_node <= 6
+    seen.clear()
+    plan_recipe(recipe, [*APART, "cluster.reference_gpus_per_node=0"], parse_devices("8xH200", None), registry=registry)
+    assert {context.reference_passes for context in seen} == {1.0}
+
+
+def test_a_reference_apart_has_to_leave_devices(recipe, registry) -> None:
+    with pytest.raises(ConfigError, match="found 2, with --gpus of 1 x 2 H200"):
+        plan_recipe(recipe, APART, parse_devices("2xH200", None), registry=registry)
+
+
 def test_where_nothing_fits_the_smallest_that_does_is_named(recipe, registry) -> None:
     with pytest.raises(ConfigError) as error:
         plan_recipe(recipe, [], parse_devices("1xH100", None), registry=registry)

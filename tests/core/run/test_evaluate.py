@@ -72,3 +72,19 @@ def test_a_damaged_checkpoint_is_said_before_anything_is_read_or_built(
     monkeypatch.setattr(evaluate_module, "load_inputs", lambda *_: pytest.fail("data are read"))
     with pytest.raises(CheckpointError, match="is no intact checkpoint"):
         measured(prepared(), checkpoint)
+
+
+def rows_of(tmp_path: Path) -> list[str]:
+    """Overrides for demonstrations, on which an evaluation has the environment's own rows."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "2+2=", "completion": "4"}\n' * 8)
+    return ["algorithm.fake.source=demonstrations", "data.train.source=jsonl", f"data.train.path={file}"]
+
+
+def test_demonstrations_are_measured_at_k_by_their_environment(prepared: Callable[..., Any], tmp_path: Path) -> None:
+    several = ["evaluation.samples_per_prompt=4", "evaluation.pass_at_k=[4]", "evaluation.temperature=1.0"]
+    plan = prepared(*rows_of(tmp_path), "data.evaluation.source=environment", *several)
+    assert not plan.measures_examples
+    figures = measured(plan, None)
+    assert 0.0 <= figures["evaluation/pass@1"] <= figures["evaluation/pass@4"] <= 1.0
+    assert figures["evaluation/failed"] == 0.0

@@ -58,9 +58,8 @@ def described_field(node: ast.AnnAssign) -> str:
 
 
 def public_names() -> list[str]:
-    """What rlcore.spi exports: the names that it imports `as` themselves."""
-    statements = ast.parse(Path(rlcore.spi.__file__).read_text()).body
-    return sorted(alias.asname or "" for node in statements if isinstance(node, ast.ImportFrom) for alias in node.names)
+    """What rlcore.spi exports."""
+    return sorted(rlcore.spi.__all__)
 
 
 def interface() -> dict[str, Any]:

@@ -49,6 +49,11 @@ def eval_command(
             f"--model: generator {generator.name!r} answers with the model that its own section names, and {model} would not "
             "be measured. Name another generator, or set model.path where that is to be its tokenizer."
         )
+    if (ks or samples is not None) and prepared.measures_examples:
+        raise click.UsageError(
+            f"--samples, --k: without an [environment], algorithm {prepared.recipe.algorithm.name!r} measures the held-out "
+            "rows itself, and nothing is sampled. Add the [environment] that judges answers, or leave the options out."
+        )
     require_device(prepared)
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
         metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress, with_bounds=True)

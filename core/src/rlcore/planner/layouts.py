@@ -60,6 +60,9 @@ def candidates(
 ) -> list[Candidate]:
     """Every layout, the fastest that fit first, and then those that need least."""
     found: list[Candidate] = []
+    devices = evolve(devices, per_node=devices.per_node - work.reference_per_node)
+    if devices.per_node < 1:
+        return found
     for name, planner in trainers.items():
         if work.generates:
             for generator, other in generators.items():
@@ -133,7 +136,7 @@ def _candidate(
     memory, seconds, assumptions = dict(option.memory), dict(option.seconds), option.assumptions
     overrides: dict[str, object] = {
         "cluster.nodes": devices.nodes,
-        "cluster.gpus_per_node": devices.per_node,
+        "cluster.gpus_per_node": devices.per_node + work.reference_per_node,
         "trainer.name": name,
     }
     if devices.nodes > 1 and not work.has_address:

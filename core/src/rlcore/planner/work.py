@@ -34,6 +34,8 @@ class Work:
     """Whether the recipe says where Ray runs, as several machines need."""
     is_separate: bool = False
     """Whether the recipe gives generators devices of their own."""
+    reference_per_node: int = 0
+    """Devices of each machine that hold the reference and nothing else."""
     assumptions: tuple[str, ...]
 
 
@@ -52,10 +54,11 @@ def work_of(
     prompt = _mean(mean_prompt, "--mean-prompt", rollout.max_prompt_tokens, PROMPT_SHARE)
     response = _mean(mean_response, "--mean-response", rollout.max_response_tokens, RESPONSE_SHARE)
     generates = needs.source == "rollouts"
+    apart = _reference_per_node(recipe, needs, devices)
     samples = rollout.samples_per_prompt if generates else 2 if needs.source == "preferences" else 1
     updates = training.updates_per_step
     reference = None
-    if needs.reference_logprobs:
+    if needs.reference_logprobs and not apart:
         named = recipe.reference
         reference = model if named is None else model_content(ModelConfig(path=named.path, revision=named.revision))
     context = PlanContext(
@@ -74,10 +77,16 @@ def work_of(
         max_microbatch_tokens=training.max_tokens_per_microbatch,
         updates=updates,
         policy_passes=(updates - 1) / updates if needs.previous_logprobs else 0.0,
-        reference_passes=1.0 if needs.reference_logprobs and generates else 0.0,
+        reference_passes=1.0 if needs.reference_logprobs and generates and not apart else 0.0,
         reference=reference,
         lora=recipe.lora,
     )
+    assumptions = _assumptions(recipe, context, mean_prompt, mean_response, prompt, response)
+    if apart:
+        assumptions.append(
+            f"The reference has {apart} device(s) of each machine to itself: its memory and time are not predicted, and the "
+            "time is taken to pass while the others generate and train."
+        )
     return Work(
         context=context,
         generates=generates,
@@ -85,8 +94,26 @@ def work_of(
         max_staleness=recipe.async_.max_staleness,
         has_address=recipe.cluster is not None and recipe.cluster.address is not None,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
-        assumptions=tuple(_assumptions(recipe, context, mean_prompt, mean_response, prompt, response)),
+        reference_per_node=apart,
+        assumptions=tuple(assumptions),
     )
+
+
+def _reference_per_node(recipe: Recipe, needs: AlgorithmNeeds, devices: Devices) -> int:
+    """Devices of each machine that the reference has to itself. ConfigError where it leaves none."""
+    apart = recipe.cluster.reference_gpus_per_node if recipe.cluster is not None and needs.reference_logprobs else 0
+    if apart >= devices.per_node:
+        raise ConfigError(
+            [
+                Problem(
+                    path="cluster.reference_gpus_per_node",
+                    found=f"{apart}, with --gpus of {devices}",
+                    expected=f"fewer than the {devices.per_node} of a machine: the others train and generate",
+                    remedy="Plan with more devices, or with cluster.reference_gpus_per_node=0.",
+                )
+            ]
+        )
+    return apart
 
 
 def _needs(recipe: Recipe, registry: Registry) -> AlgorithmNeeds:

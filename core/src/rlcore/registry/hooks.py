@@ -15,9 +15,7 @@ from inspect import Parameter
 from typing import Any
 
 from rlcore.spi.errors import PluginError
-from rlcore.spi.generator import OPTIONAL_HOOKS, GeneratorSpec
 from rlcore.spi.hooks import hookimpl
-from rlcore.spi.trainer import OPTIONAL_TRAINER_HOOKS
 
 Hook = Callable[..., Any]
 _IMPL = "rlcore_impl"
@@ -48,6 +46,9 @@ def method_problems(cls: type, protocol: type, names: Sequence[str]) -> Iterator
 def backend_problems(cls: type, spec: type) -> Iterator[str]:
     """What is wrong with a backend class: every hook of the spec is there that is not optional, marked, plain, and of the same
     signature."""
+    from rlcore.spi.generator import OPTIONAL_HOOKS, GeneratorSpec
+    from rlcore.spi.trainer import OPTIONAL_TRAINER_HOOKS
+
     hooks = hooks_of(spec)
     optional = OPTIONAL_HOOKS if spec is GeneratorSpec else OPTIONAL_TRAINER_HOOKS
     yield from method_problems(cls, spec, [name for name in hooks if name not in optional or _static(cls, name) is not None])

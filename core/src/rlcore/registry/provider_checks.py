@@ -21,9 +21,7 @@ from rlcore.schema.describe import SCALARS, default_of
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.schema.types import innermost, is_array, is_attrs, is_choice, is_mapping, is_optional, is_union, origin, plain
 from rlcore.spi.capabilities import KNOWN
-from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.provider import Provider
-from rlcore.spi.trainer import TrainerSpec
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
 
@@ -63,6 +61,9 @@ def observer_error(observer: object, name: str) -> str | None:
         return "the entry point names None; expected an object with hooks, or a class that is built with an ObserverContext"
     if isinstance(observer, type):
         return "; ".join(_class_problems(observer)) or None  # its hooks are checked once it is built
+    from rlcore.spi.generator import GeneratorSpec
+    from rlcore.spi.trainer import TrainerSpec
+
     return "; ".join(observer_problems(observer, (TrainerSpec, GeneratorSpec))) or None
 
 

@@ -10,11 +10,14 @@ from rlcore.spi.environment import Row
 class LazyRows(Sequence[Row]):
     """Rows that `make` makes by number, each time one is taken: they cost the memory of what they are made from."""
 
-    def __init__(self, num_rows: int, make: Callable[[int], Row]) -> None:
-        """`make` is called with numbers from 0 to num_rows - 1."""
+    def __init__(self, num_rows: int, make: Callable[[int], Row], level_of: Callable[[int], int | None] | None = None) -> None:
+        """`make` is called with numbers from 0 to num_rows - 1; so is `level_of`, which tells the field `level` of a row
+        without making it."""
         self.numbers = range(num_rows)
         """The numbers of these rows; those of a slice are among the whole sequence's."""
         self._make = make
+        self.level_of = level_of
+        """What tells the level of a row by its number; None where the row has to be made."""
 
     def __len__(self) -> int:
         return len(self.numbers)

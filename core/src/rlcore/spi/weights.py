@@ -1,12 +1,12 @@
 """Weights on their way from trainer to generator: named tensors in Hugging Face naming, in buckets, each with a digest."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
 from attrs import frozen
 
-from rlcore.spi.arrays import AnyArray
+if TYPE_CHECKING:
+    from rlcore.spi.arrays import AnyArray
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Head: TypeAlias = Literal["tokens", "value"]
@@ -65,12 +65,14 @@ class WeightExport:
     """True where the tensors are the trainer's own storage: they stay valid, and later train_steps change them in place."""
 
 
-def tensor_digest(array: AnyArray) -> int:
+def tensor_digest(array: "AnyArray") -> int:
     """Checksum of a tensor's bytes: Σ w_i · (2i + 1) mod 2⁶⁴ over its little-endian signed 32-bit words, zero-padded.
 
     One changed word always changes it, since 2i + 1 is odd; so do, but for rare collisions, moved and missing words.
     Computable on any device with integer arithmetic; `rlcore_torchkit` has the torch form. Not cryptographic.
     """
+    import numpy as np  # here alone: providers, which `rlcore plugins` lists, need the names above
+
     raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     total = 0
     for start in range(0, len(raw), _CHUNK_BYTES):

@@ -11,6 +11,7 @@ from rlcore_openai.check import SECTION
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.samples import Sample, Wanted, result_of, wanted_of
+from rlcore_openai.tokenizer import decoder_of
 
 
 class OpenAIBackend:
@@ -18,7 +19,7 @@ class OpenAIBackend:
 
     def __init__(self, context: spi.GeneratorContext, config: OpenAIConfig) -> None:
         self._max_sequence_length = context.max_sequence_length
-        self._endpoints = Endpoints(config, context.max_sequence_length)
+        self._endpoints = Endpoints(config, context.max_sequence_length, decoder_of(context.model))
 
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:

@@ -16,6 +16,7 @@ from rlcore_openai.endpoint import Endpoint
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.probe import Probed, probe
 from rlcore_openai.samples import Sample, Wanted
+from rlcore_openai.tokenizer import Decode
 
 ResultT = TypeVar("ResultT")
 FIRST_PAUSE_S = 0.5
@@ -25,7 +26,7 @@ LONGEST_PAUSE_S = 60.0
 class Endpoints:
     """Answers samples, each by one of the endpoints. Any thread may call."""
 
-    def __init__(self, config: OpenAIConfig, max_sequence_length: int) -> None:
+    def __init__(self, config: OpenAIConfig, max_sequence_length: int, decode: Decode) -> None:
         """Ask each endpoint what it can. ConfigError with what any of them lacks."""
         self._config = config
         self._loop = asyncio.new_event_loop()
@@ -34,7 +35,7 @@ class Endpoints:
         self._session: aiohttp.ClientSession | None = None
         self._all: list[Endpoint] = []
         try:
-            self.probed: Probed = self.run(self._open(max_sequence_length))
+            self.probed: Probed = self.run(self._open(max_sequence_length, decode))
         except BaseException:
             self.close()
             raise
@@ -69,7 +70,7 @@ class Endpoints:
                 wait_s = error.retry_after_s if error.retry_after_s is not None else pause_s * random.uniform(0.5, 1.0)
             finally:
                 endpoint.num_under_way -= 1
-            sample.tokens, sample.logprobs = [], []
+            sample.tokens, sample.logprobs, sample.text = [], [], ""
             await asyncio.sleep(min(wait_s, LONGEST_PAUSE_S))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             endpoint = self._least_loaded(other_than=endpoint)
@@ -93,7 +94,7 @@ class Endpoints:
         others = [endpoint for endpoint in self._all if endpoint is not other_than]
         return min(others or self._all, key=lambda endpoint: endpoint.num_under_way)
 
-    async def _open(self, max_sequence_length: int) -> Probed:
+    async def _open(self, max_sequence_length: int, decode: Decode) -> Probed:
         config = self._config
         key = os.environ.get(config.api_key_env, "") if config.api_key_env else ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -102,7 +103,7 @@ class Endpoints:
             self._all.append(
                 Endpoint(url=url.rstrip("/"), session=self._session, key=key, timeout_s=config.timeout_s, places=places)
             )
-        found = await asyncio.gather(*(probe(endpoint, config.model, max_sequence_length) for endpoint in self._all))
+        found = await asyncio.gather(*(probe(endpoint, config.model, max_sequence_length, decode) for endpoint in self._all))
         problems = [problem for one in found for problem in one.problems]
         if problems:
             raise ConfigError(problems)

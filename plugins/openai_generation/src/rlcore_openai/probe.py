@@ -10,9 +10,12 @@ from rlcore_openai.check import SECTION
 from rlcore_openai.endpoint import Endpoint
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.samples import Sample, Wanted
+from rlcore_openai.tokenizer import Decode, same_text
 
 CERTAIN = -1e-6
 """Log-probability of the only token that may be sampled, up to rounding."""
+TOKENS = 16
+"""Tokens of the probe, whose text tells tokenizers apart."""
 
 
 @frozen(kw_only=True)
@@ -24,24 +27,29 @@ class Probed:
     """Whether log-probabilities are those of the model, before temperature, top-k and top-p."""
 
 
-async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int) -> Probed:
-    """Name the endpoint's model, and ask it for one token among one: its log-probability is 0 where the distribution that was
-    sampled from is told."""
+async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int, decode: Decode) -> Probed:
+    """Name the endpoint's model, and ask it for tokens, each among one: their log-probability is 0 where the distribution that
+    was sampled from is told. Their text is that of `decode` where the tokenizer is the recipe's."""
+    count = min(TOKENS, max_sequence_length - 1)
     try:
         listed = await endpoint.models()
         if problem := _model_problem(endpoint, listed, model, max_sequence_length):
             return Probed(problems=[problem])
         sample = Sample()
         sampling = SamplingParams(top_k=1)
-        await endpoint.complete(Wanted(number=0, prompt=[1], seed=0, max_tokens=1, sampling=sampling), sample)
+        await endpoint.complete(Wanted(number=0, prompt=[1], seed=0, max_tokens=count, sampling=sampling), sample)
     except (LostAnswerError, WrongAnswerError) as error:
         expected = "one of vLLM (from 0.10.2 on), of `rlcore serve`, or another that completes prompts of token ids, with seeds"
         remedy = "" if "/v1" in endpoint.url else f"The API is usually at {endpoint.url}/v1."
         return Probed(problems=[_problem(endpoint, f"an endpoint that gives {error}", expected, remedy)])
-    if len(sample.tokens) != 1 or sample.reason is not FinishReason.LENGTH:
-        found = f"{len(sample.tokens)} tokens and the finish_reason {sample.reason.name.lower()}, asked for one token"
+    if len(sample.tokens) != count or sample.reason is not FinishReason.LENGTH:
+        found = f"{len(sample.tokens)} tokens and the finish_reason {sample.reason.name.lower()}, asked for {count}"
         lacking = "" if sample.tokens else ": token ids are what return_token_ids asks for"
-        return Probed(problems=[_problem(endpoint, found, f"one token, cut by its length{lacking}")])
+        return Probed(problems=[_problem(endpoint, found, f"{count}, cut by their length{lacking}")])
+    if not same_text(sample.text, own := decode(sample.tokens)):
+        found = f"tokens {sample.tokens} as the text {sample.text!r}, which by the tokenizer of model.path are {own[-1]!r}"
+        remedy = "Set model.path to the model that is served there, or its tokenizer's."
+        return Probed(problems=[_problem(endpoint, found, "the tokenizer that the recipe has", remedy)])
     return Probed(tells_raw=sample.logprobs[0] < CERTAIN)
 
 

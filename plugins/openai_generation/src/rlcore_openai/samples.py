@@ -55,6 +55,8 @@ class Sample:
 
     tokens: list[int] = field(factory=list)
     logprobs: list[float] = field(factory=list)
+    text: str = ""
+    """What the endpoint's own tokenizer makes of the tokens."""
     reason: FinishReason = FinishReason.ABORTED
 
     def add(self, choice: Mapping[str, Any]) -> None:
@@ -64,6 +66,7 @@ class Sample:
             lacking = "token ids (return_token_ids)" if len(told) >= len(tokens) else "log-probabilities (logprobs)"
             raise WrongAnswerError(f"an answer without {lacking}")
         self.tokens += tokens
+        self.text += choice.get("text") or ""
         self.logprobs += told[: len(tokens)]
         if (reason := choice.get("finish_reason")) is not None:
             if reason not in REASONS:

@@ -26,7 +26,7 @@ class Problems:
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of "train" or "evaluation"."""
         if split == "train":
-            return LazyRows(self._config.num_train, self._train_row)
+            return LazyRows(self._config.num_train, self._train_row, lambda number: self._family("train", number).level)
         if split == "evaluation":
             return self._evaluation
         raise ValueError(f'found split {split!r}; expected "train" or "evaluation"')

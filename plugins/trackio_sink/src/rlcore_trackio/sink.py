@@ -12,21 +12,13 @@ from rlcore_trackio.config import TrackioConfig
 
 
 class TrackioRun:
-    """A Tracker. Trackio finds a run by its name."""
+    """A Tracker. Trackio finds a run by its name alone, which another run may have by now: its own id tells which one it is."""
 
     def __init__(self, context: SinkContext, config: TrackioConfig, resumed: str | None) -> None:
-        self.id = resumed or context.run_name
-        self._run = trackio.init(
-            project=config.project,
-            name=self.id,
-            group=config.group,
-            space_id=config.space_id,
-            config={**tomllib.loads(context.recipe), "tags": list(config.tags)},
-            resume="never" if resumed is None else "allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        self._run = None if resumed is None else _resumed(context, config, resumed)
+        if self._run is None:
+            self._run = _opened(context, config, context.run_name, "never")
+        self.id = f"{self._run.id} {self._run.name}"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step, under their names."""
@@ -40,6 +32,30 @@ class TrackioRun:
         """Finished, or failed: as the figure `run/finished`, 1 or 0, since Trackio keeps no such state."""
         self._run.log({"run/finished": float(summary is not None)})
         self._run.finish()
+
+
+def _resumed(context: SinkContext, config: TrackioConfig, known: str) -> trackio.Run | None:
+    """The run of that id and name; None where it has another name since, or is gone."""
+    identity, _, name = known.partition(" ")
+    run = _opened(context, config, name, "allow")
+    if run.id == identity:
+        return run
+    run.finish()  # another one, to which nothing was written
+    return None
+
+
+def _opened(context: SinkContext, config: TrackioConfig, name: str, resume: str) -> trackio.Run:
+    return trackio.init(
+        project=config.project,
+        name=name,
+        group=config.group,
+        space_id=config.space_id,
+        config={**tomllib.loads(context.recipe), "tags": list(config.tags)},
+        resume=resume,
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
 
 
 class TrackioSink(BackgroundSink):

@@ -17,5 +17,5 @@ class WandbConfig:
     """The group of the run."""
     tags: tuple[str, ...] = ()
     """Tags of the run."""
-    mode: Literal["online", "offline"] = "online"
-    """"offline" writes into the run directory's folder `wandb`, for `wandb sync`."""
+    mode: Literal["online", "offline"] | None = None
+    """"offline" writes into the run directory's folder `wandb`, for `wandb sync`; without it WANDB_MODE decides."""

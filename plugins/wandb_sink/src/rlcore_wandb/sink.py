@@ -1,5 +1,6 @@
 """Sink `wandb`: figures, the recipe and samples of a run in Weights & Biases."""
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +8,7 @@ import attrs
 import wandb
 
 from rlcore.background_sink import BackgroundSink
-from rlcore.spi import LoggedSample, SinkContext
+from rlcore.spi import LoggedSample, RlcoreError, SinkContext
 from rlcore_wandb.config import WandbConfig
 
 
@@ -15,19 +16,15 @@ class WandbRun:
     """A Tracker."""
 
     def __init__(self, context: SinkContext, config: WandbConfig, resumed: str | None) -> None:
-        self._run = wandb.init(
-            project=config.project,
-            entity=config.entity,
-            group=config.group,
-            tags=list(config.tags),
-            mode=config.mode,
-            name=context.run_name,
-            id=resumed,
-            resume="allow",
-            dir=context.run_directory,
-            config=tomllib.loads(context.recipe),
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        # Silent from the start, without which wandb asks a terminal for a key.
+        wandb.setup(settings=wandb.Settings(silent=True))
+        try:
+            self._run = _opened(context, config, resumed)
+        except wandb.errors.UsageError as error:
+            raise RlcoreError(
+                f"W&B opens no run: {str(error).rstrip('.')}. Run `wandb login`, set WANDB_API_KEY, or have "
+                'sinks.wandb.mode = "offline" (or WANDB_MODE=offline) keep the run here for `wandb sync`.'
+            ) from error
         self.id = self._run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -44,6 +41,22 @@ class WandbRun:
         """Finished, with summary.json in its summary; or failed."""
         self._run.summary.update({} if summary is None else {f"summary/{name}": value for name, value in summary.items()})
         self._run.finish(exit_code=1 if summary is None else 0)
+
+
+def _opened(context: SinkContext, config: WandbConfig, resumed: str | None) -> wandb.Run:
+    return wandb.init(
+        project=config.project,
+        entity=config.entity,
+        group=config.group,
+        tags=list(config.tags),
+        mode=config.mode or os.environ.get("WANDB_MODE") or "online",
+        name=context.run_name,
+        id=resumed,
+        resume="allow",
+        dir=context.run_directory,
+        config=tomllib.loads(context.recipe),
+        settings=wandb.Settings(console="off", silent=True),
+    )
 
 
 class WandbSink(BackgroundSink):

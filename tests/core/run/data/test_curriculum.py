@@ -24,7 +24,7 @@ def counts_of(curriculum, num_rows, num_steps, flat):
     for step in range(num_steps):
         rows = curriculum.indices(step)
         np.add.at(counts, rows, 1)
-        curriculum.learn(flat_numbers(step, rows, flat))
+        curriculum.learn(flat_numbers(step, rows, flat), {})
     return counts
 
 
@@ -38,10 +38,10 @@ def test_rows_without_variance_come_by_their_weight():
 
 def test_a_row_that_is_learned_from_again_comes_as_often_as_before():
     curriculum = Curriculum(order(8, 8), 0.01)
-    curriculum.learn(flat_numbers(0, curriculum.indices(0), flat={0}))
+    curriculum.learn(flat_numbers(0, curriculum.indices(0), flat={0}), {})
     assert curriculum.num_without_variance == 1
     step = next(step for step in range(1, 500) if 0 in curriculum.indices(step))
-    curriculum.learn(flat_numbers(step, curriculum.indices(step), flat=set()))
+    curriculum.learn(flat_numbers(step, curriculum.indices(step), flat=set()), {})
     assert curriculum.num_without_variance == 0
 
 
@@ -61,14 +61,14 @@ def test_what_was_saved_goes_on_as_if_it_had_not_been(seed, cut, num_rows, batch
         expected.append((rows.tolist(), whole.following(step).tolist()))
         if step == cut:
             saved = whole.state()  # in the midst of a step, whose rows are chosen
-        whole.learn(flat_numbers(step, rows, flat))
+        whole.learn(flat_numbers(step, rows, flat), {})
         whole.forget_before(step)
     again = Curriculum(order(num_rows, batch_size, seed), 0.3)
     again.begin(0, saved)
     for step in range(cut, 10):
         rows = again.indices(step)
         assert (rows.tolist(), again.following(step).tolist()) == expected[step]
-        again.learn(flat_numbers(step, rows, flat))
+        again.learn(flat_numbers(step, rows, flat), {})
 
 
 def test_without_anything_learned_the_order_is_the_usual_one():

@@ -12,6 +12,7 @@ from rlcore.run.data.seeds import Stream
 from rlcore.run.rollout import sources, step_collector
 from rlcore.run.rollout.episode_starts import StepPlan
 from rlcore.spi import (
+    ConfigError,
     EnvironmentContext,
     ResetResult,
     RewardError,
@@ -88,3 +89,38 @@ def test_prompts_whose_environment_failed_come_as_often_as_before(
     run(*masked, *refilled, "data.zero_variance_weight=0.01", "rollout.samples_per_prompt=16", "optimizer.learning_rate=1e-9")
     records = read_metrics(tmp_path / "runs" / "run")
     assert [record["data/zero_variance_prompts"] for record in records[1:]] == [0.0] * 6
+
+
+def test_rows_of_higher_levels_come_once_lower_ones_are_solved_and_a_resumed_run_goes_on_alike(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def step(environment: FakeEnvironment, state: int, turn: Turn) -> StepResult:
+        return evolve(await answer(environment, state, turn), success=True)
+
+    def rows(environment: FakeEnvironment, split: str) -> Sequence[Row]:
+        return [{**row, "level": number // 16} for number, row in enumerate(own(environment, split) or ())]
+
+    answer, own = FakeEnvironment.step, FakeEnvironment.rows
+    monkeypatch.setattr(FakeEnvironment, "step", step)
+    monkeypatch.setattr(FakeEnvironment, "rows", rows)
+    made = rows(FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig()), "train")
+    level_of = {str(row["prompt"]): int(row["level"]) for row in made}
+    options = ("data.raise_level_at=1.0", "data.level_window=6", "evaluation.every_n_steps=0")
+    whole = collected_rows(monkeypatch)[Stream.ROLLOUTS]
+    run(*options, "run.num_steps=12", "run.name=whole")
+    levels = [int(record["data/level"]) for record in read_metrics(tmp_path / "runs" / "whole") if "data/level" in record]
+    assert len(levels) == 12
+    assert levels == sorted(levels)
+    assert {0, 3} <= set(levels)
+    for level, prompts in zip(levels, whole, strict=True):
+        assert max(level_of[prompt] for prompt in prompts) <= level
+    parts = collected_rows(monkeypatch)[Stream.ROLLOUTS]
+    run(*options, "run.num_steps=3", "checkpoint.every_n_steps=3")
+    run(*options, "run.num_steps=12", "checkpoint.every_n_steps=3", resume=True)
+    assert parts == whole
+
+
+def test_levels_need_groups_that_all_count(prepared: Callable[..., Any]) -> None:
+    for option in ("rollout.refill_equal_rewards=true", "algorithm.fake.source=demonstrations"):
+        with pytest.raises(ConfigError, match=r"data\.raise_level_at: found 0\.5, with "):
+            prepared("data.raise_level_at=0.5", option)

@@ -1,4 +1,4 @@
-"""A curriculum: prompts from which nothing was learned when they were last asked come less often."""
+"""A curriculum: prompts from which nothing was learned when they were last asked come less often, and high levels later."""
 
 import threading
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import frozen
 
+from rlcore.run.data.levels import Levels, LevelState
 from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
 from rlcore.spi import CheckpointError
@@ -22,6 +23,8 @@ class CurriculumState:
     """bool [num_rows]: whether the rewards of a row's last samples were all equal."""
     planned: Mapping[int, tuple[Int64Array, int]]
     """The rows of each step that may still be asked for, with the place behind them."""
+    levels: LevelState | None = None
+    """None where rows of all levels come."""
 
 
 class Curriculum:
@@ -31,10 +34,11 @@ class Curriculum:
     over follows from that, the seed and the step.
     """
 
-    def __init__(self, order: PromptOrder, weight: float) -> None:
-        """`weight` is that share, above 0."""
+    def __init__(self, order: PromptOrder, weight: float, levels: Levels | None = None) -> None:
+        """`weight` is that share, above 0. `levels` has those of the order's rows; None where all come."""
         self._order = order
         self._weight = weight
+        self._levels = levels
         self._lock = threading.Lock()
         """Rows are chosen where groups begin, which may be while another thread trains."""
         self.begin(0, None)
@@ -51,39 +55,64 @@ class Curriculum:
             )
         self._position, self._no_variance = saved.position, saved.no_variance.copy()
         self._planned = dict(saved.planned)
+        if self._levels is not None:
+            self._levels.begin(saved.levels)
         if any(len(rows) != self._order.batch_size for rows, _ in self._planned.values()):  # steps are of another number now
             self._position, self._planned = step * self._order.batch_size, {}
 
     def state(self) -> CurriculumState:
         """What to begin from later."""
         with self._lock:
-            return CurriculumState(position=self._position, no_variance=self._no_variance.copy(), planned=dict(self._planned))
+            return CurriculumState(
+                position=self._position,
+                no_variance=self._no_variance.copy(),
+                planned=dict(self._planned),
+                levels=None if self._levels is None else self._levels.state(),
+            )
 
     @property
     def num_without_variance(self) -> int:
         """Rows that come less often."""
         return int(self._no_variance.sum())
 
+    def metrics(self) -> dict[str, float]:
+        """The figures of a step."""
+        found = {"data/zero_variance_prompts": float(self.num_without_variance)}
+        return found if self._levels is None else found | {"data/level": float(self._levels.level)}
+
     def indices(self, step: int) -> Int64Array:
         """int64 [batch_size]: row numbers of a step; steps count from 0, and are first asked for in order."""
         return self._plan(step)[0]
 
     def following(self, step: int) -> Int64Array:
-        """int64 [num_rows]: all rows as they come behind a step's, whether anything is learned from them or not."""
+        """int64 [num_rows]: all rows as they come behind a step's, whether anything is learned from them or not; those that
+        wait for their level last."""
         rows, end = self._plan(step)
-        return self._order.others(end, rows)
+        others = self._order.others(end, rows)
+        is_open = self._is_open(others)
+        return np.concatenate([others[is_open], others[~is_open]])
 
-    def learn(self, has_signal: Mapping[int, bool]) -> None:
-        """Take note of groups, by number: whether the rewards of their samples differed."""
+    def learn(self, has_signal: Mapping[int, bool], success: Mapping[int, float]) -> None:
+        """Take note of groups, by number: whether the rewards of their samples differed, and the share that solved it."""
         with self._lock:
+            if self._levels is not None:
+                for number, share in sorted(success.items()):
+                    self._levels.learn(self._row_of(number), share)
             for number, differs in sorted(has_signal.items()):
-                step, place = divmod(number, self._order.batch_size)
-                self._no_variance[self._planned[step][0][place]] = not differs
+                self._no_variance[self._row_of(number)] = not differs
 
     def forget_before(self, step: int) -> None:
         """No step before this one is asked for again."""
         with self._lock:
             self._planned = {one: planned for one, planned in self._planned.items() if one >= step}
+
+    def _row_of(self, number: int) -> int:
+        """The row of a group."""
+        step, place = divmod(number, self._order.batch_size)
+        return int(self._planned[step][0][place])
+
+    def _is_open(self, rows: Int64Array) -> BoolArray:
+        return np.ones(len(rows), np.bool_) if self._levels is None else self._levels.is_open(rows)
 
     def _plan(self, step: int) -> tuple[Int64Array, int]:
         with self._lock:
@@ -102,6 +131,7 @@ class Curriculum:
             is_taken = ~self._no_variance[rows] | (random.random(size) < self._weight)
             if position - self._position >= order.num_rows:
                 is_taken[:] = True
+            is_taken &= self._is_open(rows)
             places = np.flatnonzero(is_taken)[: size - num_chosen]
             chosen.append(rows[places])
             num_chosen += len(places)

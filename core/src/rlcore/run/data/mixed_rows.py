@@ -33,10 +33,14 @@ class MixedRows(LazyRows):
         """The sets of rows, by their numbers."""
         return [self._names[place] for place in np.searchsorted(self.starts, numbers, side="right") - 1]
 
-    def _row(self, number: int) -> Row:
+    def within(self, number: int) -> tuple[Sequence[Row], int]:
+        """The set that a row is of, and its number there."""
         place = int(np.searchsorted(self.starts, number, side="right")) - 1
-        name = self._names[place]
-        return of_set(self.sets[name][number - self.starts[place]], name)
+        return self.sets[self._names[place]], number - self.starts[place]
+
+    def _row(self, number: int) -> Row:
+        rows, own = self.within(number)
+        return of_set(rows[own], self.names_of(np.array([number]))[0])
 
 
 def of_set(row: Row, name: str | None) -> Row:

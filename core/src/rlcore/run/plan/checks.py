@@ -263,6 +263,8 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             found=f"{weight:g}, {why if needs.source != 'rollouts' else 'with rollout.samples_per_prompt = 1'}",
             expected="1.0, the default: no prompt has several samples whose rewards could differ",
         )
+    if (problem := _level_problem(recipe, needs)) is not None:
+        yield problem
     if needs.source == "rollouts":
         return
     if recipe.async_ != AsyncConfig():
@@ -280,6 +282,24 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             expected="1.0: what is learned would be the probabilities at that temperature",
             remedy="Leave it out; evaluation.temperature is that of evaluations.",
         )
+
+
+def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
+    """Levels rise by the success of whole groups of samples."""
+    threshold, rollout = recipe.data.raise_level_at, recipe.rollout
+    if threshold is None:
+        return None
+    why = ""
+    if needs.source != "rollouts":
+        why = f"with algorithm {recipe.algorithm.name!r}, which trains on no rollouts"
+    elif rollout.samples_per_prompt == 1:
+        why = "with rollout.samples_per_prompt = 1"
+    elif rollout.refill_equal_rewards:
+        why = "with rollout.refill_equal_rewards, which replaces the groups that are solved as a whole"
+    if not why:
+        return None
+    expected = "no such key: levels rise with the success of groups of several samples, all of which count"
+    return Problem(path="data.raise_level_at", found=f"{threshold:g}, {why}", expected=expected)
 
 
 def _agent_problems(plan: RunPlan) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
 from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
+from rlcore.run.data.levels import Levels, levels_of
 from rlcore.run.data.mixed_rows import MixedRows, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.row_fields import PROMPT
@@ -113,18 +114,24 @@ class Inputs:
             sampling_mask=replays_sampling_mask(recipe, plan.algorithm.needs),
             on_tokens=on_tokens,
         )
-        weight = recipe.data.zero_variance_weight
         return RolloutSource(
             collector=collector,
             rows=self.train_rows,
             kept=self.train_kept,
-            stream=self.stream if weight == 1.0 else Curriculum(self.stream, weight),
+            stream=self._curriculum(recipe.data) or self.stream,
             seed=recipe.run.seed,
             policy=policy_of(recipe),
             restarts=recipe.async_.partial_rollouts == "restart",
             overlaps=plan.overlaps,
             replayed=replayed,
         )
+
+    def _curriculum(self, data: DataConfig) -> Curriculum | None:
+        """The order of prompts by what was learned of them; None where it does not matter."""
+        if data.raise_level_at is None:
+            return None if data.zero_variance_weight == 1.0 else Curriculum(self.stream, data.zero_variance_weight)
+        levels = Levels(levels_of(self.train_rows, self.train_kept), data.raise_level_at, data.level_window)
+        return Curriculum(self.stream, data.zero_variance_weight, levels)
 
     def evaluator(
         self, recipe: Recipe, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress

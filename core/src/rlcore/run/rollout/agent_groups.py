@@ -52,6 +52,12 @@ class AgentGroup:
         """Its episodes that have a result."""
         return sum(episode.result is not None for episode in self.episodes)
 
+    @property
+    def success_rate(self) -> float:
+        """The share of these that solved it; 0.0 where there are none."""
+        solved = sum(episode.result.success for episode in self.episodes if episode.result is not None)
+        return solved / max(self.num_rewarded, 1)
+
     def all_ended(self) -> bool:
         """Whether all episodes have ended."""
         return all(episode.ended for episode in self.episodes)

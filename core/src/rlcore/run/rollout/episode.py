@@ -231,6 +231,11 @@ class EpisodeGroup:
         """Its samples whose environment did not fail."""
         return sum(episode.valid for episode in self.episodes)
 
+    @property
+    def success_rate(self) -> float:
+        """The share of these that solved it; 0.0 where there are none."""
+        return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)
+
     def settle(self) -> None:
         """All episodes have ended: forget what only their environment needs."""
         self.reset = None

@@ -29,6 +29,10 @@ class OpenGroup(Protocol):
     def num_rewarded(self) -> int:
         """Its samples that have a reward."""
 
+    @property
+    def success_rate(self) -> float:
+        """The share of these that solved it; 0.0 where there are none."""
+
     def all_ended(self) -> bool:
         """Whether all its episodes have."""
 

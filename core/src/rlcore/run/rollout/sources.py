@@ -102,6 +102,8 @@ class RolloutSource(Source):
         self._curriculum = stream if isinstance(stream, Curriculum) else None
         self._has_signal: dict[int, bool] = {}
         """Whether the rewards of the last batch's groups differed, and of those that were replaced before it."""
+        self._success: dict[int, float] = {}
+        """The share of solved samples of the last batch's groups."""
         self._seed = seed
         self._policy = policy
         self._restarts = restarts and replayed is None
@@ -142,8 +144,8 @@ class RolloutSource(Source):
         collected = evolve(collected, weight_version=weight_version)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
-            figures["data/zero_variance_prompts"] = float(self._curriculum.num_without_variance)
-            self._has_signal = self._run.taken(self._signals)
+            figures |= self._curriculum.metrics()
+            self._has_signal, self._success = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups)))
             collected = evolve(collected, schedule_metrics=figures)
         if self._policy.is_synchronous:
             return collected
@@ -166,7 +168,7 @@ class RolloutSource(Source):
     def trained(self) -> None:
         """Close the step's groups, and those that are too old for the next step."""
         if self._curriculum is not None:
-            self._curriculum.learn(self._has_signal)
+            self._curriculum.learn(self._has_signal, self._success)
         if self._restarts:
             self._run.pause()
         self._run.train()
@@ -232,6 +234,10 @@ class RolloutSource(Source):
         return {group.number: group.has_signal for group in groups if run.work.tells_of_row(group)} | dict.fromkeys(
             replaced, False
         )
+
+    def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
+        """The share of solved samples of the batch's groups, of those that tell of their own rows."""
+        return {group.number: group.success_rate for group in groups if self._run.work.tells_of_row(group)}
 
     def _note_beginning(self) -> None:
         """A step begins."""

@@ -20,6 +20,8 @@ ANOTHER_RUN = (
     "environment.name",
     "data.train",
     "data.zero_variance_weight",
+    "data.raise_level_at",
+    "data.level_window",
     "training.prompts_per_step",
 )
 """Keys, and sections, that what a checkpoint stands for depends on: which prompts come in which step, how they read, what is

@@ -74,6 +74,10 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RecordedSchedule:
         weight = f"{plan.recipe.data.zero_variance_weight:g}"
         problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected))
         raise ConfigError(problems)
+    if plan.recipe.data.raise_level_at is not None:
+        expected = "no such key: which prompts come then follows from when samples ended, which no schedule says"
+        problems.append(Problem(path="data.raise_level_at", found=f"{plan.recipe.data.raise_level_at:g}", expected=expected))
+        raise ConfigError(problems)
     if plan.runs_agents:
         expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"
         problems.append(Problem(path="environment", found="one whose agents run the episodes", expected=expected))

@@ -1,0 +1,26 @@
+"""Whether an endpoint's tokenizer is that of the recipe: both make the same text of the same tokens."""
+
+from collections.abc import Callable, Sequence
+
+from rlcore.spi import ModelSpec
+
+Decode = Callable[[Sequence[int]], Sequence[str]]
+"""The texts that tokens may stand for."""
+
+
+def decoder_of(model: ModelSpec) -> Decode:
+    """Return what the tokenizer of model.path makes of tokens, without and with special ones."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    return lambda tokens: [str(tokenizer.decode(list(tokens), skip_special_tokens=skips)) for skips in (True, False)]
+
+
+def same_text(told: str, own: Sequence[str]) -> bool:
+    """Return whether one of the own texts is the one told, which may be none. Servers differ in spaces, and in characters that
+    an answer breaks off within."""
+    return not _letters(told) or _letters(told) in map(_letters, own)
+
+
+def _letters(text: str) -> str:
+    return "".join(letter for letter in text if not letter.isspace() and letter != "\N{REPLACEMENT CHARACTER}")
