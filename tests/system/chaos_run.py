@@ -22,7 +22,7 @@ PROGRESS_S = 300.0
 """Most seconds to wait for a step, or for the end."""
 FLUSH_S = 0.3
 """Until the last words of a process that has ended are in its output."""
-STEPS_PER_FAULT = 6
+STEPS_PER_FAULT = 8
 NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
 

@@ -201,7 +201,8 @@ class Calls:
                 self._check_limit(wait, None)
             self._left_behind.remove(wait)
         references = {self.ranks[rank].actor.call.remote(name, *given): rank for rank, given in arguments.items()}
-        return PendingCall(name=name, pending=references, watch=self._watch(name))
+        have_arrived = all(worker.pid for worker in self.workers)
+        return PendingCall(name=name, pending=references, watch=self._watch(name) if have_arrived else None)
 
     @contextlib.contextmanager
     def _under_way(self, wait: PendingCall) -> Iterator[None]:
