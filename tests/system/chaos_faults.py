@@ -156,17 +156,13 @@ def changed_byte(target: Target, draws: random.Random) -> Struck | None:
 
 
 def truncated(target: Target, draws: random.Random) -> Struck | None:
-    """A file of the newest checkpoint, or the table of metrics, ends too early; the driver is killed, so that it is read."""
-    metrics = target.directory / "metrics.jsonl"
-    file = metrics if draws.random() < 0.3 else _checkpoint_file(target, draws)
-    if file is None or not file.exists() or not (size := file.stat().st_size):
+    """A file of the newest checkpoint ends too early; the driver is killed, so that it is read."""
+    if (file := _checkpoint_file(target, draws)) is None:
         return None
-    # A write that was cut off by a loss of power ends within its last line.
-    lines = file.read_bytes().splitlines(keepends=True) if file == metrics else []
-    first = size - len(lines[-1]) if lines else 0
+    size = file.stat().st_size
     os.kill(target.driver, signal.SIGKILL)
     psutil.wait_procs([process for process in marked(target.mark) if process.pid == target.driver], timeout=10)
-    os.truncate(file, draws.randrange(first, size))
+    os.truncate(file, draws.randrange(size))
     return Struck(what=file.name)
 
 
