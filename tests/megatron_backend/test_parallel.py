@@ -3,6 +3,7 @@
 import pytest
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import ContractError, RankInfo
 from rlcore_megatron import parallel
@@ -45,6 +46,17 @@ def test_a_rank_alone_is_in_every_group_and_holds_the_head() -> None:
     assert [group.size() for group in named] == [1] * 6
     assert parallel.is_last_stage()
     parallel.leave()
+
+
+def test_dimensions_of_size_one_share_one_group() -> None:
+    """Of each backend that Megatron asks for; the default group is another."""
+    join()
+    _, *made = parallel_state._global_process_group_list
+    assert len(made) > len(set(made))
+    assert len(set(made)) <= 2
+    assert set(_world.pg_map) == {dist.group.WORLD, *made}
+    parallel.leave()
+    assert not _world.pg_map
 
 
 def test_a_default_group_that_was_there_stays() -> None:

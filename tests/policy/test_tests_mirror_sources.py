@@ -27,7 +27,8 @@ THROUGH = {
     "system/test_hub.py": "core/run/plan/hub_check core/run/storage/model_card",
     "core/run/plan/test_inputs.py": "core/run/plan/data_sets",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
-    "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
+    "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pending_call "
+    "core/run/execution/ray/pool",
     "core/planner/test_plan.py": "core/planner/layouts core/planner/work",
     "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_groups",
     "core/run/rollout/test_conversations.py": "core/chat/conversation",

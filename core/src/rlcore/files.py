@@ -1,11 +1,21 @@
 """Writing to disk: errors that say what to do, and files that no reader ever sees half of."""
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.spi import StorageError
+
+_WRITABLE = "Make it writable"
+_REMEDIES: Mapping[int | None, str] = {
+    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`)",
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+}
+"""By the error's number; of others, room is what lacks."""
 
 
 @contextmanager
@@ -21,8 +31,8 @@ def storage_errors(what: str, directory: Path) -> Iterator[None]:
         except OSError:
             pass
         raise StorageError(
-            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room, or point run.directory "
-            "elsewhere. What was saved before is intact."
+            f"{what} could not be written to {directory}{free}: {error.strerror or error}. "
+            f"{_REMEDIES.get(error.errno, 'Make room')}, or point run.directory elsewhere. What was saved before is intact."
         ) from error
 
 

@@ -1,5 +1,7 @@
 """Megatron's process groups, which are global to a process: made for the first trainer in it and destroyed with the last."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -42,6 +44,12 @@ def leave() -> None:
 
 
 def _initialize(layout: ParallelLayout, timeout_s: float) -> None:
+    with _one_group_of_one():
+        _make_groups(layout, timeout_s)
+    model_parallel_cuda_manual_seed(0)  # nothing is drawn from it: weights are read and there is no dropout
+
+
+def _make_groups(layout: ParallelLayout, timeout_s: float) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -51,7 +59,30 @@ def _initialize(layout: ParallelLayout, timeout_s: float) -> None:
         expert_tensor_parallel_size=layout.expert_tensor,
         distributed_timeout_minutes=max(1, round(timeout_s / 60)),
     )
-    model_parallel_cuda_manual_seed(0)  # nothing is drawn from it: weights are read and there is no dropout
+
+
+@contextmanager
+def _one_group_of_one() -> Iterator[None]:
+    """Let a rank have one group of itself alone, for every dimension of size 1 that Megatron makes one for; the others' are
+    passed over. Each would be a context of gloo, with threads, a socket and entries in the store.
+    """
+    new_group, made = dist.new_group, {}
+
+    def shared(ranks: Sequence[int] | None = None, *, backend: str | None = None, **options: Any) -> Any:
+        if ranks is None or len(ranks) != 1:
+            return new_group(ranks, backend=backend, **options)
+        if dist.get_rank() not in ranks:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        if backend not in made:
+            # Named by its ranks, not counted: other ranks do not count it either.
+            made[backend] = new_group(ranks, backend=backend, **{**options, "use_local_synchronization": True})
+        return made[backend]
+
+    dist.new_group = shared
+    try:
+        yield
+    finally:
+        dist.new_group = new_group
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,9 +1,13 @@
-"""Models are told apart by their configuration and by their weights."""
+"""Models are told apart by their configuration and by their weights; what a checkpoint follows is on the disk before it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlcore.run.storage import saver
+from rlcore.run.storage.checkpoint import save_checkpoint
 from rlcore.run.storage.saver import SAMPLE_BYTES, SAMPLES_PER_FILE, model_digest
 
 
@@ -56,3 +60,18 @@ def test_a_name_on_the_hub_is_itself() -> None:
 
 def test_a_local_model_has_no_revision(model: Path) -> None:
     assert model_digest(str(model), "v2") == model_digest(str(model))
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint_that_follows_them(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+
+    def save(*arguments: Any, **options: Any) -> Path:
+        order.append("checkpoint")
+        return save_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(saver, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(saver, "save_checkpoint", save)
+    run("run.num_steps=2", "checkpoint.every_n_steps=1")
+    assert order == ["metrics.jsonl", "checkpoint"] * 2

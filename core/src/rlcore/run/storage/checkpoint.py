@@ -70,11 +70,11 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
             manifest = {"format": FORMAT, "files": _describe(partial)}
             (partial / MANIFEST).write_text(json.dumps(manifest, indent=2))
             for path in [*partial.rglob("*"), partial]:
-                _sync(path)
+                sync(path)
             if final.exists():
                 shutil.rmtree(final)
             partial.rename(final)
-            _sync(root)
+            sync(root)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -196,7 +196,8 @@ def _sha256(path: Path, _state: tuple[int, ...]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on its disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

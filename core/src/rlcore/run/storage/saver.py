@@ -18,7 +18,7 @@ from rlcore.run.protocols import Backends, CollectedRollouts, Group, LoopPositio
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.schedule_record import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
-from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
+from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync
 from rlcore.run.storage.logged_samples import logged_samples
 from rlcore.run.storage.mismatch_report import save_disagreement
 from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollout_table
@@ -106,6 +106,10 @@ class RunSaver:
             critic_version=position.critic_version,
             unlogged=position.unlogged,
         )
+        # What was logged by then is not computed again: no loss of power may take it while the checkpoint stays.
+        if self.directory.metrics_file.exists():
+            with storage_errors("metrics.jsonl", self.directory.path):
+                sync(self.directory.metrics_file)
         write = partial(self._write, position.algorithm_state, rollouts)
         save_checkpoint(self.directory.checkpoints, state, write, keep=self.plan.recipe.checkpoint.keep if prune else None)
         self.directory.note_saved(position.step)

@@ -41,6 +41,9 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_with_it(run: Callable[..., 
     named = [found[1] for text in progress.texts if (found := SILENT.match(text))]
     assert {"train_step": "train_step", "export_weights": "refit"}[hook] in named
     assert "its process is stopped" in progress.texts[0]
+    assert not [text for text in progress.texts if text.startswith("arrive")], (
+        "starting takes longer than 1 s, and is no silence"
+    )
     run(*POOL, "run.name=undisturbed")
     assert read_metrics(tmp_path / "runs" / "run") == read_metrics(tmp_path / "runs" / "undisturbed")
 

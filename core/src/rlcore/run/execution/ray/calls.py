@@ -3,15 +3,16 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from attrs import define, evolve, field, frozen
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
+from rlcore.run.execution.ray.pending_call import Outcome, PendingCall, values
 from rlcore.run.execution.ray.silence import SilenceWatch
 from rlcore.run.report.progress import Progress
-from rlcore.spi import RefitError, RlcoreError, WorkerError
+from rlcore.spi import WorkerError
 
 BESIDE = "beside"
 """The concurrency group of what a worker answers at once while it is busy."""
@@ -28,9 +29,6 @@ _GENERATOR = dict.fromkeys(("build_generator", "move_generator", "save_generator
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
 """The pools that work in a call, by its name; a call that is not named is the trainer's, or the reference's."""
 
-Outcome: TypeAlias = Any
-"""What a rank returned, or the exception that it raised; a WorkerError where it died."""
-
 
 class PoolLostError(WorkerError):
     """The pool was given up, for a reason that is an error of its own elsewhere."""
@@ -42,26 +40,6 @@ class Rank:
 
     worker: WorkerInfo
     actor: Any
-
-
-@define(kw_only=True, eq=False)
-class _Wait:
-    """A call that is under way."""
-
-    name: str
-    began: float = field(factory=time.monotonic)
-    began_counting: float = field(factory=time.perf_counter)
-    """That moment by the clock that spans are told by."""
-    pending: dict[Any, int]
-    """Ranks by their object references."""
-    outcomes: dict[int, Outcome] = field(factory=dict)
-    seconds: dict[int, float] = field(factory=dict)
-    """How long each rank took to answer."""
-    watch: SilenceWatch | None = None
-    """None for what is asked beside the calls."""
-    first_answer: float | None = None
-    first_failure: float | None = None
-    failed_first: int | None = None
 
 
 @define(kw_only=True, eq=False)
@@ -77,7 +55,7 @@ class Calls:
     """Why the pool cannot be used any more."""
     unusable: set[int] = field(factory=set)
     """Ranks whose backends are in an unknown state."""
-    _left_behind: list[_Wait] = field(factory=list)
+    _left_behind: list[PendingCall] = field(factory=list)
     """Calls whose answers nobody waits for, after another rank's failure."""
     _at_rest: dict[str, str] = field(factory=dict)
     """What a pool does between calls, for the display, where it is not idle."""
@@ -140,7 +118,7 @@ class Calls:
         references = {
             actors[rank].beside.options(concurrency_group=group).remote(name, *given): rank for rank, given in arguments.items()
         }
-        wait = _Wait(name=name, pending=references)
+        wait = PendingCall(name=name, pending=references)
         while wait.pending:
             self._collect(wait)
             self._check_limit(wait, None)
@@ -149,7 +127,7 @@ class Calls:
     def require_progress(self, name: str, rank: int, since: float) -> None:
         """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of time.monotonic) for
         as long as a call may take. From any thread."""
-        self._check_limit(_Wait(name=name, began=since, pending={None: rank}), None)
+        self._check_limit(PendingCall(name=name, began=since, pending={None: rank}), None)
 
     @contextlib.contextmanager
     def streaming(self, num_ranks: int) -> Iterator[None]:
@@ -166,16 +144,7 @@ class Calls:
 
     def values(self, outcomes: Mapping[int, Outcome], first: int | None = None) -> list[Any]:
         """The outcomes, none of which may be an error: the first one's is raised, with the names of the others."""
-        failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
-        if not failed:
-            return list(outcomes.values())
-        # Where one rank's failure makes others fail, these know only of a lost connection.
-        order = sorted(failed, key=lambda rank: (not isinstance(failed[rank], RlcoreError), rank != first, rank))
-        error: BaseException = failed[order[0]]
-        others = [f"{self.workers[rank]}: {type(failed[rank]).__name__}" for rank in order[1:]]
-        if others:
-            error.add_note(f"raised on other ranks too: {'; '.join(others)}")
-        raise error
+        return values(outcomes, self.workers, first)
 
     def lose(self, reason: str) -> None:
         """Give the whole pool up."""
@@ -223,7 +192,7 @@ class Calls:
             tell=self.progress.note,
         )
 
-    def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Wait:
+    def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> PendingCall:
         self._require_workers(name)
         while self._left_behind:
             wait = self._left_behind[0]
@@ -232,10 +201,11 @@ class Calls:
                 self._check_limit(wait, None)
             self._left_behind.remove(wait)
         references = {self.ranks[rank].actor.call.remote(name, *given): rank for rank, given in arguments.items()}
-        return _Wait(name=name, pending=references, watch=self._watch(name))
+        have_arrived = all(worker.pid for worker in self.workers)
+        return PendingCall(name=name, pending=references, watch=self._watch(name) if have_arrived else None)
 
     @contextlib.contextmanager
-    def _under_way(self, wait: _Wait) -> Iterator[None]:
+    def _under_way(self, wait: PendingCall) -> Iterator[None]:
         """However the driver stops to wait, after Ctrl-C too: the next call waits for what is still under way."""
         pools = _POOLS.get(wait.name, (self.pool,))
         for pool in pools:
@@ -256,7 +226,7 @@ class Calls:
         if self.lost is not None:
             raise PoolLostError(f"{name}: the workers are gone: {self.lost}")
 
-    def _collect(self, wait: _Wait) -> None:
+    def _collect(self, wait: PendingCall) -> None:
         """Take the answers that come within a moment. WorkerError where another thread has given the pool up."""
         import ray
 
@@ -272,12 +242,7 @@ class Calls:
             except ray.exceptions.RayError as error:
                 self._require_workers(wait.name)
                 raise self._death(rank, wait, error) from None
-            wait.outcomes[rank] = outcome
-            wait.seconds[rank] = time.perf_counter() - wait.began_counting
-            now = time.monotonic()
-            wait.first_answer = wait.first_answer or now
-            if isinstance(outcome, BaseException) and wait.first_failure is None:
-                wait.first_failure, wait.failed_first = now, rank
+            wait.take(rank, outcome)
 
     def _outcome(self, rank: int, reply: Reply) -> Outcome:
         if not reply.is_usable:
@@ -286,38 +251,37 @@ class Calls:
             return reply.value
         return with_origin(reply.error.restore(), self.workers[rank], reply.error)
 
-    def _death(self, rank: int, wait: _Wait, error: Exception) -> WorkerError:
+    def _death(self, rank: int, wait: PendingCall, error: Exception) -> WorkerError:
         """The error for a rank that ended; all others then wait for it in vain."""
         worker = self.workers[rank]
         cause = cause_of_death(error, worker)
         self.lose(f"{worker} {cause}")
         return WorkerError(f"{wait.name}: {worker} {cause}. {last_lines(worker.log_file)}")
 
-    def _check_limit(self, wait: _Wait, limit_s: float | None) -> None:
+    def _check_limit(self, wait: PendingCall, limit_s: float | None) -> None:
         """Give the pool up where a rank takes too long."""
         limit = self.cluster.call_timeout_s if limit_s is None else limit_s
         if wait.pending and time.monotonic() - wait.began > limit:
             self._give_up(wait, f"no answer within {limit:g} s", "cluster.call_timeout_s" if limit_s is None else None)
 
-    def _check_others(self, wait: _Wait, limit_s: float | None) -> None:
+    def _check_others(self, wait: PendingCall, limit_s: float | None) -> None:
         """Give the pool up where a rank lags behind the first, or waits for one that has failed."""
         if not wait.pending or wait.first_answer is None:
             return
         now, late_s = time.monotonic(), self.cluster.late_timeout_s
-        if wait.first_failure is not None and now - wait.first_failure > GRACE_S and not _goes_on(wait):
+        if wait.first_failure is not None and now - wait.first_failure > GRACE_S and not wait.goes_on:
             self._abandon(wait)
         if limit_s is None and now - wait.first_answer > late_s:
             self._give_up(wait, f"no answer {late_s:g} s after the first rank's", "cluster.late_timeout_s")
 
-    def _abandon(self, wait: _Wait) -> None:
+    def _abandon(self, wait: PendingCall) -> None:
         """One rank has failed, and others wait for it: raise its error."""
         late = self._positions(wait)
         self.lose(f"rank {wait.failed_first} failed in {wait.name} while others waited for it")
-        error = _first_error(wait)
-        error.add_note(f"Ranks that still waited were ended: {late}")
+        wait.first_error.add_note(f"Ranks that still waited were ended: {late}")
         self.values(wait.outcomes, wait.failed_first)
 
-    def _give_up(self, wait: _Wait, what: str, key: str | None) -> None:
+    def _give_up(self, wait: PendingCall, what: str, key: str | None) -> None:
         positions = self._positions(wait)
         ranks = sorted(wait.pending.values())
         lines = "\n".join(last_lines(self.workers[rank].log_file) for rank in ranks[:1])
@@ -325,7 +289,7 @@ class Calls:
         remedy = f" If it only needs longer, raise {key}." if key else ""
         raise WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
 
-    def _positions(self, wait: _Wait) -> str:
+    def _positions(self, wait: PendingCall) -> str:
         """The ranks that have not answered, each with what it does; those that wait for others are told by their line."""
         ranks = sorted(wait.pending.values())
         found = self.query(ranks, "where", "which does not answer at all")
@@ -334,15 +298,3 @@ class Calls:
 
 def _on_ranks(name: str, num_ranks: int) -> str:
     return f"{name} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
-
-
-def _first_error(wait: _Wait) -> BaseException:
-    assert wait.failed_first is not None
-    error = wait.outcomes[wait.failed_first]
-    assert isinstance(error, BaseException)
-    return error
-
-
-def _goes_on(wait: _Wait) -> bool:
-    """Whether the rank that failed has let the others go on: a generator that fails a refit does not end the export."""
-    return wait.name == "refit" and isinstance(_first_error(wait), RefitError | WorkerError)

@@ -1,0 +1,97 @@
+"""Faults of all kinds at random moments: the run goes on, or says what stopped it and is resumed, and has the same metrics.
+
+`make chaos` has many of them, in all layouts; the suite a few, in one process.
+"""
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlcore.testing.models import make_model
+
+from .chaos_faults import CLOCK_MODULE, FAULTS, mount, unmount
+from .chaos_run import ChaosRun
+from .system_support import DIGITS, Workplace, close, read_metrics
+
+NUM_FAULTS = int(os.environ.get("RLCORE_FAULTS", "2"))
+SEED = int(os.environ.get("RLCORE_SEED", "0"))
+COMMON = (
+    "checkpoint.every_n_steps=2",
+    "evaluation.at_start=false",
+    "evaluation.at_end=false",
+    "evaluation.every_n_steps=3",
+    "logging.rollouts_every_n_steps=3",
+    "model.dtype=float32",
+    "run.device=cpu",
+)
+RAY = (
+    "cluster.gpus_per_node=2",
+    "cluster.object_store_mib=100",
+    "cluster.max_restarts=100",
+    "cluster.call_timeout_s=60",
+    "cluster.late_timeout_s=20",
+)
+LAYOUTS = {
+    "one process": ("trainer.name=fsdp2", "generator.name=transformers"),
+    "two ranks": ("trainer.name=fsdp2", "generator.name=transformers", *RAY),
+    "stages and engines": (
+        "trainer.name=megatron",
+        "trainer.megatron.pipeline_parallel=2",
+        "generator.name=vllm",
+        "generator.vllm.cpu_kv_cache_gib=0.1",
+        "refit.channel=shared_memory",
+        *RAY,
+    ),
+}
+KINDS = list(filter(None, os.environ.get("RLCORE_KINDS", "").split(","))) or list(FAULTS)
+CHOSEN = os.environ.get("RLCORE_LAYOUTS", "one process").split(",")
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rlc-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def small_disk(workplace: Workplace) -> Iterator[None]:
+    """A file system of its own for the runs, where this machine allows that."""
+    runs = workplace.folder / "runs"
+    runs.mkdir()
+    mounted = mount("-t", "tmpfs", "-o", "size=64m", "tmpfs", str(runs))
+    yield
+    if mounted:
+        unmount(runs)
+
+
+@pytest.mark.timeout(600 + 400 * NUM_FAULTS)
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("layout", CHOSEN)
+def test_it_comes_through_with_the_metrics_of_an_undisturbed_run(workplace: Workplace, temporary: Path, layout: str) -> None:
+    folder = workplace.folder
+    # The engine's attention on CPU takes heads of at least 32.
+    model = make_model(folder / "wide", alphabet=DIGITS, hidden_size=64, num_heads=2, max_length=64)
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(CLOCK_MODULE)
+    arguments = ["grpo.toml", *COMMON, *LAYOUTS[layout], f"model.path={model}"]
+    chaos = ChaosRun(
+        folder=folder,
+        temporary=temporary,
+        arguments=[*arguments, "run.name=chaos"],
+        directory=workplace.run("chaos"),
+        seed=SEED,
+    )
+    chaos.run(NUM_FAULTS, KINDS)
+    for (kind, outcome), number in sorted(Counter((each.kind, each.outcome) for each in chaos.outcomes).items()):
+        print(f"| {layout} | {kind} | {outcome} | {number} |")
+    assert not chaos.problems, "\n\n".join(chaos.problems)
+    result = workplace.rlcore("train", *arguments, "run.name=whole", f"run.num_steps={chaos.num_steps}")
+    assert result.exit_code == 0, result.output
+    found, expected = read_metrics(workplace.run("chaos")), read_metrics(workplace.run("whole"))
+    assert found == [{name: close(value) for name, value in record.items()} for record in expected]
