@@ -9,6 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
+from rlcore.run.execution.ray.silence import SilenceWatch
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
@@ -56,6 +57,8 @@ class _Wait:
     outcomes: dict[int, Outcome] = field(factory=dict)
     seconds: dict[int, float] = field(factory=dict)
     """How long each rank took to answer."""
+    watch: SilenceWatch | None = None
+    """None for what is asked beside the calls."""
     first_answer: float | None = None
     first_failure: float | None = None
     failed_first: int | None = None
@@ -198,7 +201,7 @@ class Calls:
         """What busy ranks answer beside their work; `otherwise` from those that do not."""
         import ray
 
-        queries = [getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote() for rank in ranks]
+        queries = [self._ask(rank, name) for rank in ranks]
         ready, _ = ray.wait(queries, num_returns=len(queries), timeout=QUERY_TIMEOUT_S)
         answers = []
         for reference in queries:
@@ -209,6 +212,17 @@ class Calls:
             answers.append(answer)
         return answers
 
+    def _ask(self, rank: int, name: str) -> Any:
+        return getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote()
+
+    def _watch(self, name: str) -> SilenceWatch:
+        return SilenceWatch(
+            call=name,
+            ask=lambda rank: self._ask(rank, "where"),
+            name=lambda rank: str(self.workers[rank]),
+            tell=self.progress.note,
+        )
+
     def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Wait:
         self._require_workers(name)
         while self._left_behind:
@@ -218,7 +232,7 @@ class Calls:
                 self._check_limit(wait, None)
             self._left_behind.remove(wait)
         references = {self.ranks[rank].actor.call.remote(name, *given): rank for rank, given in arguments.items()}
-        return _Wait(name=name, pending=references)
+        return _Wait(name=name, pending=references, watch=self._watch(name))
 
     @contextlib.contextmanager
     def _under_way(self, wait: _Wait) -> Iterator[None]:
@@ -249,6 +263,8 @@ class Calls:
         self._require_workers(wait.name)
         pending = list(wait.pending)
         ready, _ = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+        if wait.watch is not None:
+            wait.watch.look(list(wait.pending.values()))
         for reference in ready:
             rank = wait.pending.pop(reference)
             try:

@@ -39,7 +39,7 @@ from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
-Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "differ", "fail_refit", "wait"]
+Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "stop", "differ", "fail_refit", "wait"]
 
 
 @frozen(kw_only=True)
@@ -164,6 +164,7 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
     actions: dict[str, Callable[[], Any]] = {
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "hang": lambda: time.sleep(1000),
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "wait": lambda: wait_for(Path(folder) / "go"),
     }
     errors = {

@@ -1,0 +1,65 @@
+"""Ranks that answer nothing while others wait for them: a stopped process, or a machine that is out of reach, told by name."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import define, field
+
+PROBE_S = 5.0
+"""Seconds between two questions to a rank."""
+SILENT_S = 15.0
+"""Seconds without an answer after which a rank is told; with PROBE_S, at most 20 s after it fell silent, and a look."""
+
+
+@define(kw_only=True, eq=False)
+class SilenceWatch:
+    """Asks the ranks of one call where they are, beside their work, and tells once of each that does not answer."""
+
+    call: str
+    ask: Callable[[int], Any]
+    """Returns Ray's reference to a rank's answer."""
+    name: Callable[[int], str]
+    """How messages call a rank."""
+    tell: Callable[[str], None]
+    next_probe: float = field(factory=lambda: time.monotonic() + PROBE_S)
+    _asked: dict[int, tuple[Any, float]] = field(factory=dict)
+    """The question that is open at each rank, and since when."""
+    _positions: dict[int, str] = field(factory=dict)
+    """What each rank answered last."""
+    _silent: set[int] = field(factory=set)
+
+    def look(self, ranks: Sequence[int]) -> None:
+        """Take what has been answered, ask anew, and tell of those ranks that are silent. Never waits."""
+        now = time.monotonic()
+        self._take_answers(ranks)
+        if now >= self.next_probe:
+            self.next_probe = now + PROBE_S
+            self._asked |= {rank: (self.ask(rank), now) for rank in ranks if rank not in self._asked}
+        for rank in ranks:
+            if rank in self._asked and rank not in self._silent and now - self._asked[rank][1] > SILENT_S:
+                self._silent.add(rank)
+                self.tell(self._silence_of(rank))
+
+    def _take_answers(self, ranks: Sequence[int]) -> None:
+        import ray
+
+        references = {reference: rank for rank, (reference, _) in self._asked.items() if rank in ranks}
+        ready, _ = ray.wait(list(references), num_returns=len(references), timeout=0) if references else ([], [])
+        for reference in ready:
+            rank = references[reference]
+            del self._asked[rank]
+            with contextlib.suppress(ray.exceptions.RayError):  # that it died, the call itself says
+                self._positions[rank] = ray.get(reference)
+                if rank in self._silent:
+                    self._silent.remove(rank)
+                    self.tell(f"{self.call}: {self.name(rank)} answers again")
+
+    def _silence_of(self, rank: int) -> str:
+        known = f", {self._positions[rank]}" if rank in self._positions else ""
+        return (
+            f"{self.call}: {self.name(rank)} has answered nothing for {SILENT_S:g} s{known}: its process is stopped, its "
+            "machine does not answer, or it is in native code that lets nothing else run. The run waits for it until "
+            "cluster.late_timeout_s after the first rank's answer, or cluster.call_timeout_s"
+        )
