@@ -1,15 +1,20 @@
 """Eight ranks that hold shards and four that want others, all in one process group of gloo."""
 
+from datetime import timedelta
+from typing import TypeAlias
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlcore.spi.shards import Box, ShardRoute
 from rlcore.spi.weights import TensorSpec
-from rlcore_torchkit.process_group import keep_on_loopback
-from rlcore_torchkit.shard_plan import Box, plan_pieces
-from rlcore_torchkit.shard_transfer import ShardTransfer, make_bucket_list
+from rlcore_torchkit.process_group import keep_on_loopback, listening_store
+from rlcore_torchkit.shard_route import ShardEnd
 
 NUM_SENDERS, NUM_RECEIVERS = 8, 4
+Specs: TypeAlias = tuple[TensorSpec, ...]
+Layout: TypeAlias = list[list[Box]]
 DENSE = (TensorSpec(name="mlp", shape=(32, 24), dtype="bfloat16"), TensorSpec(name="norm", shape=(7,), dtype="float32"))
 EXPERTS = tuple(TensorSpec(name=f"expert.{n}", shape=(8, 12), dtype="float32") for n in range(16))
 
@@ -47,24 +52,39 @@ def values_of(spec: TensorSpec, number: int) -> Tensor:
     return torch.randn(spec.shape, generator=torch.Generator().manual_seed(number)).to(getattr(torch, spec.dtype))
 
 
-def run_rank(rank: int, address: str) -> None:
+def run_rank(rank: int, address: str, store: str) -> None:
     keep_on_loopback()
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=NUM_SENDERS + NUM_RECEIVERS)
+    host, _, port = store.removeprefix("tcp://").rpartition(":")
+    # Held by rank 0 alone, as by the process that begins a refit.
+    kept = [listening_store(host, int(port), None, timedelta(seconds=60), wait_for_workers=False)] if rank == 0 else []
+    dist.barrier()
     for case, (specs, held, wanted) in CASES.items():
-        full = {spec.name: values_of(spec, number) for number, spec in enumerate(specs)}
-        buckets = make_bucket_list(plan_pieces(specs, held, wanted, 256), 400)
-        transfer = ShardTransfer(
-            specs=specs, buckets=buckets, num_senders=NUM_SENDERS, group=dist.group.WORLD, device=torch.device("cpu")
-        )
-        is_sender = rank < NUM_SENDERS
-        boxes = held[rank] if is_sender else wanted[rank - NUM_SENDERS]
-        parts = {box: full[box.name][tuple(map(slice, box.start, box.stop))] for box in boxes}
-        given = {box: part.float() if is_sender else torch.zeros_like(part) for box, part in parts.items()}
-        total = transfer.run(given, {}) if is_sender else transfer.run({}, given)
-        if not is_sender:
-            assert all(torch.equal(given[box], part) for box, part in parts.items()), case
-        totals: list[int] = [0] * (NUM_SENDERS + NUM_RECEIVERS)
-        dist.all_gather_object(totals, total)
-        sent, received = sum(totals[:NUM_SENDERS]) % 2**64, sum(totals[NUM_SENDERS:]) % 2**64
-        assert sent == received != 0, case
+        run_case(case, specs, held, wanted, rank, f"{host}:{port}")
+    dist.barrier()
+    del kept
     dist.destroy_process_group()
+
+
+def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, store: str) -> None:
+    full = {spec.name: values_of(spec, number) for number, spec in enumerate(specs)}
+    route = ShardRoute(address=store, name=case, wanted=tuple(map(tuple, wanted)), timeout_s=60)
+    end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=1024, device=torch.device("cpu"))
+    assert len(end.windows) > 1
+    if rank < NUM_SENDERS:
+        parts = {box: cut_out(full, box).float() for box in held[rank]}
+        total = sum(end.run(number, parts, {}) for number in range(len(end.windows))) % 2**64
+    else:
+        taken: dict[Box, Tensor] = {}
+        own = wanted[rank - NUM_SENDERS]
+        total = end.take(own, lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
+        assert {*taken} == {*own}, case
+        assert all(torch.equal(tensor, cut_out(full, box)) for box, tensor in taken.items()), case
+    end.close()
+    totals: list[int] = [0] * (NUM_SENDERS + NUM_RECEIVERS)
+    dist.all_gather_object(totals, total)
+    assert sum(totals[:NUM_SENDERS]) % 2**64 == sum(totals[NUM_SENDERS:]) % 2**64 != 0, case
+
+
+def cut_out(full: dict[str, Tensor], box: Box) -> Tensor:
+    return full[box.name][tuple(map(slice, box.start, box.stop))]

@@ -2,42 +2,15 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 
 from attrs import frozen
 
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
+from rlcore.spi.shards import Box as Box
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
 
 _MAX_NAMED = 5
-
-
-@frozen(order=True)
-class Box:
-    """A part of a tensor: in dimension d the indices from `start[d]` to before `stop[d]`."""
-
-    name: str
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
-
-    @property
-    def size(self) -> int:
-        """Elements; none where a dimension is empty or turned round."""
-        return prod(max(0, extent) for extent in self.shape)
-
-    def common(self, other: "Box") -> "Box":
-        """What lies in both, maybe nothing."""
-        start = tuple(map(max, self.start, other.start))
-        return Box(self.name, start, tuple(map(max, start, map(min, self.stop, other.stop))))
-
-    def within(self, outer: "Box") -> tuple[slice, ...]:
-        """Where it lies in a tensor that holds `outer`."""
-        return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True))
 
 
 @frozen(kw_only=True)

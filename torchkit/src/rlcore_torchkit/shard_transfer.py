@@ -2,10 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
 from rlcore_torchkit.digest import tensor_digest
+from rlcore_torchkit.shard_group import ShardGroup
 from rlcore_torchkit.shard_plan import Box, Piece
 
 _ALIGNMENT = 16
@@ -69,8 +68,7 @@ class ShardTransfer:
     specs: Sequence[TensorSpec]
     buckets: Sequence[Bucket]
     num_senders: int
-    group: Any
-    """A process group of torch.distributed, by NCCL on GPUs or by gloo."""
+    group: ShardGroup
     device: torch.device
 
     def run(self, held: Mapping[Box, Tensor], wanted: Mapping[Box, Tensor]) -> int:
@@ -81,21 +79,19 @@ class ShardTransfer:
         peer is in memory at a time.
         """
         dtypes: dict[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in self.specs}
-        own, total, changed = dist.get_rank(self.group), 0, list[str]()
+        own, total, changed = self.group.rank, 0, list[str]()
         mine = [bucket for bucket in self.buckets if own in (bucket.sender, self.num_senders + bucket.receiver)]
         for number in range(1 + max((bucket.number for bucket in mine), default=-1)):
-            operations, arriving = [], list[tuple[Bucket, Tensor]]()
+            leaving, arriving = list[tuple[int, Tensor]](), list[tuple[Bucket, Tensor]]()
             for bucket in (bucket for bucket in mine if bucket.number == number):
                 if bucket.sender == own:
                     buffer, digest = bucket.packed(dtypes, held, self.device)
                     total += bucket.weighed(digest)
-                    operations.append(self._operation(dist.isend, buffer, self.num_senders + bucket.receiver))
+                    leaving.append((self.num_senders + bucket.receiver, buffer))
                 else:
                     buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
                     arriving.append((bucket, buffer))
-                    operations.append(self._operation(dist.irecv, buffer, bucket.sender))
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
+            self.group.exchange(leaving, [(bucket.sender, buffer) for bucket, buffer in arriving])
             for bucket, buffer in arriving:
                 found = bucket.unpacked(buffer, dtypes, wanted)
                 if found is None:
@@ -105,9 +101,6 @@ class ShardTransfer:
         if changed:
             raise RefitError(f"refit: {len(changed)} piece(s) changed on the way: {listed(changed, _MAX_NAMED)}")
         return total % 2**64
-
-    def _operation(self, kind: Any, buffer: Tensor, peer: int) -> Any:
-        return dist.P2POp(kind, buffer, group=self.group, group_peer=peer)
 
 
 def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:

@@ -108,6 +108,9 @@ from rlcore.spi.provider import Provider as Provider
 from rlcore.spi.provider import Role as Role
 from rlcore.spi.rows import LazyRows as LazyRows
 from rlcore.spi.sampling_mask import SamplingMask as SamplingMask
+from rlcore.spi.shards import Box as Box
+from rlcore.spi.shards import ShardExport as ShardExport
+from rlcore.spi.shards import ShardRoute as ShardRoute
 from rlcore.spi.sink import LoggedSample as LoggedSample
 from rlcore.spi.sink import SampleSink as SampleSink
 from rlcore.spi.sink import Sink as Sink

@@ -7,6 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.spi.arrays import AnyArray
+from rlcore.spi.shards import ShardExport
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Head: TypeAlias = Literal["tokens", "value"]
@@ -63,6 +64,8 @@ class WeightExport:
     """Read once and to its end; each tensor of `specs` comes exactly once."""
     persistent: bool
     """True where the tensors are the trainer's own storage: they stay valid, and later train_steps change them in place."""
+    shards: ShardExport | None = None
+    """The parts that are sent in place of buckets, where the request is `sharded`."""
 
 
 def tensor_digest(array: AnyArray) -> int:

@@ -24,11 +24,14 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
     entries = [chosen[role] for role in AUTO_ROLES]
     possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
     where: str = device
-    if separate(recipe) and device == "cuda":
+    named = CHANNELS.get(recipe.refit.channel)
+    if separate(recipe) and (device == "cuda" or (named is not None and named.sharded)):
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
         entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
         where = f"{device}, between devices"
+    else:
+        possible = [name for name in possible if not CHANNELS[name].sharded]
     providers = [entry.provider for entry in entries if entry.provider is not None]
     wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
     for channel in wanted:
