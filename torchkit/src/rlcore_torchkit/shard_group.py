@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError, ShardRoute, WorkerError
@@ -37,7 +37,7 @@ class ProcessShardGroup:
         self.rank, self._device, timeout = rank, device, timedelta(seconds=route.timeout_s)
         try:
             store = TCPStore(host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False)
-            self._store = dist.PrefixStore(route.name, store)
+            self._store = PrefixStore(route.name, store)
             plans = self._plans(world_size, plan)
         except RuntimeError as error:
             raise WorkerError(
@@ -45,7 +45,7 @@ class ProcessShardGroup:
             ) from error
         _require_one(plans)
         try:
-            self._backend = _backend(dist.PrefixStore("group", self._store), rank, world_size, device, timeout)
+            self._backend = _backend(PrefixStore("group", self._store), rank, world_size, device, timeout)
         except RuntimeError as error:
             raise WorkerError(f"refit: channel shards: rank {rank} could not reach the others: {error}") from error
 

@@ -1,12 +1,14 @@
 """A trainer rank's side of sharded exports, whatever it is that holds the parts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlcore.schema.listing import listed
 from rlcore.spi import RefitError, RlcoreError, ShardExport, ShardRoute, TensorSpec, WeightBucket, WeightExport
 from rlcore.spi.shards import Box
 from rlcore_torchkit.shard_route import ShardEnd
@@ -38,17 +40,29 @@ class ShardSender:
 
     def _send(self, shards: ShardExport, specs: tuple[TensorSpec, ...], read: ReadParts) -> Iterator[WeightBucket]:
         routes = [route for route in self._gathered(shards.route) if route is not None]
-        try:
+        ends, total = list[ShardEnd](), 0
+        with self._failing_together():
             ends = self._joined(routes, shards, specs)
-            total = 0
-            for number, window in enumerate(ends[0].windows if ends else ()):
-                parts = read(window.specs)
+        for number, window in enumerate(ends[0].windows if ends else ()):
+            parts = read(window.specs)
+            with self._failing_together():
                 total += sum(end.run(number, parts, {}) for end in ends)
-        except RlcoreError:
-            self.close()
-            raise
         shards.digest = total % 2**64
         yield from ()
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """What fails on one rank fails on all: others would wait for it in what they gather next."""
+        failure: RlcoreError | None = None
+        try:
+            yield
+        except RlcoreError as error:
+            failure = error
+        failures = self._gathered(None if failure is None else str(failure))
+        found = [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text is not None]
+        if found:
+            self.close()
+            raise failure or RefitError(f"refit: another rank of the trainer failed: {listed(found, 3)}")
 
     def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> list[ShardEnd]:
         """The ends of the routes; those of routes that are no more are closed."""

@@ -8,7 +8,6 @@ from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import separate
 from rlcore.spi import CHANNELS, PluginError, Role, capabilities
-from rlcore.spi.channels import channel_capabilities
 
 
 def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> str | None:
@@ -57,4 +56,4 @@ def has_other_model(entry: Entry) -> bool:
 def takes_weights(entry: Entry) -> bool:
     """Whether a generator declares a channel at all, or has none of its own to begin with."""
     declared = frozenset() if entry.provider is None else entry.provider.capabilities
-    return capabilities.OWN_WEIGHTS not in declared or bool(declared & channel_capabilities())
+    return capabilities.OWN_WEIGHTS not in declared or bool(declared & {channel.capability for channel in CHANNELS.values()})
