@@ -41,7 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[TensorSpec, ...], list[list[Box]], lis
     return specs, held, draw(layouts(specs, draw(st.integers(1, 4)))), draw(st.integers(4, 400))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_every_element_once_and_from_one_of_its_holders(
     case: tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int],
@@ -68,7 +68,7 @@ def loads(pieces: tuple[Piece, ...]) -> dict[int, int]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), num_ranks=st.integers(1, 5), receivers=st.integers(1, 3))
 def test_replicas_share_what_is_sent_evenly(sizes: list[int], num_ranks: int, receivers: int) -> None:
     """Where all hold all, to within what is sent of one block."""

@@ -19,8 +19,8 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
     ranks = [here(), here(rank=1), here(replica=1)]
     route = shards.Route(ranks, shards.meeting_host(ranks, None), 30)
     sender, receivers = ShardSender(0, 1, CPU), []
-    for seed in (0, 1):
-        tensors = tensors_of(seed)
+    for seed, count in ((0, 4), (1, 4), (2, 2)):  # the last as adapters that travel alone
+        tensors = tensors_of(seed, count)
         specs = tuple(specs_of(tensors))
         held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
         export = sender.export(
@@ -31,10 +31,14 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
             assert [each["first_rank"] for each in options] == [1, 3]
             receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in ranks]
         export.shards.route = route.to(specs)
+        layout = route.layout(specs, export.shards)
+        assert [*layout] == (["held"] if seed != 1 else [])
         taken = [{} for _ in receivers]
         with ThreadPoolExecutor(4) as pool:
             sent = pool.submit(list, export.buckets)
-            calls = [pool.submit(one.take_shards, specs, into.update) for one, into in zip(receivers, taken, strict=True)]
+            calls = [
+                pool.submit(one.take_shards, specs, layout, into.update) for one, into in zip(receivers, taken, strict=True)
+            ]
         assert sent.result() == []
         assert sum(call.result() for call in calls) % 2**64 == export.shards.digest
         for found in taken:

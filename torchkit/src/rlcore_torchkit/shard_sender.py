@@ -65,8 +65,9 @@ class ShardSender:
             raise failure or RefitError(f"refit: another rank of the trainer failed: {listed(found, 3)}")
 
     def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> list[ShardEnd]:
-        """The ends of the routes; those of routes that are no more are closed."""
-        for key in self._ends.keys() - {(route.address, route.name) for route in routes}:
+        """The ends of the routes; those by stores that are no more are closed."""
+        addresses = {route.address for route in routes}
+        for key in [key for key in self._ends if key[0] not in addresses]:
             self._ends.pop(key)[1].close()
         for route in routes:
             plan = (specs, shards.held, route, shards.max_bucket_bytes)

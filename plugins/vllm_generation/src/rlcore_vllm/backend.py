@@ -36,6 +36,8 @@ class VllmBackend:
 
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
+        if config.mirrors and context.channel is not None and spi.CHANNELS[context.channel].sharded:
+            raise spi.ConfigError([_unmirrored(context.channel)])
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
@@ -202,6 +204,15 @@ class VllmBackend:
             discards = self._config.speculative_model is None
             _await(_move(replica, self._resident, discard_weights=discards) for replica in replicas)
         self._transfer = self._make_transfer()
+
+
+def _unmirrored(channel: str) -> spi.Problem:
+    return spi.Problem(
+        path="refit.channel",
+        found=f"{channel}, with generator.vllm.mirrors",
+        expected="a channel for whole tensors, which mirrors are updated from",
+        remedy='Set refit.channel = "auto"',
+    )
 
 
 def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:

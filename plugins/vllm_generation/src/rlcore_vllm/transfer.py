@@ -77,7 +77,7 @@ class Transfer:
             self._receivers.start_all("begin", Manifest.of(export, self._lora).to_wire()).wait()
             route = self._route.to(export.specs)
             plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
-            pending = self._receivers.start_all("shards", {"weight_version": export.weight_version})
+            pending = self._receivers.start_all("shards", self._route.layout(export.specs, shards))
             shards.route = route
             try:
                 for _ in export.buckets:

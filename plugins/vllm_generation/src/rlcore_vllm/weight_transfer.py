@@ -43,7 +43,7 @@ class StepInfo(WeightTransferUpdateInfo):
     manifest: dict[str, Any] | None = None
     bucket: dict[str, Any] | None = None
     shards: dict[str, Any] | None = None
-    """Of a sharded export, the version whose parts now come."""
+    """The layout of a sharded export, whose parts now come."""
 
 
 class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
@@ -86,7 +86,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         if update_info.bucket is not None:
             self._take(update_info.bucket)
         if update_info.shards is not None:
-            self._take_shards()
+            self._take_shards(update_info.shards)
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
@@ -183,7 +183,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._digests |= digests
         receiver.loaded()
 
-    def _take_shards(self) -> None:
+    def _take_shards(self, layout: dict[str, Any]) -> None:
         """All parts of the version, window by window; the pieces' digests are compared on arrival, and their sum is kept."""
         manifest, receiver = self._announced(), self._connected()
 
@@ -191,7 +191,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             self._load(manifest, tensors, stable=False)
             self._digests |= dict.fromkeys(tensors, 0)
 
-        self._shard_digest = receiver.take_shards(manifest.specs, load)
+        self._shard_digest = receiver.take_shards(manifest.specs, layout, load)
 
     def _load(self, manifest: Manifest, tensors: dict[str, Tensor], stable: bool) -> None:
         if manifest.lora is not None:

@@ -98,8 +98,14 @@ class Receiver(ABC):
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
         """The bucket that `put` described."""
 
-    def take_shards(self, specs: Sequence[TensorSpec], load: Callable[[dict[str, Tensor]], None]) -> int:  # noqa: ARG002
-        """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests."""
+    def take_shards(
+        self,
+        specs: Sequence[TensorSpec],  # noqa: ARG002
+        layout: dict[str, Any],  # noqa: ARG002
+        load: Callable[[dict[str, Tensor]], None],  # noqa: ARG002
+    ) -> int:
+        """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
+        what they hold, where it is not known from the refit before."""
         raise RefitError("refit: found a sharded export by a channel for whole tensors; expected the channel shards")
 
     def loaded(self) -> None:
