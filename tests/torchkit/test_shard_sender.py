@@ -1,4 +1,4 @@
-"""Sharded exports of one rank to another, in threads; tests/system has several ranks."""
+"""Sharded exports of one rank to another, in threads, and of two in processes."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import Box, RefitError, ShardRoute, TensorSpec, WeightExport
+from rlcore.testing.ranks import free_address, launch
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
 
+from .shard_sender_ranks import run_rank  # type: ignore[import-not-found]
 from .shard_threads import CPU, MAX_BYTES, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
 
 
@@ -49,6 +51,10 @@ def test_refits_go_by_one_route_again_and_again() -> None:
         assert all(torch.equal(taken[name], weights[name]) for name in weights)
     sender.close()
     ends[0].close()
+
+
+def test_two_ranks_send_and_fail_together() -> None:
+    launch(run_rank, (free_address(),), 2)
 
 
 def test_without_a_route_nothing_is_sent() -> None:
