@@ -12,9 +12,11 @@ hands to the network; a gather is counted as a ring.
 
 import argparse
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,7 +28,10 @@ from rlcore.testing.ranks import free_address, launch
 BUCKET_BYTES = 2**28
 
 
-def measure(rank: int, address: str, store: str, shape: str, device_name: str, senders: int, repeats: int) -> None:
+def measure(
+    rank: int, address: str, store: str, specs: tuple[TensorSpec, ...], device_name: str, senders: int, repeats: int, file: str
+) -> None:
+    """One rank; the first writes what is to be printed to `file`."""
     import torch
     import torch.distributed as dist
 
@@ -41,7 +46,6 @@ def measure(rank: int, address: str, store: str, shape: str, device_name: str, s
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + 1)
     group = dist.new_group(list(range(senders)))
-    specs = specs_of(shape)
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
@@ -65,13 +69,14 @@ def measure(rank: int, address: str, store: str, shape: str, device_name: str, s
         "gathered": lambda: gather_and_send(rank, specs, held, parts, group, device),
         "shards": by_shards,
     }
+    lines = []
     for name, way in ways.items():
         times = [timed(way, device) for _ in range(repeats)]
-        if rank == 0:
-            most = ", ".join(f"{each / 1e6:.1f}" for each in sent[name])
-            print(f"{name:10} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {most}", flush=True)
+        bytes_of_each = ", ".join(f"{each / 1e6:.1f}" for each in sent[name])
+        lines.append(f"{name:10} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
     if rank == 0:
-        print(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
+        lines.append(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
+        Path(file).write_text("\n".join(lines))
     dist.barrier()
     end.close()
     del kept
@@ -153,7 +158,11 @@ def main() -> None:
     require_device(options.device)
     shape, repeats = ("tiny", 2) if options.quick else (options.shape, options.repeats)
     print(f"{shape} on {options.device}, {options.senders} sender(s)")
-    launch(measure, (free_address(), free_address(), shape, options.device, options.senders, repeats), options.senders + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "lines"
+        arguments = (free_address(), free_address(), specs_of(shape), options.device, options.senders, repeats, str(file))
+        launch(measure, arguments, options.senders + 1)
+        print(file.read_text())
 
 
 if __name__ == "__main__":
