@@ -72,7 +72,7 @@ def measure(
     lines = []
     for name, way in ways.items():
         times = [timed(way, device) for _ in range(repeats)]
-        bytes_of_each = ", ".join(f"{each / 1e6:.1f}" for each in sent[name])
+        bytes_of_each = " ".join(f"{each / 1e6:.1f}" for each in sent[name])
         lines.append(f"{name:10} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
     if rank == 0:
         lines.append(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
