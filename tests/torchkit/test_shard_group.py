@@ -36,7 +36,7 @@ def test_all_ranks_refuse_where_one_has_another_plan_or_none(plan: str, message:
 
 def test_a_rank_that_does_not_come_is_an_error() -> None:
     at = store()
-    with pytest.raises(WorkerError, match="127\.0\.0\.1:\d+ in 0\.1 s"):
+    with pytest.raises(WorkerError, match=r"127\.0\.0\.1:\d+ in 0\.1 s"):
         ProcessShardGroup(route_in(at, timeout_s=0.1), 0, 2, CPU, "plan")
 
 

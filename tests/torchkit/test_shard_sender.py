@@ -84,7 +84,7 @@ def test_a_route_with_another_layout_needs_another_name() -> None:
     other = sender.export(3, SPECS[:2], WHOLE[:2], lambda _: {}, MAX_BYTES)
     assert other.shards is not None
     other.shards.route = route_in(at, wanted=[WHOLE[:2]])
-    with pytest.raises(RefitError, match="127\.0\.0\.1:\d+/engines"):
+    with pytest.raises(RefitError, match=r"127\.0\.0\.1:\d+/engines"):
         list(other.buckets)
     end.close()
 
