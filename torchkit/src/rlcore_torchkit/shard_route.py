@@ -112,7 +112,7 @@ def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSp
 
 
 def _divided(layout: Sequence[Sequence[Box]], number_of: Mapping[str, int], num_runs: int) -> list[list[list[Box]]]:
-    """Of each window, the parts of each rank; those of an unknown tensor stand in the first, whose plan names them."""
+    """The parts of each rank, window by window; those of an unknown tensor stand in the first, whose plan names them."""
     divided: list[list[list[Box]]] = [[[] for _ in layout] for _ in range(num_runs)]
     for rank, boxes in enumerate(layout):
         for box in boxes:

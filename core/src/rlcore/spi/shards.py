@@ -40,7 +40,7 @@ class ShardRoute:
     address: str
     """"host:port" of a store of torch.distributed in which the group meets."""
     name: str
-    """Of the group, among all that meet in the store. One that was not used before makes a group anew."""
+    """Tells the group from others that meet in the store. One that was not used before makes a group anew."""
     wanted: tuple[tuple[Box, ...], ...]
     """The parts that each of the generator's ranks wants."""
     timeout_s: float

@@ -99,7 +99,7 @@ class Receiver(channel.Receiver):
 
 
 def _name(specs: Sequence[TensorSpec]) -> str:
-    """Of the group that sends these: adapters that travel alone have another than the model before them."""
+    """Names the group that sends these: adapters that travel alone have another than the model before them."""
     announced = [(spec.name, spec.shape, spec.dtype) for spec in specs]
     return hashlib.sha256(repr(announced).encode()).hexdigest()[:16]
 

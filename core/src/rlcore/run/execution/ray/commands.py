@@ -120,9 +120,9 @@ class RefittedRank:
     digests: Mapping[str, int]
     """`tensor_digest` of what it has exported, by Hugging Face name."""
     shards_sent: int | None = None
-    """Of a sharded export, the digest of what it has sent."""
+    """The digest of what it has sent, where the export was sharded."""
     shards_taken: int = 0
-    """Of a sharded export, the digest of what its generator has taken; 0 where it has none."""
+    """The digest of what its generator has taken of a sharded export; 0 where it has none."""
     drafts: DraftCounts | None
     """What its generator has guessed since the refit before; None where it has none, or one that guesses no tokens."""
 
