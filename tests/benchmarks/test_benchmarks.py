@@ -30,6 +30,7 @@ TRIED = {
     "plan_tables.py",
     "real_model.py",
     "refit.py",
+    "refit_shards.py",
     "residency.py",
     "sampling_precision.py",
     "scale_sim.py",
@@ -66,6 +67,14 @@ def test_lora_step(script: Script) -> None:
     output = script("lora_step.py", "--quick", "--device", "cpu", "--steps", "2", "--rows", "fsdp2-apart")
     (figures,) = rows(output, "fsdp2-apart").values()
     assert all(float(figure) > 0 for figure in (*figures[:4], figures[5], figures[-1]))
+
+
+def test_refit_shards(script: Script) -> None:
+    output = script("refit_shards.py", "--quick", "--device", "cpu", "--senders", "2")
+    found = rows(output, "gathered", "shards")
+    assert all(float(figure) > 0 for figures in found.values() for figure in figures)
+    by_gathering, by_parts = (sum(float(figure) for figure in figures[2:]) for figures in found.values())
+    assert by_parts < by_gathering
 
 
 def test_balancing(script: Script) -> None:

@@ -28,8 +28,8 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
-    """One Ray for the runs of a module, on two ranks of a CPU."""
-    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+    """One Ray for the runs of a module, of two ranks of a CPU and, in some, a generator apart."""
+    with ray_session(ClusterConfig(gpus_per_node=3, object_store_mib=100), "cpu", None):
         yield
 
 

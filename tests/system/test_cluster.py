@@ -204,3 +204,14 @@ def test_one_engine_of_both_ranks(workplace: Workplace, math: tuple[Path, Path])
     run = workplace.train(str(recipe), "run.name=shared", "cluster.gpus_per_node=2", "generator.vllm.tensor_parallel=2")
     assert [log.parent.name for log in (run / "logs").glob("**/vllm-*")] == ["rank-0"]
     assert_close(run, alone)
+
+
+APART = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+
+
+def test_parts_of_two_ranks_to_an_engine_apart(workplace: Workplace, math: tuple[Path, Path]) -> None:
+    """No figure changes, those by which the engine's log-probabilities are compared with the ranks' among them."""
+    recipe, alone = math
+    run = workplace.train(str(recipe), "run.name=parts", *APART, "refit.channel=shards")
+    assert [log.parent.name for log in (run / "logs").glob("**/vllm-*")] == ["rank-0"]
+    assert_close(run, alone)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.spi import channel_capabilities
+from rlcore.spi import CHANNELS
 from rlcore_vllm import requirements
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
@@ -159,7 +159,7 @@ REFITS = {"refit.in_process", "refit.cuda_ipc", "refit.nccl", "exact_logprobs"}
 
 def test_every_channel_of_the_table_has_a_file_here_and_is_declared() -> None:
     declared = {name for name in PROVIDER.capabilities if name.startswith("refit.")}
-    assert declared == channel_capabilities()
+    assert declared == {channel.capability for channel in CHANNELS.values()}
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,10 @@ def check_specs(export: WeightExport) -> None:
 
 
 def checked_export(export: WeightExport, owner: str, max_bucket_bytes: int) -> WeightExport:
-    """An export whose buckets raise ContractError where they do not bring exactly the specs of `export`, in their order."""
+    """An export whose buckets raise ContractError where they do not bring exactly the specs of `export`, in their order; of a
+    sharded one, where they bring anything."""
+    if export.shards is not None:
+        return evolve(export, buckets=_no_buckets(export, owner))
     return evolve(export, buckets=_checked_buckets(export, owner, max_bucket_bytes))
 
 
@@ -200,6 +203,12 @@ def _checked_buckets(export: WeightExport, owner: str, max_bucket_bytes: int) ->
     missing = [spec.name for spec in remaining]
     if missing:
         raise ContractError(f"{owner}: export_weights ended without {listed(missing, _MAX_NAMED)}")
+
+
+def _no_buckets(export: WeightExport, owner: str) -> Iterator[WeightBucket]:
+    for _ in export.buckets:
+        raise ContractError(f"{owner}: export_weights brought a bucket beside its shards; expected none")
+    yield from ()
 
 
 def _recorded_buckets(buckets: Iterator[WeightBucket], digests: dict[str, int]) -> Iterator[WeightBucket]:

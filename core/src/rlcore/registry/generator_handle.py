@@ -159,7 +159,12 @@ class GeneratorHandle(BackendHandle):
 def _check_refit(request: RefitRequest, sent: dict[str, int], result: RefitResult) -> None:
     if check_int("weight_version", result.weight_version, at_least=0) != request.weight_version:
         raise RefitError(f"weight_version: found {result.weight_version}; expected {request.weight_version}")
-    compare_digests(request.weights.specs, sent, result.digests)
+    if request.weights.shards is None:
+        compare_digests(request.weights.specs, sent, result.digests)
+    elif request.weights.shards.route is None:
+        raise RefitError("found no route to the generator's ranks in a sharded export; expected one, and nothing was sent")
+    elif check_int("shard_digest", result.shard_digest, at_least=0) >= 2**64:
+        raise RefitError(f"shard_digest: found {result.shard_digest}; expected 64 bits")
     if result.drafts is not None:
         drafts = check_record(result.drafts, DraftCounts)
         for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):

@@ -19,6 +19,7 @@ from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
+from rlcore.spi.channels import CHANNELS
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.trainer import (
@@ -33,6 +34,7 @@ from rlcore.spi.trainer import (
 )
 from rlcore.spi.weights import Head, WeightExport
 
+SHARDED = frozenset(channel.capability for channel in CHANNELS.values() if channel.sharded)
 _NO_TOKENS = 'a trainer with the head "value" has no distribution over tokens'
 
 _NO_POLICY = "expected get_logprobs of the reference alone: it was built without a policy (context.needs_policy = False)"
@@ -104,7 +106,8 @@ class TrainerHandle(BackendHandle):
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
         """Stream the weights. The buckets check themselves as they are read, and raise ContractError then."""
         self._require_legal("export_weights", request, ExportWeightsRequest)
-        self._require_capabilities("export_weights", {capabilities.ADAPTER_REFIT: request.adapters != "merged"})
+        needed = {capabilities.ADAPTER_REFIT: request.adapters != "merged"}
+        self._require_capabilities("export_weights", needed | dict.fromkeys(SHARDED, request.sharded))
         self._state.require_version("export_weights", request.weight_version)
         export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
         self._state.weight_version = export.weight_version
@@ -207,6 +210,8 @@ def _check_export(request: ExportWeightsRequest, export: WeightExport) -> None:
     if type(export.persistent) is not bool:
         raise ContractError(f"persistent: found {export.persistent!r}; expected True or False")
     check_specs(export)
+    if (export.shards is not None) != request.sharded:
+        raise ContractError(f"shards: found {type(export.shards).__name__} with sharded = {request.sharded}")
     wrong = next((spec for spec in export.specs if spec.dtype != request.dtype and not spec.keeps_dtype), None)
     if wrong is not None:
         raise ContractError(f"specs: {wrong.name} is of {wrong.dtype}; expected {request.dtype} as requested")

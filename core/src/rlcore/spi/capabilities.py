@@ -4,7 +4,7 @@ A declared capability must pass its part of the conformance kit; a recipe that n
 anything is allocated. A third party's own names contain a colon (`acme:speculative`); any other unknown name is an error.
 """
 
-from rlcore.spi.channels import channel_capabilities
+from rlcore.spi.channels import CHANNELS
 
 # trainers
 REFERENCE_POLICY = "reference_policy"
@@ -82,7 +82,7 @@ generation adds them to these."""
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 
-KNOWN: frozenset[str] = channel_capabilities() | {
+KNOWN: frozenset[str] = frozenset(channel.capability for channel in CHANNELS.values()) | {
     value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)
 }
 """All capabilities: the constants of this module, and of each channel in rlcore.spi.channels its `refit.NAME`."""

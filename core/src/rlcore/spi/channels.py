@@ -20,6 +20,8 @@ class RefitChannel:
     reach: Literal["process", "shared", "separate", "any"]
     """Where it finds the generator: in the trainer's own process, on the trainer's devices, on devices of the generator's own,
     or anywhere."""
+    sharded: bool = False
+    """Whether weights travel as the parts that the trainer's ranks hold (ExportWeightsRequest.sharded)."""
 
     @property
     def capability(self) -> str:
@@ -37,6 +39,8 @@ _CHEAPEST_FIRST = (
     RefitChannel(name="in_process", devices=frozenset({"cpu", "cuda"}), reach="process"),
     # Between processes of one machine, through memory that both map.
     RefitChannel(name="shared_memory", devices=frozenset({"cpu"}), reach="shared"),
+    # Each rank's parts, from rank to rank: by NCCL or, on CPUs, by gloo.
+    RefitChannel(name="shards", devices=frozenset({"cpu", "cuda"}), reach="separate", sharded=True),
     # Safetensors files in a folder that both sides see.
     RefitChannel(name="directory", devices=frozenset({"cpu", "cuda"}), reach="any"),
 )
@@ -45,6 +49,6 @@ CHANNELS: dict[str, RefitChannel] = {channel.name: channel for channel in _CHEAP
 
 
 def channel_capabilities() -> frozenset[str]:
-    """The capabilities of all channels. A trainer that exports torch tensors on its own device declares them all, since the
-    generator's side moves the tensors."""
-    return frozenset(channel.capability for channel in CHANNELS.values())
+    """The capabilities of all channels for whole tensors. A trainer that exports torch tensors on its own device declares them
+    all, since the generator's side moves the tensors."""
+    return frozenset(channel.capability for channel in CHANNELS.values() if not channel.sharded)

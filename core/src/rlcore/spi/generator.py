@@ -217,6 +217,8 @@ class RefitResult:
     """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
     drafts: DraftCounts | None = None
     """What it has guessed since the refit before; None where it guesses no tokens."""
+    shard_digest: int | None = None
+    """In place of `digests` where the export was sharded: the sum mod 2^64 of the digests of all that its ranks took."""
 
 
 OPTIONAL_HOOKS = ("stream", "save_state", "load_state")

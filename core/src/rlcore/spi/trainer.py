@@ -138,6 +138,9 @@ class ExportWeightsRequest:
     """How a trainer of adapters sends them: "merged" into the weights; "apart", the model's own weights and behind them
     A and B of every adapter, by a layer's name with `lora_A.weight` and `lora_B.weight`; or "alone", A and B without the
     weights, which have not changed since they were sent "apart". All but "merged" need the capability `adapter_refit`."""
+    sharded: bool = False
+    """Whether ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability of a
+    channel that is `sharded`."""
 
 
 OPTIONAL_TRAINER_HOOKS = ("get_values",)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attrs import frozen
 
+from rlcore.spi.shards import ShardExport
+
 if TYPE_CHECKING:
     from rlcore.spi.arrays import AnyArray
 
@@ -63,6 +65,8 @@ class WeightExport:
     """Read once and to its end; each tensor of `specs` comes exactly once."""
     persistent: bool
     """True where the tensors are the trainer's own storage: they stay valid, and later train_steps change them in place."""
+    shards: ShardExport | None = None
+    """The parts that are sent in place of buckets, where the request is `sharded`."""
 
 
 def tensor_digest(array: "AnyArray") -> int:

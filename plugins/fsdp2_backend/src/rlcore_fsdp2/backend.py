@@ -34,6 +34,7 @@ from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.models import dims_of, load_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
+from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer_hooks import requested_model, save_state
 
@@ -80,6 +81,7 @@ class Fsdp2Backend:
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
         self._optimizer = make_optimizer(self.policy, context.optimizer) if context.needs_policy else None
         self._residency = Residency(self.device)
+        self._shard_sender = ShardSender(context.rank_info.rank, context.rank_info.world_size, self.device)
         self._weight_version = 0
         self._failed_midway = False
 
@@ -154,6 +156,7 @@ class Fsdp2Backend:
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
+        self._shard_sender.close()
         refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
         del (
             self.policy,
@@ -236,6 +239,8 @@ class Fsdp2Backend:
     def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         is_narrow = self._working is not None and request.dtype == self._context.model.dtype
         parameters = exported_tensors(self._computing if is_narrow else self.policy)
+        if request.sharded:
+            return self._exporter.shard(request, parameters, self._shard_sender, self.device)
         return self._exporter.export(request, parameters, self.device)
 
     def _models(self) -> list[nn.Module]:

@@ -11,10 +11,12 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, WeightExport
 from rlcore.spi.weights import ITEM_BYTES
+from rlcore_fsdp2.parts import Parts
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.buckets import make_buckets
 from rlcore_torchkit.lora import merged
 from rlcore_torchkit.lora_targets import LORA_A, LORA_B, is_adapter
+from rlcore_torchkit.shard_sender import ShardSender
 
 
 @frozen(kw_only=True)
@@ -59,6 +61,27 @@ class Exporter:
             buckets=make_buckets(self._tensors(exported, parameters, lora, dtype, device), request.max_bucket_bytes),
             persistent=is_own,
         )
+
+    def shard(
+        self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], sender: ShardSender, device: torch.device
+    ) -> WeightExport:
+        """Every rank sends its own blocks. What transformers fuses, or an adapter is merged into, is gathered one at a time,
+        and sent as any other tensor that all ranks hold."""
+        exported = [] if request.adapters == "alone" else self._exported
+        lora = self._lora if request.adapters == "merged" else None
+        if request.adapters != "merged":
+            exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
+        parts = Parts(exported, lambda each: self._is_sent_as_held(each, parameters, lora), parameters)
+        specs = tuple(_specs(exported, request.dtype))
+
+        def gathered(each: _Exported) -> dict[str, Tensor]:
+            return dict(self._tensors([each], parameters, lora, each.dtype(getattr(torch, request.dtype)), device))
+
+        return sender.export(request.weight_version, specs, parts.held(), parts.reader(gathered), request.max_bucket_bytes)
+
+    def _is_sent_as_held(self, each: _Exported, parameters: Mapping[str, Tensor], lora: LoraSpec | None) -> bool:
+        adapter = f"{each.parameter.removesuffix('weight')}{LORA_A}"
+        return each.is_itself and (lora is None or adapter not in parameters)
 
     def _tensors(
         self,

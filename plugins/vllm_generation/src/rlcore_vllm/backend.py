@@ -36,6 +36,8 @@ class VllmBackend:
 
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
+        if config.mirrors and context.channel is not None and spi.CHANNELS[context.channel].sharded:
+            raise spi.ConfigError([_unmirrored(context.channel)])
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
@@ -113,7 +115,7 @@ class VllmBackend:
             self._version = NO_WEIGHTS
             try:
                 _await(replica.begin_update() for replica in self._replicas)
-                digests = self._transfer.send(self._mirrors.tee(request.weights))
+                digests, shard_digest = self._brought(request.weights)
                 drafts = _await(replica.end_update(request.weight_version) for replica in self._replicas)
             except BaseException:
                 # What a half-loaded model computes cannot be told from right results.
@@ -123,7 +125,9 @@ class VllmBackend:
             self._mirrors.push()
         counted = [one for one in drafts if one is not None]
         guessed = sum(counted, spi.DraftCounts()) if counted else None
-        return spi.RefitResult(weight_version=request.weight_version, digests=digests, drafts=guessed)
+        return spi.RefitResult(
+            weight_version=request.weight_version, digests=digests, drafts=guessed, shard_digest=shard_digest
+        )
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
@@ -174,6 +178,12 @@ class VllmBackend:
         _await(replica.end_update(OWN_VERSION) for replica in self._replicas)
         self._version = OWN_VERSION
 
+    def _brought(self, weights: spi.WeightExport) -> tuple[dict[str, int], int | None]:
+        """The digests of each tensor, or of all parts together."""
+        if weights.shards is None:
+            return self._transfer.send(self._mirrors.tee(weights)), None
+        return {}, self._transfer.take_shards(weights, weights.shards)
+
     def _make_transfer(self) -> Transfer:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
 
@@ -194,6 +204,15 @@ class VllmBackend:
             discards = self._config.speculative_model is None
             _await(_move(replica, self._resident, discard_weights=discards) for replica in replicas)
         self._transfer = self._make_transfer()
+
+
+def _unmirrored(channel: str) -> spi.Problem:
+    return spi.Problem(
+        path="refit.channel",
+        found=f"{channel}, with generator.vllm.mirrors",
+        expected="a channel for whole tensors, which mirrors are updated from",
+        remedy='Set refit.channel = "auto"',
+    )
 
 
 def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:

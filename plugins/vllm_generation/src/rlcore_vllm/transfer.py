@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from rlcore import spi
+from rlcore_torchkit.shard_route import plan_windows
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.channel import EngineRank, Sender
+from rlcore_vllm.channels.shards import Route, meeting_host
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest, refuse
 from rlcore_vllm.replica import Replica
@@ -36,6 +38,8 @@ class Transfer:
         self._config = config
         self._receivers = Receivers(replicas, config.refit_timeout_s)
         self._sender: Sender | None = None
+        self._route: Route | None = None
+        self._rendezvous = context.rank_info.rendezvous
 
     def send(self, export: spi.WeightExport) -> dict[str, int]:
         """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
@@ -58,8 +62,38 @@ class Transfer:
             if self._sender is not None:
                 self._sender.end()
 
+    def take_shards(self, export: spi.WeightExport, shards: spi.ShardExport) -> int:
+        """Have every rank of every replica take a sharded export, while this process reads it to its end.
+
+        Returns the sum mod 2^64 of the digests of what they took. Errors as of `send`.
+        """
+        self._check_dtypes(export)
+        try:
+            if self._route is None:
+                ranks = self._receivers.ranks()
+                self._route = Route(ranks, meeting_host(ranks, self._rendezvous), self._config.refit_timeout_s)
+                options = [{"channel": self._channel, "options": each} for each in self._route.options(shards)]
+                self._receivers.start("connect", options).wait()
+            self._receivers.start_all("begin", Manifest.of(export, self._lora).to_wire()).wait()
+            route = self._route.to(export.specs)
+            plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
+            pending = self._receivers.start_all("shards", self._route.layout(export.specs, shards))
+            shards.route = route
+            try:
+                for _ in export.buckets:
+                    raise spi.RefitError("refit: found a bucket beside shards; expected none")
+            except spi.RlcoreError:
+                pending.wait()  # where a receiver failed first, it says why
+                raise
+            pending.wait()
+            return self._taken(export.weight_version)
+        except BaseException as error:
+            self._abandon(isinstance(error, spi.WorkerError))
+            raise
+
     def close(self) -> None:
         """Free buffers, communicators and folders."""
+        self._route = None
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -122,6 +156,16 @@ class Transfer:
                 differing = [name for name in claimed.keys() | held.keys() if claimed.get(name) != held.get(name)]
                 refuse(f"not as sent, {by_whom}", differing)
         return claimed
+
+    def _taken(self, weight_version: int) -> int:
+        total = 0
+        for replica, ranks in zip(self._replicas, self._receivers.start_all("finish", {}).wait(), strict=True):
+            for rank, answer in enumerate(ranks):
+                if answer["weight_version"] != weight_version or answer["shard_digest"] is None:
+                    found = f"version {answer['weight_version']}, digest {answer['shard_digest']}"
+                    raise spi.RefitError(f"refit: {found} acknowledged by replica {replica.name}, rank {rank}")
+                total += answer["shard_digest"]
+        return total % 2**64
 
     def _abandon(self, is_worker_lost: bool) -> None:
         """Tell those that still answer that nothing more comes; the next refit connects anew."""

@@ -38,10 +38,12 @@ class ConnectInfo(WeightTransferInitInfo):
 
 @dataclass
 class StepInfo(WeightTransferUpdateInfo):
-    """One of the two messages of a refit."""
+    """One of the messages of a refit."""
 
     manifest: dict[str, Any] | None = None
     bucket: dict[str, Any] | None = None
+    shards: dict[str, Any] | None = None
+    """The layout of a sharded export, whose parts now come."""
 
 
 class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
@@ -61,6 +63,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         """Copies of A and B that the refit has brought, until they are put in place."""
         self._specs: dict[str, TensorSpec] = {}
         self._digests: dict[str, int] = {}
+        self._shard_digest: int | None = None
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:
         self._disconnect()
@@ -68,7 +71,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._receiver = make_receiver(init_info.channel, self.device, rank, init_info.options)
 
     def start_weight_update(self) -> None:
-        self._manifest = None
+        self._manifest, self._shard_digest = None, None
         self._digests = {}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -82,6 +85,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             self._begin(Manifest.from_wire(update_info.manifest))
         if update_info.bucket is not None:
             self._take(update_info.bucket)
+        if update_info.shards is not None:
+            self._take_shards(update_info.shards)
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
@@ -105,7 +110,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         """Version and digests of what this rank has loaded in the refit that is finished."""
         if self._manifest is None:
             raise RefitError("refit: nothing has been received that could be acknowledged")
-        return {"weight_version": self._manifest.weight_version, "digests": self._digests}
+        digests = {} if self._shard_digest is not None else self._digests
+        return {"weight_version": self._manifest.weight_version, "digests": digests, "shard_digest": self._shard_digest}
 
     @torch.no_grad()
     def abandon(self) -> None:
@@ -173,15 +179,27 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         digests = dict(zip(names, tensor_digests(received.tensors), strict=True))
         claimed = dict(zip(names, bucket["digests"], strict=True))
         refuse("changed on the way, by their digests", [name for name in names if digests[name] != claimed[name]])
-        tensors = dict(zip(names, received.tensors, strict=True))
+        self._load(manifest, dict(zip(names, received.tensors, strict=True)), received.stable)
+        self._digests |= digests
+        receiver.loaded()
+
+    def _take_shards(self, layout: dict[str, Any]) -> None:
+        """All parts of the version, window by window; the pieces' digests are compared on arrival, and their sum is kept."""
+        manifest, receiver = self._announced(), self._connected()
+
+        def load(tensors: dict[str, Tensor]) -> None:
+            self._load(manifest, tensors, stable=False)
+            self._digests |= dict.fromkeys(tensors, 0)
+
+        self._shard_digest = receiver.take_shards(manifest.specs, layout, load)
+
+    def _load(self, manifest: Manifest, tensors: dict[str, Tensor], stable: bool) -> None:
         if manifest.lora is not None:
             self._adapters |= {name: tensor.clone() for name, tensor in tensors.items() if is_adapter(name)}
         weights = [(name, tensor) for name, tensor in tensors.items() if name not in self._adapters]
         if weights:
             with without_adapters(self.model):
-                self._ready_loader().load(weights, received.stable)
-        self._digests |= digests
-        receiver.loaded()
+                self._ready_loader().load(weights, stable)
 
 
 def register() -> None:

@@ -35,7 +35,7 @@ class WorkerExtension:
     weight_transfer_engine: RlcoreWeightTransferEngine
 
     def rlcore_refit(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
-        """One step of a refit: describe, connect, begin, bucket, finish, or abandon.
+        """One step of a refit: describe, connect, begin, bucket or shards, finish, or abandon.
 
         What goes wrong is returned, as "refused" or "failed", and never raised: after an exception of one rank, vLLM takes the
         others' answers for those to its next call.
@@ -62,6 +62,8 @@ class WorkerExtension:
                 worker.update_weights({"manifest": content})
             case "bucket":
                 worker.update_weights({"bucket": content})
+            case "shards":
+                worker.update_weights({"shards": content})
             case "finish":
                 worker.finish_weight_update()
                 self.weight_transfer_engine.put_adapters_in_place()

@@ -15,7 +15,9 @@ from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAK
 
 EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
 """What the providers of these tests declare: a channel that is added changes none of these choices."""
-THERE_ON_CPU = "On cpu there are " + ", ".join(name for name, row in CHANNELS.items() if "cpu" in row.devices)
+THERE_ON_CPU = "On cpu there are " + ", ".join(
+    name for name, row in CHANNELS.items() if "cpu" in row.devices and not row.sharded
+)
 
 
 @frozen(kw_only=True)
@@ -92,6 +94,19 @@ def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) 
         prepared("refit.channel=shared_memory", registry=both)
     with pytest.raises(PluginError, match=THERE_ON_CPU):
         prepared("refit.channel=nccl", registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR, *EVERY)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_parts_travel_between_devices_where_they_are_asked_for(prepared: Callable[..., RunPlan], device: str) -> None:
+    """Whatever a section takes away: it does not know of the cluster's layout."""
+    lost = {"config": Layout, "disabled_capabilities": lambda config: frozenset({"refit.shards"})}
+    both = registry(declaring(FAKE_TRAINER, *EVERY, "shards"), declaring(FAKE_GENERATOR, *EVERY, "shards", **lost))
+    options = (f"run.device={device}", "model.dtype=float32")
+    apart = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+    assert prepared(*options, *apart, "refit.channel=shards", registry=both).channel == "shards"
+    assert prepared(*options, *apart, registry=both).channel == ("nccl" if device == "cuda" else "in_process")
+    with pytest.raises(PluginError, match="Wanted: shards"):
+        prepared(*options, "refit.channel=shards", registry=both)
 
 
 def test_a_generator_that_takes_no_weights_is_refused_to_train(prepared: Callable[..., RunPlan]) -> None:

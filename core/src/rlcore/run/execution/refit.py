@@ -10,7 +10,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
+from rlcore.spi import CHANNELS, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
 
 ResultT = TypeVar("ResultT")
 
@@ -92,6 +92,7 @@ class Refitter:
             weight_version=weight_version,
             dtype=self.dtype,
             max_bucket_bytes=self.max_bucket_bytes,
+            sharded=CHANNELS[self.channel].sharded,
             adapters="merged" if not self.apart else "apart" if self.version < 0 else "alone",
         )
 

@@ -8,7 +8,6 @@ from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import separate
 from rlcore.spi import CHANNELS, PluginError, Role, capabilities
-from rlcore.spi.channels import channel_capabilities
 
 
 def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> str | None:
@@ -24,11 +23,14 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
     entries = [chosen[role] for role in AUTO_ROLES]
     possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
     where: str = device
-    if separate(recipe) and device == "cuda":
+    named = CHANNELS.get(recipe.refit.channel)
+    if separate(recipe) and (device == "cuda" or (named is not None and named.sharded)):
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
         entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
         where = f"{device}, between devices"
+    else:
+        possible = [name for name in possible if not CHANNELS[name].sharded]
     providers = [entry.provider for entry in entries if entry.provider is not None]
     wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
     for channel in wanted:
@@ -54,4 +56,4 @@ def has_other_model(entry: Entry) -> bool:
 def takes_weights(entry: Entry) -> bool:
     """Whether a generator declares a channel at all, or has none of its own to begin with."""
     declared = frozenset() if entry.provider is None else entry.provider.capabilities
-    return capabilities.OWN_WEIGHTS not in declared or bool(declared & channel_capabilities())
+    return capabilities.OWN_WEIGHTS not in declared or bool(declared & {channel.capability for channel in CHANNELS.values()})

@@ -6,14 +6,14 @@ The sender needs the tensors and a way to hand plain containers to every receive
 # ruff: noqa: B027
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import TensorSpec
+from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
 
@@ -97,6 +97,16 @@ class Receiver(ABC):
     @abstractmethod
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
         """The bucket that `put` described."""
+
+    def take_shards(
+        self,
+        specs: Sequence[TensorSpec],  # noqa: ARG002
+        layout: dict[str, Any],  # noqa: ARG002
+        load: Callable[[dict[str, Tensor]], None],  # noqa: ARG002
+    ) -> int:
+        """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
+        what they hold, where it is not known from the refit before."""
+        raise RefitError("refit: found a sharded export by a channel for whole tensors; expected the channel shards")
 
     def loaded(self) -> None:
         """What the last `receive` gave has been loaded, on CUDA in the order of the current stream."""

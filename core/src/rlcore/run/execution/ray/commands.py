@@ -119,6 +119,10 @@ class RefittedRank:
 
     digests: Mapping[str, int]
     """`tensor_digest` of what it has exported, by Hugging Face name."""
+    shards_sent: int | None = None
+    """The digest of what it has sent, where the export was sharded."""
+    shards_taken: int = 0
+    """The digest of what its generator has taken of a sharded export; 0 where it has none."""
     drafts: DraftCounts | None
     """What its generator has guessed since the refit before; None where it has none, or one that guesses no tokens."""
 

@@ -169,8 +169,16 @@ class PoolRoute:
                 raise spi.ContractError(
                     f"export_weights: {worker} exports other values than rank 0, in {len(differing)} tensors: {names}"
                 )
+        if order.export.sharded:
+            self._compare_shards(refitted)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
         return sum(drafts, spi.DraftCounts()) if drafts else None
+
+    def _compare_shards(self, refitted: Sequence[RefittedRank]) -> None:
+        sent = sum(rank.shards_sent or 0 for rank in refitted) % 2**64
+        taken = sum(rank.shards_taken for rank in refitted) % 2**64
+        if sent != taken:
+            raise spi.RefitError(f"refit: what ranks took has the digest {taken}; expected {sent}, of what ranks sent")
 
 
 def _same_metrics(one: spi.TrainStepResult, other: spi.TrainStepResult) -> bool:

@@ -207,20 +207,23 @@ class Worker:
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
         drafts: spi.DraftCounts | None = None
+        taken = 0
         if self._generator is not None:
             version = order.export.weight_version
             try:
                 request = spi.RefitRequest(
                     weight_version=version, channel=order.channel, weights=export, may_alias=order.may_alias
                 )
-                drafts = self._generator.refit(request).drafts
+                result = self._generator.refit(request)
+                drafts, taken = result.drafts, result.shard_digest or 0
             finally:
                 for _ in export.buckets:
                     pass
         else:
             for _ in export.buckets:
                 pass
-        return RefittedRank(digests=sent, drafts=drafts)
+        shards_sent = None if export.shards is None else export.shards.digest
+        return RefittedRank(digests=sent, shards_sent=shards_sent, shards_taken=taken, drafts=drafts)
 
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""

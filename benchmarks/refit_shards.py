@@ -1,0 +1,169 @@
+"""Seconds until a rank apart holds what trainer ranks hold in parts: sent whole, and by `refit.channel = "shards"`.
+
+    python benchmarks/refit_shards.py --shape 8b --senders 1          # two GPUs
+    python benchmarks/refit_shards.py --shape 8b --senders 2          # three
+    python benchmarks/refit_shards.py --quick --device cpu            # a tiny shape, by gloo
+
+The weights of a shape in bfloat16, cut by rows over the senders as FSDP does; their number divides those of all rows.
+`gathered` gathers each tensor on all senders, and the first sends it on, with its digest at both ends. `shards` sends the
+parts by their plan, with the digest of each bucket at both ends. No engine takes part. The bytes are those that each sender
+hands to the network; a gather is counted as a ring.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from model_shapes import SHAPES, config_of, require_device
+
+from rlcore.spi import Box, ShardRoute, TensorSpec
+from rlcore.testing.ranks import free_address, launch
+
+BUCKET_BYTES = 2**28
+
+
+def measure(
+    rank: int, address: str, store: str, specs: tuple[TensorSpec, ...], device_name: str, senders: int, repeats: int, file: str
+) -> None:
+    """One rank; the first writes what is to be printed to `file`."""
+    import torch
+    import torch.distributed as dist
+
+    from rlcore_torchkit.process_group import keep_on_loopback, listening_store
+    from rlcore_torchkit.shard_route import ShardEnd, whole_box
+
+    keep_on_loopback()
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    is_cuda = device_name == "cuda"
+    device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + 1)
+    group = dist.new_group(list(range(senders)))
+    host, _, port = store.removeprefix("tcp://").rpartition(":")
+    kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
+    dist.barrier()
+    held = [[rows_of(spec, number, senders) for spec in specs] for number in range(senders)]
+    wanted = tuple(map(whole_box, specs))
+    route = ShardRoute(address=f"{host}:{port}", name="benchmark", wanted=(wanted,), timeout_s=600)
+    start = time.perf_counter()
+    end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=BUCKET_BYTES, device=device)
+    joined_s = time.perf_counter() - start
+    parts = {box: torch.randn(box.shape, dtype=torch.bfloat16, device=device) for box in held[rank]} if rank < senders else {}
+
+    def by_shards() -> None:
+        if rank < senders:
+            for number in range(len(end.windows)):
+                end.run(number, parts, {})
+        else:
+            end.take(wanted, lambda _: None)
+
+    sent = {"gathered": gathered_bytes(specs, senders), "shards": planned_bytes(end, senders)}
+    ways: dict[str, Callable[[], None]] = {
+        "gathered": lambda: gather_and_send(rank, specs, held, parts, group, device),
+        "shards": by_shards,
+    }
+    lines = []
+    for name, way in ways.items():
+        times = [timed(way, device) for _ in range(repeats)]
+        bytes_of_each = " ".join(f"{each / 1e6:.1f}" for each in sent[name])
+        lines.append(f"{name:10} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
+    if rank == 0:
+        lines.append(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
+        Path(file).write_text("\n".join(lines))
+    dist.barrier()
+    end.close()
+    del kept
+    dist.destroy_process_group()
+
+
+def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, group: Any, device: Any) -> None:
+    """Each tensor whole on every sender; from the first of them to the last rank."""
+    import torch
+    import torch.distributed as dist
+
+    from rlcore_torchkit.digest import tensor_digest
+
+    senders = len(held)
+    for number, spec in enumerate(specs):
+        if rank == senders:
+            whole = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
+            dist.recv(whole, 0)
+            tensor_digest(whole)
+            continue
+        own = [torch.empty(boxes[number].shape, dtype=torch.bfloat16, device=device) for boxes in held]
+        dist.all_gather(own, parts[held[rank][number]], group=group)
+        whole = torch.cat(own)
+        if rank == 0:
+            tensor_digest(whole)
+            dist.send(whole, senders)
+
+
+def timed(way: Callable[[], None], device: Any) -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    start = time.perf_counter()
+    way()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def specs_of(shape: str) -> tuple[TensorSpec, ...]:
+    """Every parameter of the shape."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(shape))
+    return tuple(TensorSpec(name=name, shape=tuple(p.shape), dtype="bfloat16") for name, p in model.named_parameters())
+
+
+def rows_of(spec: TensorSpec, number: int, senders: int) -> Box:
+    """The rows of one sender."""
+    first, stop = (spec.shape[0] * place // senders for place in (number, number + 1))
+    return Box(spec.name, (first, *(0 for _ in spec.shape[1:])), (stop, *spec.shape[1:]))
+
+
+def gathered_bytes(specs: tuple[TensorSpec, ...], senders: int) -> list[float]:
+    total = sum(2.0 * Box(spec.name, (0,) * len(spec.shape), spec.shape).size for spec in specs)
+    return [total * (senders - 1) / senders + (total if number == 0 else 0) for number in range(senders)]
+
+
+def planned_bytes(end: Any, senders: int) -> list[float]:
+    sent = [0.0] * senders
+    for window in end.windows:
+        for bucket in window.buckets:
+            sent[bucket.sender] += bucket.num_bytes
+    return sent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="1.5b")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--senders", type=int, default=1, help="trainer ranks; on CUDA there is one GPU more")
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, twice")
+    options = parser.parse_args()
+    require_device(options.device)
+    shape, repeats = ("tiny", 2) if options.quick else (options.shape, options.repeats)
+    print(f"{shape} on {options.device}, {options.senders} sender(s)")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "lines"
+        arguments = (free_address(), free_address(), specs_of(shape), options.device, options.senders, repeats, str(file))
+        launch(measure, arguments, options.senders + 1)
+        print(file.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Weights that travel as the parts that a trainer's ranks hold, without being gathered: from rank to rank, by a plan."""
+
+from math import prod
+
+from attrs import define, field, frozen
+
+
+@frozen(order=True)
+class Box:
+    """A part of a tensor: in dimension d the indices from `start[d]` to before `stop[d]`."""
+
+    name: str
+    """The tensor's Hugging Face name."""
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Elements; none where a dimension is empty or turned round."""
+        return prod(max(0, extent) for extent in self.shape)
+
+    def common(self, other: "Box") -> "Box":
+        """What lies in both, maybe nothing."""
+        start = tuple(map(max, self.start, other.start))
+        return Box(self.name, start, tuple(map(max, start, map(min, self.stop, other.stop))))
+
+    def within(self, outer: "Box") -> tuple[slice, ...]:
+        """Where it lies in a tensor that holds `outer`."""
+        return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True))
+
+
+@frozen(kw_only=True)
+class ShardRoute:
+    """How a generator's ranks are reached. They form one group with the trainer's, which come first."""
+
+    address: str
+    """"host:port" of a store of torch.distributed in which the group meets."""
+    name: str
+    """Tells the group from others that meet in the store. One that was not used before makes a group anew."""
+    wanted: tuple[tuple[Box, ...], ...]
+    """The parts that each of the generator's ranks wants."""
+    timeout_s: float
+    """How long one rank waits for another."""
+
+
+@define(kw_only=True, eq=False)
+class ShardExport:
+    """A trainer's weights as parts. `WeightExport.buckets` brings none then: read to its end on every rank, it sends them."""
+
+    held: tuple[tuple[Box, ...], ...] = field(on_setattr=None)
+    """The parts that each of the trainer's ranks holds; the same on every rank, and of replicas too."""
+    max_bucket_bytes: int = field(on_setattr=None)
+    """Tensors are sent in groups of at most so much, or one that is larger, in the order of WeightExport.specs."""
+    route: ShardRoute | None = None
+    """Set by a generator beside this rank, once its own ranks wait, before it reads the buckets. None elsewhere; with None on
+    every rank nothing is sent."""
+    digest: int | None = None
+    """What this rank has sent: the sum mod 2^64 of its buckets' digests, once the buckets are read."""

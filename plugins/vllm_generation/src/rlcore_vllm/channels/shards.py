@@ -1,0 +1,114 @@
+"""Parts from the trainer's ranks to the engines', by NCCL or gloo: no trainer rank gathers a tensor that it can send a part of.
+
+Each rank of an engine takes whole tensors, a window of them at a time, from which vLLM's own loaders cut what it needs.
+"""
+
+import hashlib
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from rlcore.spi import Box, RefitError, ShardExport, ShardRoute, TensorSpec
+from rlcore_torchkit.process_group import is_loopback, listening_store
+from rlcore_torchkit.shard_route import ShardEnd, whole_box
+from rlcore_vllm.channels import channel
+from rlcore_vllm.channels.channel import EngineRank, Received
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Route:
+    """The driver's side: the store in which the ranks meet, and what each rank of an engine has to know."""
+
+    def __init__(self, ranks: Sequence[EngineRank], host: str, timeout_s: float) -> None:
+        self.ranks, self._timeout_s = ranks, timeout_s
+        self._store: TCPStore = listening_store(host, 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
+        self._address = f"{host}:{self._store.port}"
+        self._planned: set[str] = set()
+
+    def to(self, specs: Sequence[TensorSpec]) -> ShardRoute:
+        """The whole of every tensor to every rank."""
+        wanted = tuple(map(whole_box, specs))
+        return ShardRoute(
+            address=self._address, name=_name(specs), wanted=(wanted,) * len(self.ranks), timeout_s=self._timeout_s
+        )
+
+    def options(self, shards: ShardExport) -> list[dict[str, Any]]:
+        """What the receivers of each replica are made with, in plain containers."""
+        replicas = [rank.replica for rank in self.ranks]
+        shared = {
+            "address": self._address,
+            "num_receivers": len(self.ranks),
+            "max_bucket_bytes": shards.max_bucket_bytes,
+            "timeout_s": self._timeout_s,
+        }
+        return [shared | {"first_rank": len(shards.held) + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
+
+    def layout(self, specs: Sequence[TensorSpec], shards: ShardExport) -> dict[str, Any]:
+        """What a refit with these tensors begins with, in plain containers: where they come from, the first time."""
+        name = _name(specs)
+        if name in self._planned:
+            return {}
+        self._planned.add(name)
+        return {"held": [[[box.name, list(box.start), list(box.stop)] for box in boxes] for boxes in shards.held]}
+
+
+class Receiver(channel.Receiver):
+    """One rank of an engine."""
+
+    def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
+        super().__init__(device, rank, options)
+        self._ends: dict[str, ShardEnd] = {}
+
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:  # noqa: ARG002
+        raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")
+
+    def take_shards(
+        self, specs: Sequence[TensorSpec], layout: dict[str, Any], load: Callable[[dict[str, Tensor]], None]
+    ) -> int:
+        end, wanted = self._joined(specs, layout), [whole_box(spec) for spec in specs]
+        return end.take(wanted, lambda parts: load({spec.name: tensor for spec, _, tensor in parts}))
+
+    def close(self) -> None:
+        for end in self._ends.values():
+            end.close()
+        self._ends = {}
+
+    def _joined(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardEnd:
+        name = _name(specs)
+        if name in self._ends:
+            return self._ends[name]
+        options, wanted = self.options, tuple(map(whole_box, specs))
+        held = [[Box(name, tuple(start), tuple(stop)) for name, start, stop in boxes] for boxes in layout["held"]]
+        route = ShardRoute(
+            address=options["address"],
+            name=_name(specs),
+            wanted=(wanted,) * options["num_receivers"],
+            timeout_s=options["timeout_s"],
+        )
+        rank, max_bytes = options["first_rank"] + self.rank, options["max_bucket_bytes"]
+        end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=max_bytes, device=self.device)
+        self._ends[name] = end
+        return end
+
+
+def _name(specs: Sequence[TensorSpec]) -> str:
+    """Names the group that sends these: adapters that travel alone have another than the model before them."""
+    announced = [(spec.name, spec.shape, spec.dtype) for spec in specs]
+    return hashlib.sha256(repr(announced).encode()).hexdigest()[:16]
+
+
+def meeting_host(ranks: Sequence[EngineRank], rendezvous: str | None) -> str:
+    """The address at which the trainer's ranks, who met at `rendezvous`, and the engines' reach this machine."""
+    met = None if rendezvous is None else urlsplit(rendezvous).hostname
+    if (met is None or is_loopback(met)) and all(rank.host == socket.gethostname() for rank in ranks):
+        return _LOOPBACK
+    from vllm.utils.network_utils import get_ip
+
+    return str(get_ip())

@@ -1,0 +1,68 @@
+"""Two trainer ranks; beside the first, in a thread of its own, the rank of a generator."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.spi import Box, RefitError, RlcoreError, ShardRoute, TensorSpec, WorkerError
+from rlcore_torchkit.process_group import keep_on_loopback
+from rlcore_torchkit.shard_route import ShardEnd
+from rlcore_torchkit.shard_sender import ShardSender
+
+from .shard_threads import CPU, MAX_BYTES, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
+
+LAYOUT = tuple(tuple(Box(spec.name, (3 * rank, 0), (3 * rank + 3, 4)) for spec in SPECS) for rank in (0, 1))
+
+
+def run_rank(rank: int, address: str) -> None:
+    keep_on_loopback()
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    full = {spec.name: torch.arange(24.0).view(6, 4) + number for number, spec in enumerate(SPECS)}
+    taken: dict[str, Tensor] = {}
+
+    def take(end: ShardEnd) -> None:
+        end.take(WHOLE, lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
+
+    assert refit(rank, LAYOUT[rank], full, take) is None
+    assert rank == 1 or all(torch.equal(taken[name], full[name]) for name in full)
+    # The part of one rank is missing; a generator's rank is lost once all have met.
+    assert isinstance(refit(rank, LAYOUT[rank][: 3 - rank], full, take), RefitError)
+    assert isinstance(refit(rank, LAYOUT[rank], full, ShardEnd.close), WorkerError | RefitError)
+    dist.destroy_process_group()
+
+
+def refit(rank: int, held: Sequence[Box], full: dict[str, Tensor], take: Callable[[ShardEnd], None]) -> RlcoreError | None:
+    """What the rank raises; it comes to an end on both."""
+
+    def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
+        names = {spec.name for spec in specs}
+        return {box: full[box.name][box.start[0] : box.stop[0]] for box in held if box.name in names}
+
+    sender = ShardSender(rank, 2, CPU)
+    export = sender.export(0, SPECS, held, read, MAX_BYTES)
+    assert export.shards is not None
+    with ThreadPoolExecutor(1) as pool:
+        receiver: Future[Any] | None = None
+        if rank == 0:
+            at = store()
+            export.shards.route = route_in(at)
+            receiver = pool.submit(receive, export.shards.held, export.shards.route, take)
+        try:
+            list(export.buckets)
+        except RlcoreError as error:
+            return error
+        finally:
+            if receiver is not None:
+                receiver.exception()
+            sender.close()
+    return None
+
+
+def receive(held: Sequence[Sequence[Box]], route: ShardRoute, take: Callable[[ShardEnd], None]) -> None:
+    end = ShardEnd(specs=SPECS, held=held, route=route, rank=2, max_bytes=MAX_BYTES, device=CPU)
+    take(end)
+    end.close()

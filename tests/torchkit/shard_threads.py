@@ -1,0 +1,33 @@
+"""Trainer and generator in threads of one process, each with its end of a route."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from rlcore.spi import Box, ShardRoute, TensorSpec
+from rlcore_torchkit.process_group import listening_store
+
+CPU = torch.device("cpu")
+SPECS = tuple(TensorSpec(name=name, shape=(6, 4), dtype="float32") for name in ("a", "b", "c"))
+WHOLE = tuple(Box(spec.name, (0, 0), spec.shape) for spec in SPECS)
+MAX_BYTES = 2 * 6 * 4 * 4
+"""Two windows: the last tensor has one of its own."""
+
+
+def store(timeout_s: float = 30.0) -> TCPStore:
+    return listening_store("127.0.0.1", 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
+
+
+def route_in(at: TCPStore, wanted: Sequence[Sequence[Box]] = (WHOLE,), **changes: Any) -> ShardRoute:
+    content = {"name": "engines", "timeout_s": 30.0, "wanted": tuple(map(tuple, wanted))}
+    return ShardRoute(address=f"127.0.0.1:{at.port}", **(content | changes))
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """What each returns or raises."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.exception() or future.result() for future in [pool.submit(call) for call in calls]]

@@ -1,0 +1,90 @@
+"""Eight ranks that hold shards and four that want others, all in one process group of gloo."""
+
+from datetime import timedelta
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.spi.shards import Box, ShardRoute
+from rlcore.spi.weights import TensorSpec
+from rlcore_torchkit.process_group import keep_on_loopback, listening_store
+from rlcore_torchkit.shard_route import ShardEnd
+
+NUM_SENDERS, NUM_RECEIVERS = 8, 4
+Specs: TypeAlias = tuple[TensorSpec, ...]
+Layout: TypeAlias = list[list[Box]]
+DENSE = (TensorSpec(name="mlp", shape=(32, 24), dtype="bfloat16"), TensorSpec(name="norm", shape=(7,), dtype="float32"))
+EXPERTS = tuple(TensorSpec(name=f"expert.{n}", shape=(8, 12), dtype="float32") for n in range(16))
+
+
+def cut(specs: tuple[TensorSpec, ...], ranks: int, dim: int, parts: int) -> list[list[Box]]:
+    """Tensors cut along a dimension, the parts in turn over ranks; one that has too little of it is whole everywhere."""
+    layout: list[list[Box]] = [[] for _ in range(ranks)]
+    for spec in specs:
+        for rank in range(ranks):
+            start, stop = [0] * len(spec.shape), list(spec.shape)
+            if dim < len(spec.shape) and spec.shape[dim] >= parts:
+                start[dim], stop[dim] = (spec.shape[dim] * place // parts for place in (rank % parts, rank % parts + 1))
+            layout[rank].append(Box(spec.name, tuple(start), tuple(stop)))
+    return layout
+
+
+def by_expert(ranks: int, parts: int) -> list[list[Box]]:
+    return [
+        [Box(spec.name, (0, 0), spec.shape) for n, spec in enumerate(EXPERTS) if n * parts // len(EXPERTS) == rank % parts]
+        for rank in range(ranks)
+    ]
+
+
+CASES = {
+    "fsdp to tensor parallel": (DENSE, cut(DENSE, 8, 0, 8), cut(DENSE, 4, 0, 4)),
+    "fsdp to columns": (DENSE, cut(DENSE, 8, 0, 8), cut(DENSE, 4, 1, 2)),
+    "tensor parallel to whole": (DENSE, cut(DENSE, 8, 1, 2), cut(DENSE, 4, 0, 1)),
+    "replicas to replicas": (DENSE, cut(DENSE, 8, 0, 1), cut(DENSE, 4, 0, 1)),
+    "experts to experts": (EXPERTS, by_expert(8, 8), by_expert(4, 2)),
+    "experts to their columns": (EXPERTS, by_expert(8, 4), cut(EXPERTS, 4, 1, 4)),
+}
+
+
+def values_of(spec: TensorSpec, number: int) -> Tensor:
+    return torch.randn(spec.shape, generator=torch.Generator().manual_seed(number)).to(getattr(torch, spec.dtype))
+
+
+def run_rank(rank: int, address: str, store: str) -> None:
+    keep_on_loopback()
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=NUM_SENDERS + NUM_RECEIVERS)
+    host, _, port = store.removeprefix("tcp://").rpartition(":")
+    # Held by rank 0 alone, as by the process that begins a refit.
+    kept = [listening_store(host, int(port), None, timedelta(seconds=60), wait_for_workers=False)] if rank == 0 else []
+    dist.barrier()
+    for case, (specs, held, wanted) in CASES.items():
+        run_case(case, specs, held, wanted, rank, f"{host}:{port}")
+    dist.barrier()
+    del kept
+    dist.destroy_process_group()
+
+
+def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, store: str) -> None:
+    full = {spec.name: values_of(spec, number) for number, spec in enumerate(specs)}
+    route = ShardRoute(address=store, name=case, wanted=tuple(map(tuple, wanted)), timeout_s=60)
+    end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=1024, device=torch.device("cpu"))
+    assert len(end.windows) > 1
+    if rank < NUM_SENDERS:
+        parts = {box: cut_out(full, box).float() for box in held[rank]}
+        total = sum(end.run(number, parts, {}) for number in range(len(end.windows))) % 2**64
+    else:
+        taken: dict[Box, Tensor] = {}
+        own = wanted[rank - NUM_SENDERS]
+        total = end.take(own, lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
+        assert {*taken} == {*own}, case
+        assert all(torch.equal(tensor, cut_out(full, box)) for box, tensor in taken.items()), case
+    end.close()
+    totals: list[int] = [0] * (NUM_SENDERS + NUM_RECEIVERS)
+    dist.all_gather_object(totals, total)
+    assert sum(totals[:NUM_SENDERS]) % 2**64 == sum(totals[NUM_SENDERS:]) % 2**64 != 0, case
+
+
+def cut_out(full: dict[str, Tensor], box: Box) -> Tensor:
+    return full[box.name][tuple(map(slice, box.start, box.stop))]

@@ -1,0 +1,103 @@
+"""Plans of shards, held against the elements themselves."""
+
+from collections import defaultdict
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.spi import RefitError
+from rlcore.spi.weights import TensorSpec
+from rlcore_torchkit.shard_plan import Box, Piece, plan_pieces
+
+SPEC = TensorSpec(name="w", shape=(8, 6), dtype="bfloat16")
+WHOLE = Box("w", (0, 0), (8, 6))
+
+
+def rows(start: int, stop: int) -> Box:
+    return Box("w", (start, 0), (stop, 6))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, specs: tuple[TensorSpec, ...], num_ranks: int) -> list[list[Box]]:
+    """Each tensor cut by a grid, and each part of it on one rank or on several."""
+    held: list[list[Box]] = [[] for _ in range(num_ranks)]
+    for spec in specs:
+        cuts = [sorted({0, extent, *draw(st.lists(st.integers(0, extent), max_size=2))}) for extent in spec.shape]
+        for ranges in product(*(list(pairwise(cut)) for cut in cuts)):
+            box = Box(spec.name, tuple(a for a, _ in ranges), tuple(b for _, b in ranges))
+            for rank in draw(st.sets(st.integers(0, num_ranks - 1), min_size=1)):
+                held[rank].append(box)
+    return held
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int]:
+    shapes = draw(st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3), min_size=1, max_size=3))
+    specs = tuple(TensorSpec(name=f"t{n}", shape=tuple(shape), dtype="float32") for n, shape in enumerate(shapes))
+    held = draw(layouts(specs, draw(st.integers(1, 4))))
+    return specs, held, draw(layouts(specs, draw(st.integers(1, 4)))), draw(st.integers(4, 400))
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_every_element_once_and_from_one_of_its_holders(
+    case: tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int],
+) -> None:
+    specs, held, wanted, max_bytes = case
+    pieces = plan_pieces(specs, held, wanted, max_bytes)
+    arrived = {(rank, box): np.zeros(box.shape, int) for rank, boxes in enumerate(wanted) for box in boxes}
+    senders = {spec.name: np.full(spec.shape, -1) for spec in specs}
+    for piece in pieces:
+        assert piece.held in held[piece.sender]
+        assert piece.box.common(piece.held) == piece.box == piece.box.common(piece.wanted)
+        arrived[piece.receiver, piece.wanted][piece.box.within(piece.wanted)] += 1
+        place = tuple(map(slice, piece.box.start, piece.box.stop))
+        assert np.isin(senders[piece.box.name][place], (-1, piece.sender)).all()
+        senders[piece.box.name][place] = piece.sender
+        assert piece.num_bytes == 4 * piece.box.size
+    assert all((counts == 1).all() for counts in arrived.values())
+
+
+def loads(pieces: tuple[Piece, ...]) -> dict[int, int]:
+    found: dict[int, int] = defaultdict(int)
+    for piece in pieces:
+        found[piece.sender] += piece.num_bytes
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), num_ranks=st.integers(1, 5), receivers=st.integers(1, 3))
+def test_replicas_share_what_is_sent_evenly(sizes: list[int], num_ranks: int, receivers: int) -> None:
+    """Where all hold all, to within what is sent of one block."""
+    specs = tuple(TensorSpec(name=f"t{n}", shape=(size, 2), dtype="float32") for n, size in enumerate(sizes))
+    boxes = [Box(spec.name, (0, 0), spec.shape) for spec in specs]
+    sent = loads(plan_pieces(specs, [boxes] * num_ranks, [boxes] * receivers, 64))
+    assert sum(sent.values()) == sum(sizes) * 8 * receivers
+    each = [sent[rank] for rank in range(num_ranks)]
+    assert max(each) - min(each) <= 64 * receivers
+
+
+def test_shards_that_no_holder_can_choose_are_counted_first() -> None:
+    """Rank 0 alone has the first half, so its replica sends the other."""
+    pieces = plan_pieces((SPEC,), [[rows(0, 4), rows(4, 8)], [rows(4, 8)]], [[WHOLE]], 10**6)
+    assert {piece.box: piece.sender for piece in pieces} == {rows(0, 4): 0, rows(4, 8): 1}
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "message"),
+    [
+        ([[rows(0, 4)], [rows(5, 8)]], [[WHOLE]], "rank 0 wants 48 elements of w, of which 42 are held"),
+        ([[rows(0, 5)], [rows(4, 8)]], [[WHOLE]], "w is held in parts that overlap"),
+        ([[WHOLE, WHOLE]], [[WHOLE]], "rank 0 lists a held part of w 2 times"),
+        ([[WHOLE]], [[WHOLE], [WHOLE, WHOLE]], "rank 1 lists a wanted part of w 2 times"),
+        ([[WHOLE]], [[rows(0, 9)]], r"w is wanted by rank 0 from \(0, 0\) to \(9, 6\), outside of \(8, 6\)"),
+        ([[WHOLE]], [[Box("w", (0,), (8,))]], "outside of"),
+        ([[WHOLE]], [[Box("v", (0,), (8,))]], "v is wanted by rank 0 but not announced"),
+    ],
+)
+def test_layouts_that_do_not_fit(held: list[list[Box]], wanted: list[list[Box]], message: str) -> None:
+    with pytest.raises(RefitError, match=message):
+        plan_pieces((SPEC,), held, wanted, 10**6)

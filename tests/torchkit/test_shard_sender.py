@@ -1,0 +1,95 @@
+"""Sharded exports of one rank to another, in threads, and of two in processes."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.spi import Box, RefitError, ShardRoute, TensorSpec, WeightExport
+from rlcore.testing.ranks import free_address, launch
+from rlcore_torchkit.shard_route import ShardEnd
+from rlcore_torchkit.shard_sender import ShardSender
+
+from .shard_sender_ranks import run_rank  # type: ignore[import-not-found]
+from .shard_threads import CPU, MAX_BYTES, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
+
+
+def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence[Box] = WHOLE) -> WeightExport:
+    def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
+        names = {spec.name for spec in specs}
+        return {box: weights[box.name] for box in held if box.name in names}
+
+    return sender.export(3, SPECS, held, read, MAX_BYTES)
+
+
+def receiving(route: ShardRoute, held: Sequence[Box] = WHOLE) -> ShardEnd:
+    return ShardEnd(specs=SPECS, held=[held], route=route, rank=1, max_bytes=MAX_BYTES, device=CPU)
+
+
+def weights_of(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {spec.name: torch.randn(spec.shape, generator=generator) for spec in SPECS}
+
+
+def test_refits_go_by_one_route_again_and_again() -> None:
+    at, sender = store(), ShardSender(0, 1, CPU)
+    route, ends = route_in(at), list[ShardEnd]()
+    for seed in (1, 2):
+        weights, taken = weights_of(seed), dict[str, Tensor]()
+        export = export_of(sender, weights)
+        assert export.shards is not None
+        export.shards.route = route
+
+        def take(taken: dict[str, Tensor] = taken) -> int:
+            if not ends:
+                ends.append(receiving(route))
+            return ends[0].take(WHOLE, lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
+
+        assert together(partial(list, export.buckets), take)[1] == export.shards.digest
+        assert all(torch.equal(taken[name], weights[name]) for name in weights)
+    sender.close()
+    ends[0].close()
+
+
+def test_two_ranks_send_and_fail_together() -> None:
+    launch(run_rank, (free_address(),), 2)
+
+
+def test_without_a_route_nothing_is_sent() -> None:
+    export = export_of(ShardSender(0, 1, CPU), weights_of(1))
+    assert list(export.buckets) == []
+    assert export.shards is not None
+    assert export.shards.digest == 0
+
+
+def test_a_missing_part_is_an_error_at_both_ends() -> None:
+    at, held = store(), WHOLE[:2]
+    export = export_of(ShardSender(0, 1, CPU), weights_of(1), held)
+    assert export.shards is not None
+    export.shards.route = route_in(at)
+    errors = together(lambda: list(export.buckets), lambda: receiving(route_in(at), held))
+    for error in errors:
+        assert isinstance(error, RefitError)
+        assert "wants 24 elements of c, of which 0 are held" in str(error)
+
+
+def test_a_route_with_another_layout_needs_another_name() -> None:
+    at, sender = store(), ShardSender(0, 1, CPU)
+    export = export_of(sender, weights_of(1))
+    assert export.shards is not None
+    export.shards.route = route_in(at)
+    _, end = together(lambda: list(export.buckets), lambda: _taking(route_in(at)))
+    other = sender.export(3, SPECS[:2], WHOLE[:2], lambda _: {}, MAX_BYTES)
+    assert other.shards is not None
+    other.shards.route = route_in(at, wanted=[WHOLE[:2]])
+    with pytest.raises(RefitError, match=r"127\.0\.0\.1:\d+/engines"):
+        list(other.buckets)
+    end.close()
+
+
+def _taking(route: ShardRoute) -> ShardEnd:
+    end = receiving(route)
+    end.take(WHOLE, lambda parts: None)
+    return end

@@ -1,0 +1,61 @@
+"""Parts on their way to an engine's ranks, without an engine."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlcore.spi import RefitError
+from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_vllm.channels import shards
+
+from .channel_support import CPU, here, specs_of, tensors_of
+
+LOOPBACK = "127.0.0.1"
+
+
+def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
+    ranks = [here(), here(rank=1), here(replica=1)]
+    route = shards.Route(ranks, shards.meeting_host(ranks, None), 30)
+    sender, receivers = ShardSender(0, 1, CPU), []
+    for seed, count in ((0, 4), (1, 4), (2, 2)):  # the last as adapters that travel alone
+        tensors = tensors_of(seed, count)
+        specs = tuple(specs_of(tensors))
+        held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
+        export = sender.export(
+            1, specs, [*held], lambda part, held=held: {whole_box(spec): held[whole_box(spec)] for spec in part}, 64
+        )
+        if not receivers:
+            options = route.options(export.shards)
+            assert [each["first_rank"] for each in options] == [1, 3]
+            receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in ranks]
+        export.shards.route = route.to(specs)
+        layout = route.layout(specs, export.shards)
+        assert [*layout] == (["held"] if seed != 1 else [])
+        taken = [{} for _ in receivers]
+        with ThreadPoolExecutor(4) as pool:
+            sent = pool.submit(list, export.buckets)
+            calls = [
+                pool.submit(one.take_shards, specs, layout, into.update) for one, into in zip(receivers, taken, strict=True)
+            ]
+        assert sent.result() == []
+        assert sum(call.result() for call in calls) % 2**64 == export.shards.digest
+        for found in taken:
+            assert [*found] == [spec.name for spec in specs]
+            assert all(torch.equal(found[spec.name], tensor) for spec, tensor in zip(specs, tensors, strict=True))
+    for one in (sender, *receivers):
+        one.close()
+
+
+def test_whole_buckets_are_refused():
+    route = shards.Route([here()], LOOPBACK, 30)
+    export = ShardSender(0, 1, CPU).export(1, tuple(specs_of(tensors_of(0))), [], lambda _: {}, 64)
+    receiver = shards.Receiver(CPU, 0, route.options(export.shards)[0])
+    with pytest.raises(RefitError, match="expected parts"):
+        receiver.receive({}, [])
+
+
+def test_ranks_of_one_machine_meet_on_its_loopback():
+    assert shards.meeting_host([here()], "tcp://127.0.0.1:4000") == LOOPBACK
+    assert shards.meeting_host([here()], None) == LOOPBACK

@@ -1,0 +1,92 @@
+"""The process group in which a trainer's ranks send parts to a generator's, apart from the default group of either."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from rlcore.schema.listing import listed
+from rlcore.spi import RefitError, ShardRoute, WorkerError
+from rlcore_torchkit.process_group import is_loopback, keep_on_loopback
+
+_REFUSED = "!"
+
+
+class ShardGroup(Protocol):
+    """What a transfer needs of the group."""
+
+    rank: int
+
+    def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
+        """Send to and receive from ranks, all at once; on CUDA in the order of the current stream."""
+
+
+class ProcessShardGroup:
+    """By gloo on CPUs, by NCCL on GPUs."""
+
+    def __init__(self, route: ShardRoute, rank: int, world_size: int, device: torch.device, plan: str) -> None:
+        """Meet the others in the route's store. `plan` is what each has to have planned: a digest, or "!" and why it
+        planned nothing. RefitError on every rank where they differ, WorkerError where a rank does not come in time."""
+        host, _, port = route.address.rpartition(":")
+        if is_loopback(host):
+            keep_on_loopback()
+        self.rank, self._device, timeout = rank, device, timedelta(seconds=route.timeout_s)
+        try:
+            store = TCPStore(host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False)
+            self._store = PrefixStore(route.name, store)
+            plans = self._plans(world_size, plan)
+        except RuntimeError as error:
+            raise WorkerError(
+                f"refit: channel shards: a rank did not come to {route.address} in {route.timeout_s:g} s: {error}"
+            ) from error
+        _require_one(plans)
+        try:
+            self._backend = _backend(PrefixStore("group", self._store), rank, world_size, device, timeout)
+        except RuntimeError as error:
+            raise WorkerError(f"refit: channel shards: rank {rank} could not reach the others: {error}") from error
+
+    def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
+        """WorkerError where a rank is lost or late."""
+        try:
+            if self._device.type == "cuda":
+                self._backend._start_coalescing()
+            works = [self._backend.send([tensor], peer, 0) for peer, tensor in sent]
+            works += [self._backend.recv([tensor], peer, 0) for peer, tensor in received]
+            if self._device.type == "cuda":
+                works = [self._backend._end_coalescing()]
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise WorkerError(f"refit: channel shards: another rank is lost, or late: {error}") from error
+
+    def close(self) -> None:
+        """Leave; what is under way on other ranks fails."""
+        self._backend.abort() if self._device.type == "cuda" else self._backend.shutdown()
+
+    def _plans(self, world_size: int, plan: str) -> list[str]:
+        self._store.set(f"plan-{self.rank}", plan)
+        return [self._store.get(f"plan-{rank}").decode() for rank in range(world_size)]
+
+
+def _require_one(plans: Sequence[str]) -> None:
+    refused = [f"rank {rank}: {plan[1:]}" for rank, plan in enumerate(plans) if plan.startswith(_REFUSED)]
+    differing = [f"rank {rank}" for rank, plan in enumerate(plans) if plan != plans[0]]
+    if refused:
+        raise RefitError(f"refit: no plan of shards on {listed(refused, 3)}")
+    if differing:
+        raise RefitError(
+            f"refit: {listed(differing, 5)} planned other pieces than rank 0; expected one plan. Install one version of rlcore "
+            "on all nodes"
+        )
+
+
+def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:
+    if device.type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, world_size, options)

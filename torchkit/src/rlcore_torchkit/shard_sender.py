@@ -1,0 +1,95 @@
+"""A trainer rank's side of sharded exports, whatever it is that holds the parts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.schema.listing import listed
+from rlcore.spi import RefitError, RlcoreError, ShardExport, ShardRoute, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi.shards import Box
+from rlcore_torchkit.shard_route import ShardEnd
+
+ReadParts = Callable[[Sequence[TensorSpec]], Mapping[Box, Tensor]]
+"""This rank's parts of some tensors; called on all ranks in one order, so that it may gather."""
+
+
+class ShardSender:
+    """Keeps the groups of the routes by which it has sent."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._ends: dict[tuple[str, str], tuple[object, ShardEnd]] = {}
+
+    def export(
+        self, weight_version: int, specs: tuple[TensorSpec, ...], own: Sequence[Box], read: ReadParts, max_bucket_bytes: int
+    ) -> WeightExport:
+        """Every rank of the trainer calls it, with the boxes that it holds."""
+        held = tuple(self._gathered(tuple(own)))
+        shards = ShardExport(held=held, max_bucket_bytes=max_bucket_bytes)
+        buckets = self._send(shards, specs, read)
+        return WeightExport(weight_version=weight_version, specs=specs, buckets=buckets, persistent=False, shards=shards)
+
+    def close(self) -> None:
+        for _, end in self._ends.values():
+            end.close()
+        self._ends = {}
+
+    def _send(self, shards: ShardExport, specs: tuple[TensorSpec, ...], read: ReadParts) -> Iterator[WeightBucket]:
+        routes = [route for route in self._gathered(shards.route) if route is not None]
+        ends, total = list[ShardEnd](), 0
+        with self._failing_together():
+            ends = self._joined(routes, shards, specs)
+        for number, window in enumerate(ends[0].windows if ends else ()):
+            parts = read(window.specs)
+            with self._failing_together():
+                total += sum(end.run(number, parts, {}) for end in ends)
+        shards.digest = total % 2**64
+        yield from ()
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """What fails on one rank fails on all: others would wait for it in what they gather next."""
+        failure: RlcoreError | None = None
+        try:
+            yield
+        except RlcoreError as error:
+            failure = error
+        failures = self._gathered(None if failure is None else str(failure))
+        found = [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text is not None]
+        if found:
+            self.close()
+            raise failure or RefitError(f"refit: another rank of the trainer failed: {listed(found, 3)}")
+
+    def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> list[ShardEnd]:
+        """The ends of the routes; those by stores that are no more are closed."""
+        addresses = {route.address for route in routes}
+        for key in [key for key in self._ends if key[0] not in addresses]:
+            self._ends.pop(key)[1].close()
+        for route in routes:
+            plan = (specs, shards.held, route, shards.max_bucket_bytes)
+            known = self._ends.get((route.address, route.name))
+            if known is not None and known[0] != plan:
+                raise RefitError(f"refit: another layout by the route {route.address}/{route.name}; expected a new name for it")
+            if known is None:
+                end = ShardEnd(
+                    specs=specs,
+                    held=shards.held,
+                    route=route,
+                    rank=self._rank,
+                    max_bytes=shards.max_bucket_bytes,
+                    device=self._device,
+                )
+                self._ends[route.address, route.name] = plan, end
+        return [self._ends[route.address, route.name][1] for route in routes]
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """What every rank of the trainer has given, in their order."""
+        if self._world_size == 1:
+            return [own]
+        found: list[Any] = [None] * self._world_size
+        dist.all_gather_object(found, own)
+        return found
