@@ -21,12 +21,12 @@ def put_sglang(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
 
 
 def test_a_start_that_fails_is_told_with_the_last_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_sglang(tmp_path, monkeypatch, "raise SystemExit('no kernels for this machine')")
-    with pytest.raises(WorkerError, match=r"(?s)ended with .*sglang\.log.*no kernels for this machine"):
+    put_sglang(tmp_path, monkeypatch, "raise SystemExit('no kernels here')")
+    with pytest.raises(WorkerError, match=r"(?s)sglang\.log.*no kernels"):
         Engine({}, tmp_path / "logs", start_timeout_s=300.0)
 
 
 def test_a_start_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_sglang(tmp_path, monkeypatch, "import time; time.sleep(3600)")
-    with pytest.raises(WorkerError, match=r"no answer to the start within 0\.5 s .*raise generator\.sglang\.start_timeout_s"):
+    with pytest.raises(WorkerError, match=r"0\.5 s .*generator\.sglang\.start_timeout_s"):
         Engine({}, tmp_path / "logs", start_timeout_s=0.5)

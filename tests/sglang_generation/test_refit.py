@@ -70,12 +70,12 @@ def test_tensors_of_another_model_are_refused_before_anything_changes(refit: Ref
 def test_a_tensor_that_sglang_skips_is_an_error(refit: Refit) -> None:
     model = FusedModel()
     model.skips = {"b.weight"}
-    with pytest.raises(RefitError, match="filled by no tensor, or not finite: fused"):
+    with pytest.raises(RefitError, match=": fused"):
         refit.run(LocalEngine(model), export(weights()))
 
 
 def test_a_rank_without_an_answer_is_an_error(refit: Refit) -> None:
     engine = LocalEngine(FusedModel())
     engine.is_silent = True
-    with pytest.raises(RefitError, match=r"no answer to 'begin' from SGLang's ranks \[0\]"):
+    with pytest.raises(RefitError, match=r"'begin'"):
         refit.run(engine, export(weights()))
