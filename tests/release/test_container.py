@@ -17,7 +17,7 @@ NOT_FOR_NVIDIA = {
     "rlcore-mlx": "Apple's chips",
     "rlcore-sglang": "tried on CPUs alone; its engine pins another torch than vLLM",
 }
-"""Packages that the container leaves out: which hardware each is for."""
+"""Packages that the container leaves out, and why."""
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "ENV", "COPY", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
