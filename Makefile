@@ -35,6 +35,7 @@ PACKAGES := \
 	plugins/mlx_backend \
 	plugins/transformers_generation \
 	plugins/vllm_generation \
+	plugins/sglang_generation \
 	plugins/openai_generation \
 	plugins/grpo \
 	plugins/sft \

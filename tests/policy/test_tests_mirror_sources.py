@@ -48,6 +48,7 @@ THROUGH = {
     "openenv/test_environment.py": "openenv/episode openenv/policy",
     "recipe_import/test_nemo_rl.py": "recipe_import/nemo_rl_data recipe_import/nemo_rl_policy",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
+    "sglang_generation/test_backend.py": "sglang_generation/host",
     "verifiers_environment/test_environment.py": "verifiers_environment/client",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_speculation.py": "vllm_generation/draft_counter",

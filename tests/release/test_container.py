@@ -13,8 +13,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 CUDA_OF_TORCH = {"2.11.0": "13.0.2"}
 """The toolkit that torch's wheels for Linux are built with: `cuda-toolkit` in the requirements of its metadata."""
-NOT_FOR_NVIDIA = {"rlcore-mlx": "Apple's chips"}
-"""Packages that the container leaves out: which hardware each is for."""
+NOT_FOR_NVIDIA = {
+    "rlcore-mlx": "Apple's chips",
+    "rlcore-sglang": "tried on CPUs alone; its engine pins another torch than vLLM",
+}
+"""Packages that the container leaves out, and why."""
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "ENV", "COPY", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 

@@ -1,0 +1,1 @@
+"""Generator `sglang`: an SGLang engine in a process of its own."""

@@ -1,0 +1,36 @@
+"""What is said of packages that are missing; none of it needs SGLang."""
+
+from importlib import metadata
+
+import pytest
+
+from rlcore_sglang import requirements
+
+
+def has_version(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    real = metadata.version
+
+    def find(name: str) -> str:
+        if name != "sglang":
+            return real(name)
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", find)
+
+
+def test_sglang_has_to_be_there_in_a_version_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "is_installed", lambda _name: True)
+    has_version(monkeypatch, None)
+    assert requirements.unavailable() == "SGLang is not installed: pip install 'rlcore-sglang[engine]'"
+    has_version(monkeypatch, "0.5.16")
+    assert "sglang 0.5.16 is installed; expected sglang" in (requirements.unavailable() or "")
+    has_version(monkeypatch, "0.5.23")
+    assert requirements.unavailable() is None
+
+
+def test_torchvision_is_needed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_version(monkeypatch, "0.5.23")
+    monkeypatch.setattr(requirements, "is_installed", lambda _name: False)
+    assert (requirements.unavailable() or "").startswith("torchvision is not installed")
