@@ -619,9 +619,16 @@ FAULTS = (
     Fault(
         "vLLM is not told to guess",
         "rlcore_vllm.settings",
-        "arguments |= speculative_arguments(config)",
+        "arguments |= speculative_arguments(config, device)",
         "pass",
         GUESSED,
+    ),
+    Fault(
+        "guesses are as long as they were found",
+        "rlcore_vllm.whole_guesses",
+        "return filled, torch.where(has_sampled, torch.full_like(num_valid, drafts.shape[1]), num_valid)",
+        "return filled, num_valid",
+        "tests/vllm_generation/test_whole_guesses.py::test_what_is_not_guessed_is_the_last_token_again_and_counts_where_the_prompt_is_through",
     ),
     Fault(
         "guesses on a CPU are judged by memory that nothing was written to",

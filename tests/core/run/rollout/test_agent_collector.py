@@ -15,7 +15,7 @@ import pytest
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout import environment_calls, group_work, sample_count
+from rlcore.run.rollout import group_work, sample_count
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -255,9 +255,8 @@ def test_a_generator_that_fails_ends_the_step_and_its_agents(collect: Any) -> No
 
 
 @pytest.mark.usefixtures("clock")
-def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any) -> None:
     """The calls' own time stands still: only an event loop that does not turn is noticed."""
-    monkeypatch.setattr(environment_calls, "GRACE_S", 0.2)
     begun: list[str] = []
 
     async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
