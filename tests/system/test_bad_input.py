@@ -202,7 +202,7 @@ def test_every_backend_disabled_by_the_recipe(workplace: Workplace) -> None:
         workplace, 3, ("no usable trainer", "fsdp2 (rlcore-fsdp2 0.1.0): disabled"), 'plugins.disable=["fsdp2", "trainer:mlx"]'
     )
     refuse(workplace, 3, ("algorithm 'grpo' is disabled", "sft (rlcore-sft"), 'plugins.disable=["rlcore-grpo"]')
-    refuse(workplace, 3, ("generator 'sglang' is not installed", "transformers (rlcore-transformers"), "generator.name=sglang")
+    refuse(workplace, 3, ("generator 'tgi' is not installed", "transformers (rlcore-transformers"), "generator.name=tgi")
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
