@@ -4,7 +4,7 @@ import os
 import socket
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ register()
 if current_platform.is_cpu():
     versions.wait_without_spinning()
 else:
-    guess_whole()
+    with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
+        guess_whole()
 versions.keep_scales_exact()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
