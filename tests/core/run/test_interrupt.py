@@ -55,6 +55,18 @@ def test_a_second_one_tears_the_deferred_part() -> None:
     assert guard.torn
 
 
+def test_a_third_one_does_not_make_a_torn_part_whole() -> None:
+    guard = InterruptGuard()
+    with pytest.raises(KeyboardInterrupt), guard.entered():
+        try:
+            with guard.deferred():
+                press()
+                press()
+        finally:
+            press()
+    assert guard.torn
+
+
 class PressesWhenFreed:
     def __del__(self) -> None:
         press()

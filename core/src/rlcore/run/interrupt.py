@@ -87,5 +87,5 @@ class InterruptGuard:
         again, self._requested = self._requested, True
         self.pressed = True
         if self._depth == 0 or again:
-            self.torn = self._depth > 0
+            self.torn = self.torn or self._depth > 0
             raise KeyboardInterrupt

@@ -121,6 +121,7 @@ def test_rows_of_higher_levels_come_once_lower_ones_are_solved_and_a_resumed_run
 
 
 def test_levels_need_groups_that_all_count(prepared: Callable[..., Any]) -> None:
-    for option in ("rollout.refill_equal_rewards=true", "algorithm.fake.source=demonstrations"):
+    options = ("rollout.refill_equal_rewards=true", "algorithm.fake.source=demonstrations", "data.zero_variance_weight=0.5")
+    for option in options:
         with pytest.raises(ConfigError, match=r"data\.raise_level_at: found 0\.5, with "):
             prepared("data.raise_level_at=0.5", option)

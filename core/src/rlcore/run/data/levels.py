@@ -38,7 +38,7 @@ class Levels:
 
     def begin(self, saved: LevelState | None) -> None:
         """Begin at the lowest level, or from what `state` returned."""
-        self.level = int(self._all[0]) if saved is None else saved.level
+        self.level = int(self._all[0]) if saved is None else max(saved.level, int(self._all[0]))
         self._solved = deque(() if saved is None else saved.solved, self._window)
 
     def state(self) -> LevelState:

@@ -296,6 +296,8 @@ def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
         why = "with rollout.samples_per_prompt = 1"
     elif rollout.refill_equal_rewards:
         why = "with rollout.refill_equal_rewards, which replaces the groups that are solved as a whole"
+    elif recipe.data.zero_variance_weight < 1:
+        why = f"with data.zero_variance_weight = {recipe.data.zero_variance_weight:g}, which passes over solved rows"
     if not why:
         return None
     expected = "no such key: levels rise with the success of groups of several samples, all of which count"
