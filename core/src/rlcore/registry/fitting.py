@@ -1,6 +1,7 @@
 """Whether the versions of rlcore's distributions fit together, by what each declares of the others in its own metadata."""
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from importlib import metadata
 from importlib.metadata import Distribution
 
@@ -12,6 +13,7 @@ from rlcore import __version__
 CORE = "rlcore"
 
 
+@lru_cache
 def misfit(distribution: Distribution | None) -> str | None:
     """Which of rlcore's distributions do not fit a plugin's, itself or through one that it requires, with the remedy; None
     where all fit. Nothing is imported. Other requirements are the installer's business."""

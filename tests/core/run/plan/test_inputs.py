@@ -56,6 +56,17 @@ def test_rows_that_are_measured_alone_may_stand_in_for_those_to_train_on(prepare
         pass
 
 
+@pytest.mark.parametrize(("prompts_per_step", "is_noted"), [(2, False), (3, True)])
+def test_a_step_of_more_prompts_than_the_first_level_has_is_noted(
+    prepared: Callable[..., RunPlan], prompts_per_step: int, is_noted: bool
+) -> None:
+    rows = [{"prompt": f"{letter}:", "level": level} for letter, level in zip("abcd", (0, 0, 1, 1), strict=True)]
+    options = ("data.train.source=python", "data.raise_level_at=0.5", f"training.prompts_per_step={prompts_per_step}")
+    with load_inputs(evolve(prepared(*options), given_rows={"train": rows}), FakeTokenizer()) as inputs:
+        noted = [note for note in inputs.notes if note.startswith("data.raise_level_at: 2 rows are open at first, of 4")]
+        assert bool(noted) == is_noted
+
+
 def test_a_tokenizer_from_the_hub_says_which_tokens_its_model_has(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path)))

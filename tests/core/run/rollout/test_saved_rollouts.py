@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from rlcore.run.data.curriculum import CurriculumState
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads
 from rlcore.run.rollout.schedule import Position
 from rlcore.spi import CheckpointError
@@ -25,3 +26,11 @@ def test_damaged_ones_are_refused(data: bytes) -> None:
 def test_another_object_is_refused() -> None:
     with pytest.raises(CheckpointError, match="ndarray"):
         loads(pickle.dumps(np.zeros(3)))
+
+
+def test_those_of_before_an_attribute_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    curriculum = CurriculumState(position=0, no_variance=np.zeros(2, np.bool_), planned={})
+    then = {"position": 0, "no_variance": curriculum.no_variance, "planned": {}}
+    monkeypatch.setattr(CurriculumState, "__getstate__", lambda self: then)
+    with pytest.raises(CheckpointError, match=r"no levels: .*version of rlcore"):
+        loads(dumps(SavedRollouts(position=Position(), curriculum=curriculum)))

@@ -125,3 +125,5 @@ def test_levels_need_groups_that_all_count(prepared: Callable[..., Any]) -> None
     for option in options:
         with pytest.raises(ConfigError, match=r"data\.raise_level_at: found 0\.5, with "):
             prepared("data.raise_level_at=0.5", option)
+    with pytest.raises(ConfigError, match=r"data\.level_window: found 8, without"):
+        prepared("data.level_window=8")

@@ -12,6 +12,8 @@ from rlcore.spi.arrays import BoolArray, Int64Array
 
 LEVEL = "level"
 """The field of a row that says its level."""
+LEVEL_WINDOW = 64
+"""Groups that the mean is of, where the recipe does not say."""
 NO_LEVEL = -1
 """What stands for the level of rows without one, which never wait."""
 

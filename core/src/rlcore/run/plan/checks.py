@@ -286,9 +286,13 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
 
 def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
     """Levels rise by the success of whole groups of samples."""
-    threshold, rollout = recipe.data.raise_level_at, recipe.rollout
+    threshold, window, rollout = recipe.data.raise_level_at, recipe.data.level_window, recipe.rollout
     if threshold is None:
-        return None
+        if window is None:
+            return None
+        return Problem(
+            path="data.level_window", found=f"{window}, without data.raise_level_at", expected="no such key, or both"
+        )
     why = ""
     if needs.source != "rollouts":
         why = f"with algorithm {recipe.algorithm.name!r}, which trains on no rollouts"

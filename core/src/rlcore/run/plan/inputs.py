@@ -18,7 +18,7 @@ from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
 from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.levels import Levels, levels_of
+from rlcore.run.data.levels import LEVEL_WINDOW, NO_LEVEL, Levels, levels_of
 from rlcore.run.data.mixed_rows import MixedRows, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.row_fields import PROMPT
@@ -67,6 +67,8 @@ class Inputs:
     """What is odd about the data."""
     held_out: Examples | None = None
     """Held-out rows that the algorithm measures, within the limits; None where there are none."""
+    train_levels: Int64Array | None = None
+    """int64 [train_kept]: the levels of the rows to train on; None where rows of all levels come."""
 
     def train_digest(self) -> str | None:
         """What the rows to train on hold, all of them gone through: those aside that an environment makes, which its options
@@ -130,7 +132,8 @@ class Inputs:
         """The order of prompts by what was learned of them; None where it does not matter."""
         if data.raise_level_at is None:
             return None if data.zero_variance_weight == 1.0 else Curriculum(self.stream, data.zero_variance_weight)
-        levels = Levels(levels_of(self.train_rows, self.train_kept), data.raise_level_at, data.level_window)
+        assert self.train_levels is not None
+        levels = Levels(self.train_levels, data.raise_level_at, data.level_window or LEVEL_WINDOW)
         return Curriculum(self.stream, data.zero_variance_weight, levels)
 
     def evaluator(
@@ -185,6 +188,9 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
         notes: tuple[str, ...] = ()
         if evaluation_rows is not None and not _only_measured(prepared):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
+        levels = None if recipe.data.raise_level_at is None or prepared.evaluating else levels_of(train_rows, train_kept)
+        if levels is not None:
+            notes += tuple(_few_open(levels, recipe.training.prompts_per_step))
         yield Inputs(
             tokenizer=tokenizer,
             tool_parser=_tool_parser(prepared, tokenizer),
@@ -200,10 +206,21 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             measured_sets=evaluation_rows.names_of(measured) if isinstance(evaluation_rows, MixedRows) else (),
             notes=notes,
             held_out=held_out,
+            train_levels=levels,
         )
     finally:
         if episodes is not None:
             episodes.close()
+
+
+def _few_open(levels: Int64Array, prompts_per_step: int) -> Iterator[str]:
+    """A note where rows are asked for several times in a step, though there are others that wait."""
+    is_open = levels <= levels[levels != NO_LEVEL].min()
+    if (num_open := int(is_open.sum())) < min(prompts_per_step, len(levels)):
+        yield (
+            f"data.raise_level_at: {num_open:,} rows are open at first, of {len(levels):,}; training.prompts_per_step "
+            f"{prompts_per_step:,} asks for some of them several times in a step. Add rows of the lowest level, or ask for fewer"
+        )
 
 
 def _order(recipe: Recipe, sets: Sequence[DataSet], kept: Int64Array) -> PromptOrder:

@@ -4,10 +4,10 @@ They are pickled, since an environment's state may be anything: a checkpoint is 
 """
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen, has
 
 from rlcore.run.data.curriculum import CurriculumState
 from rlcore.run.rollout.episode_run import EpisodeRun
@@ -102,7 +102,20 @@ def loads(data: bytes) -> SavedRollouts:
     saved = _loads(data)
     if not isinstance(saved, SavedRollouts):
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")
+    if missing := sorted(_missing(saved)):
+        raise CheckpointError(
+            f"the checkpoint's rollouts have no {', '.join(missing)}: they are of another version of rlcore. Resume with that one"
+        )
     return saved
+
+
+def _missing(part: Any) -> Iterator[str]:
+    """Attributes that came after it was pickled: unpickling sets those of then, and no default stands in for others."""
+    for one in fields(type(part)) if has(type(part)) else ():
+        if hasattr(part, one.name):
+            yield from _missing(getattr(part, one.name))
+        else:
+            yield one.name
 
 
 def _loads(data: bytes) -> Any:
