@@ -32,5 +32,5 @@ def test_those_of_before_an_attribute_are_refused(monkeypatch: pytest.MonkeyPatc
     curriculum = CurriculumState(position=0, no_variance=np.zeros(2, np.bool_), planned={})
     then = {"position": 0, "no_variance": curriculum.no_variance, "planned": {}}
     monkeypatch.setattr(CurriculumState, "__getstate__", lambda self: then)
-    with pytest.raises(CheckpointError, match=r"no levels: .*version of rlcore"):
+    with pytest.raises(CheckpointError, match="no levels:.* version"):
         loads(dumps(SavedRollouts(position=Position(), curriculum=curriculum)))

@@ -219,7 +219,7 @@ def _few_open(levels: Int64Array, prompts_per_step: int) -> Iterator[str]:
     if (num_open := int(is_open.sum())) < min(prompts_per_step, len(levels)):
         yield (
             f"data.raise_level_at: {num_open:,} rows are open at first, of {len(levels):,}; training.prompts_per_step "
-            f"{prompts_per_step:,} asks for some of them several times in a step. Add rows of the lowest level, or ask for fewer"
+            f"{prompts_per_step:,} asks for some of them several times in a step. Add rows of the lowest level, or lower it"
         )
 
 

@@ -104,7 +104,7 @@ def loads(data: bytes) -> SavedRollouts:
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")
     if missing := sorted(_missing(saved)):
         raise CheckpointError(
-            f"the checkpoint's rollouts have no {', '.join(missing)}: they are of another version of rlcore. Resume with that one"
+            f"the checkpoint's rollouts have no {', '.join(missing)}: they are of another version of rlcore. Use that one"
         )
     return saved
 
