@@ -19,7 +19,7 @@ from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, tensor_digest
+from rlcore.spi import Box, ExportWeightsRequest, ModelSpec, RankInfo, tensor_digest
 from rlcore.testing.models import make_model
 from rlcore_megatron import conversion, load, parallel
 from rlcore_megatron.cache_directory import OWN
@@ -31,8 +31,11 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import build
 from rlcore_megatron.model_config import transformer_config
 from rlcore_megatron.models import load_config
+from rlcore_megatron.parts import reader
 from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.safetensors_files import TensorFiles
+from rlcore_torchkit.shard_plan import plan_pieces
+from rlcore_torchkit.shard_route import whole_box
 
 MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen2": ("qwen2", True),
@@ -114,7 +117,10 @@ class Opened:
 
     def exported(self, **options: Any) -> dict[str, Tensor]:
         """All tensors, once what the export says of them is found to be true."""
-        return exported(Exporter(self.parts, Names.of(self.hf), self.layout, self.groups), **options)
+        return exported(self.exporter(), **options)
+
+    def exporter(self) -> Exporter:
+        return Exporter(self.parts, Names.of(self.hf), self.layout, self.groups)
 
 
 @contextmanager
@@ -184,11 +190,30 @@ def round_trip(directory: Path, layout: ParallelLayout) -> None:
             orders.add(tuple(found))
         assert len(orders) == 1
         assert_equal(model.exported(dtype="bfloat16"), rounded(expected))
+        assert_equal(put_together(model), expected)
         if not torch.cuda.is_available():
             assert_equal(queued(model), expected)
     with opened(directory, layout, "bfloat16") as model:
         model.load()
         assert_equal(model.exported(), {name: tensor.float() for name, tensor in rounded(expected).items()})
+
+
+def put_together(model: Opened) -> dict[str, Tensor]:
+    """All tensors by the parts that ranks hold, which are the same or have nothing in common, as a plan of shards wants it."""
+    exporter = model.exporter()
+    specs, parts = exporter.specs("float32"), exporter.parts()
+    read = reader(parts)
+    mine = {box: part.cpu().clone() for spec in specs for box, part in read([spec]).items()}
+    assert mine.keys() == {part.box for part in parts}
+    everyones: list[dict[Box, Tensor]] = [{}] * model.layout.world_size
+    dist.all_gather_object(everyones, mine)
+    plan_pieces(specs, [list(held) for held in everyones], [[whole_box(spec) for spec in specs]], 1 << 30)
+    found = {spec.name: torch.full(spec.shape, torch.nan) for spec in specs}
+    for box, part in (pair for held in everyones for pair in held.items()):
+        place = found[box.name][tuple(map(slice, box.start, box.stop))]
+        assert torch.equal(place, part) or bool(place.isnan().all()), box
+        place.copy_(part)
+    return found
 
 
 def check_reads(directory: Path, layouts: Sequence[ParallelLayout]) -> None:

@@ -27,9 +27,8 @@ def test_auto_prefers_it_on_cuda_alone_and_naming_runs_it_on_a_cpu_too() -> None
     assert select(REGISTRY, "trainer", "megatron", device="cpu", needs={}).name == "megatron"
 
 
-def test_it_can_do_what_fsdp2_can_but_for_images_and_refits_by_parts() -> None:
-    assert FSDP2.capabilities - PROVIDER.capabilities == {capabilities.IMAGES, "refit.shards"}
-    assert PROVIDER.capabilities <= FSDP2.capabilities
+def test_it_can_do_what_fsdp2_can_but_for_images() -> None:
+    assert PROVIDER.capabilities == FSDP2.capabilities - {capabilities.IMAGES}
 
 
 def test_auto_says_that_it_took_fsdp2_and_why(installed) -> None:

@@ -209,9 +209,10 @@ def test_one_engine_of_both_ranks(workplace: Workplace, math: tuple[Path, Path])
 APART = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
 
 
-def test_parts_of_two_ranks_to_an_engine_apart(workplace: Workplace, math: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("trainer", [(), ("trainer.name=megatron", "trainer.megatron.tensor_parallel=2")])
+def test_parts_of_two_ranks_to_an_engine_apart(workplace: Workplace, math: tuple[Path, Path], trainer: tuple[str, ...]) -> None:
     """No figure changes, those by which the engine's log-probabilities are compared with the ranks' among them."""
     recipe, alone = math
-    run = workplace.train(str(recipe), "run.name=parts", *APART, "refit.channel=shards")
+    run = workplace.train(str(recipe), "run.name=parts", *APART, "refit.channel=shards", *trainer)
     assert [log.parent.name for log in (run / "logs").glob("**/vllm-*")] == ["rank-0"]
     assert_close(run, alone)

@@ -48,6 +48,12 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
         one.close()
 
 
+def test_a_later_route_has_groups_of_its_own():
+    """A trainer that outlives an engine knows the first one's groups, and the port may be the same."""
+    specs = specs_of(tensors_of(0))
+    assert len({shards.Route([here()], LOOPBACK, 30).to(specs).name for _ in range(2)}) == 2
+
+
 def test_whole_buckets_are_refused():
     route = shards.Route([here()], LOOPBACK, 30)
     export = ShardSender(0, 1, CPU).export(1, tuple(specs_of(tensors_of(0))), [], lambda _: {}, 64)

@@ -4,7 +4,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rlcore_megatron.adapters import as_begun
 from rlcore_megatron.adapters import attach as attach_adapters
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.export import Exporter, one_after_the_other
+from rlcore_megatron.export import Exporter, one_after_the_other, shard
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import family_option_problems, layout_problems, reference_layout_problems
@@ -38,6 +38,7 @@ from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.routing_replay import check_routing
+from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer_hooks import requested_model, save_state
 
@@ -60,6 +61,7 @@ class MegatronBackend:
         if self._parallel.reason and rank_info.rank == 0:
             logger.info("%s", self._parallel.reason)
         self.layout = self._parallel.data_layout
+        self._shard_sender = ShardSender(rank_info.rank, rank_info.world_size, self._device)
         with cuda_or_cpu(self._device.type):
             parallel.join(rank_info, self._parallel, config.collective_timeout_s)
             try:
@@ -173,6 +175,7 @@ class MegatronBackend:
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         release_graphs(self.models)
+        self._shard_sender.close()
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
         del self._groups, self._adapters, self._below
         gc.collect()  # hooks on parameters and the head refer to what holds them
@@ -196,11 +199,12 @@ class MegatronBackend:
             yield self.models
 
     def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
-        if request.adapters == "merged" or self._adapters is None or self._below is None:
-            return self._exporter.export(request)
-        if request.adapters == "alone":
-            return self._adapters.export(request)
-        return one_after_the_other(self._below.export(request), self._adapters.export(request))
+        exporters = [self._exporter]
+        if request.adapters != "merged" and self._adapters is not None and self._below is not None:
+            exporters = [self._adapters] if request.adapters == "alone" else [self._below, self._adapters]
+        if request.sharded:
+            return shard(exporters, request, self._shard_sender)
+        return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
 
     def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
         if self._adapters is not None:

@@ -7,42 +7,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
+from rlcore_megatron.exported import Exported
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parallel import Groups
-from rlcore_megatron.parameter_rows import largest_share, row_ranges, rows_of, tensor_rank_and_size
+from rlcore_megatron.parameter_rows import row_ranges, rows_of, tensor_rank_and_size
+from rlcore_megatron.parts import Part, parts_of, reader
 from rlcore_megatron.weight_mapping import Names
 from rlcore_megatron.weight_source import HfTensor, Source
 from rlcore_torchkit.buckets import make_buckets
-
-
-@frozen(kw_only=True, eq=False)
-class _Item:
-    """One tensor of the export and who has it."""
-
-    tensor: HfTensor
-    source: Source
-    index: int
-    """Which of the source's tensors it is."""
-    stage: int
-    """The pipeline rank that sends it."""
-    expert_rank: int | None
-    """The expert-parallel rank that sends it; None for what is no expert's."""
-    parameter: tuple[int, str] | None
-    """The number of the model chunk and the name of the parameter, on ranks that send a share of it."""
-
-    def sent_shape(self, size: int) -> tuple[int, ...]:
-        """What each of `size` tensor ranks sends of it: the same of all, whose end may mean nothing."""
-        return largest_share(self.source, self.index, size)
-
-    @property
-    def sender(self) -> tuple[int, int | None, DtypeName | None]:
-        """Who sends it, and in what dtype of its own: tensors that are alike in these travel together."""
-        return self.stage, self.expert_rank, self.tensor.dtype
-
+from rlcore_torchkit.shard_sender import ShardSender
 
 Collective = Generator[dist.Work | None, None, list[Tensor]]
 """Yields after each collective that it has started, None for one of other ranks; all ranks start the same ones in one order."""
@@ -74,20 +51,28 @@ class Exporter:
         """
         return WeightExport(
             weight_version=request.weight_version,
-            specs=tuple(
-                TensorSpec(
-                    name=name,
-                    shape=first.tensor.shape if first.tensor.stack is None else first.tensor.stack.shape,
-                    dtype=first.tensor.dtype or request.dtype,
-                    keeps_dtype=first.tensor.dtype is not None,
-                )
-                for name, (first, *_) in _by_tensor(self._items)
-            ),
+            specs=self.specs(request.dtype),
             buckets=self._buckets(getattr(torch, request.dtype), request.max_bucket_bytes),
             persistent=False,  # the rows of queries, keys and values have to be put in order
         )
 
-    def _make_items(self, names: Names) -> list[_Item]:
+    def specs(self, dtype: DtypeName) -> tuple[TensorSpec, ...]:
+        """All tensors in the order of the export, in this dtype but for those that have one of their own."""
+        return tuple(
+            TensorSpec(
+                name=name,
+                shape=first.tensor.shape if first.tensor.stack is None else first.tensor.stack.shape,
+                dtype=first.tensor.dtype or dtype,
+                keeps_dtype=first.tensor.dtype is not None,
+            )
+            for name, (first, *_) in _by_tensor(self._items)
+        )
+
+    def parts(self) -> list[Part]:
+        """What this rank holds of them."""
+        return parts_of(self._items, self._layout, self._share)
+
+    def _make_items(self, names: Names) -> list[Exported]:
         parameters = {
             source.parameter: (model_chunk, name)
             for model_chunk, sources in enumerate(self._sources)
@@ -101,7 +86,7 @@ class Exporter:
         for tensor in names.order:
             source, index = by_name[tensor.name]
             items.append(
-                _Item(
+                Exported(
                     tensor=tensor,
                     source=source,
                     index=index,
@@ -131,13 +116,13 @@ class Exporter:
         if current is not None:
             yield from current.buckets(max_bytes)
 
-    def start_fetch(self, items: Sequence[_Item], dtype: torch.dtype) -> "_Fetch":
+    def start_fetch(self, items: Sequence[Exported], dtype: torch.dtype) -> "_Fetch":
         collectives = []
         for (stage, expert_rank, own), segment in groupby(items, key=lambda item: item.sender):
             collectives.append(self._collect(list(segment), getattr(torch, own) if own else dtype, (stage, expert_rank)))
         return _Fetch([item.tensor for item in items], collectives, self.stream)
 
-    def _collect(self, items: list[_Item], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:
+    def _collect(self, items: list[Exported], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:
         """The full tensors of items that one pipeline and expert rank sends, or as many as there are tensor ranks."""
         layout, (stage, expert_rank) = self._layout, sender
         _, size = tensor_rank_and_size(items[0].source, layout)
@@ -158,7 +143,7 @@ class Exporter:
         yield dist.all_gather_into_tensor(everyones, shares, group=group, async_op=True)
         return list(_joined(everyones.view(size, -1), items))
 
-    def _flat(self, items: Sequence[_Item], dtype: torch.dtype, size: int) -> Tensor:
+    def _flat(self, items: Sequence[Exported], dtype: torch.dtype, size: int) -> Tensor:
         """[elements] this rank's shares of the items, one after the other; not set where it has none."""
         layout = self._layout
         flat = torch.empty(sum(prod(item.sent_shape(size)) for item in items), dtype=dtype, device=self._device)
@@ -168,7 +153,7 @@ class Exporter:
                 part[: share.shape[0] * share.shape[1]].view(share.shape).copy_(share)
         return flat
 
-    def _share(self, item: _Item) -> Tensor:
+    def _share(self, item: Exported) -> Tensor:
         """[groups, rows, …] of the parameter, a view, or with an adapter merged in."""
         assert item.parameter is not None
         model_chunk, name = item.parameter
@@ -180,6 +165,14 @@ class Exporter:
 def one_after_the_other(first: WeightExport, second: WeightExport) -> WeightExport:
     """Both exports of one version as one, of which nothing stays valid."""
     return evolve(first, specs=(*first.specs, *second.specs), buckets=chain(first.buckets, second.buckets), persistent=False)
+
+
+def shard(exporters: Sequence[Exporter], request: ExportWeightsRequest, sender: ShardSender) -> WeightExport:
+    """The tensors of all of these, of which each rank sends the parts that it holds."""
+    specs = tuple(spec for exporter in exporters for spec in exporter.specs(request.dtype))
+    parts = [part for exporter in exporters for part in exporter.parts()]
+    held = [part.box for part in parts]
+    return sender.export(request.weight_version, specs, held, reader(parts), request.max_bucket_bytes)
 
 
 class _Fetch:
@@ -252,9 +245,9 @@ def _key(source: Source) -> int | str:
     return source.parameter if source.layer is None else source.layer
 
 
-def _cut(items: Sequence[_Item], item_bytes: int, max_bytes: int) -> Iterator[list[_Item]]:
+def _cut(items: Sequence[Exported], item_bytes: int, max_bytes: int) -> Iterator[list[Exported]]:
     """Runs of tensors of at most so many bytes; a tensor that is larger comes alone."""
-    run: list[_Item] = []
+    run: list[Exported] = []
     num_bytes = 0
     for _, parts in _by_tensor(items):
         size = sum(prod(item.tensor.shape) for item in parts) * item_bytes
@@ -266,20 +259,20 @@ def _cut(items: Sequence[_Item], item_bytes: int, max_bytes: int) -> Iterator[li
     yield run
 
 
-def _by_tensor(items: Sequence[_Item]) -> Iterator[tuple[str, list[_Item]]]:
+def _by_tensor(items: Sequence[Exported]) -> Iterator[tuple[str, list[Exported]]]:
     """The items of each tensor of the files, by its name."""
     for name, parts in groupby(items, key=lambda item: item.tensor.file_name):
         yield name, list(parts)
 
 
-def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Tensor]:
+def _unflattened(flat: Tensor, items: Sequence[Exported], size: int) -> Iterator[Tensor]:
     """[elements of all shares] -> each share, a view."""
     shapes = [item.sent_shape(size) for item in items]
     for part, shape in zip(flat.split([prod(shape) for shape in shapes]), shapes, strict=True):
         yield part.view(shape)
 
 
-def _joined(everyones: Tensor, items: Sequence[_Item]) -> Iterator[Tensor]:
+def _joined(everyones: Tensor, items: Sequence[Exported]) -> Iterator[Tensor]:
     """[ranks, elements of all shares] -> each full tensor, a copy, so that nothing keeps the buffer."""
     size = len(everyones)
     shapes = [item.sent_shape(size) for item in items]

@@ -4,6 +4,7 @@ Each rank of an engine takes whole tensors, a window of them at a time, from whi
 """
 
 import hashlib
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -30,13 +31,18 @@ class Route:
         self.ranks, self._timeout_s = ranks, timeout_s
         self._store: TCPStore = listening_store(host, 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
         self._address = f"{host}:{self._store.port}"
+        self._key = secrets.token_hex(8)
+        """In the names of its groups: to a trainer that knows them, a later route by the same port is another one."""
         self._planned: set[str] = set()
 
     def to(self, specs: Sequence[TensorSpec]) -> ShardRoute:
         """The whole of every tensor to every rank."""
         wanted = tuple(map(whole_box, specs))
         return ShardRoute(
-            address=self._address, name=_name(specs), wanted=(wanted,) * len(self.ranks), timeout_s=self._timeout_s
+            address=self._address,
+            name=_name(self._key, specs),
+            wanted=(wanted,) * len(self.ranks),
+            timeout_s=self._timeout_s,
         )
 
     def options(self, shards: ShardExport) -> list[dict[str, Any]]:
@@ -44,6 +50,7 @@ class Route:
         replicas = [rank.replica for rank in self.ranks]
         shared = {
             "address": self._address,
+            "key": self._key,
             "num_receivers": len(self.ranks),
             "max_bucket_bytes": shards.max_bucket_bytes,
             "timeout_s": self._timeout_s,
@@ -52,7 +59,7 @@ class Route:
 
     def layout(self, specs: Sequence[TensorSpec], shards: ShardExport) -> dict[str, Any]:
         """What a refit with these tensors begins with, in plain containers: where they come from, the first time."""
-        name = _name(specs)
+        name = _name(self._key, specs)
         if name in self._planned:
             return {}
         self._planned.add(name)
@@ -81,14 +88,14 @@ class Receiver(channel.Receiver):
         self._ends = {}
 
     def _joined(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardEnd:
-        name = _name(specs)
+        name = _name(self.options["key"], specs)
         if name in self._ends:
             return self._ends[name]
         options, wanted = self.options, tuple(map(whole_box, specs))
-        held = [[Box(name, tuple(start), tuple(stop)) for name, start, stop in boxes] for boxes in layout["held"]]
+        held = [[Box(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]]
         route = ShardRoute(
             address=options["address"],
-            name=_name(specs),
+            name=name,
             wanted=(wanted,) * options["num_receivers"],
             timeout_s=options["timeout_s"],
         )
@@ -98,9 +105,9 @@ class Receiver(channel.Receiver):
         return end
 
 
-def _name(specs: Sequence[TensorSpec]) -> str:
-    """Names the group that sends these: adapters that travel alone have another than the model before them."""
-    announced = [(spec.name, spec.shape, spec.dtype) for spec in specs]
+def _name(key: str, specs: Sequence[TensorSpec]) -> str:
+    """Names the group of a route that sends these: adapters that travel alone have another than the model before them."""
+    announced = [key, *((spec.name, spec.shape, spec.dtype) for spec in specs)]
     return hashlib.sha256(repr(announced).encode()).hexdigest()[:16]
 
 
