@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,13 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
     "strict": True,
 }
+
+
+def free_port() -> int:
+    """A port at which nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def row(text: str = "what is twice 4?", expected: str = "8") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,7 @@ from rlcore_nemo_gym.environment import NemoGymBackend
 from rlcore_nemo_gym.provider import NEMO_GYM
 
 from ..core.sessions.chat_model import END, ChatMl, Script, served  # type: ignore[import-not-found]
-from .gym_servers import TOOL, Gym, row, serving
+from .gym_servers import TOOL, Gym, free_port, row, serving
 
 PYTHON = os.environ.get("RLCORE_NEMO_GYM_PYTHON")
 REAL = pytest.mark.skipif(PYTHON is None, reason="RLCORE_NEMO_GYM_PYTHON names no Python with nemo-gym 0.4")
@@ -60,12 +59,6 @@ at_start = false
 at_end = false
 """
 OpenGym = Callable[[int], str]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture

@@ -41,19 +41,19 @@ class ServerThread(threading.Thread):
         self._application, self._socket = application, listens
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
-        self._started = threading.Event()
+        self._listens = threading.Event()
 
     def start(self) -> None:
         """Start, and return once it listens."""
         super().start()
-        self._started.wait()
+        self._listens.wait()
 
     def run(self) -> None:
         """Serve until `close` is called."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            self._started.set()
+            self._listens.set()
             self._loop.close()
             self._socket.close()
 
@@ -68,7 +68,7 @@ class ServerThread(threading.Thread):
         await runner.setup()
         try:
             await web.SockSite(runner, self._socket).start()
-            self._started.set()
+            self._listens.set()
             await self._ended.wait()
         finally:
             await runner.cleanup()
