@@ -29,7 +29,13 @@ def free_port() -> int:
 
 def row(text: str = "what is twice 4?", expected: str = "8") -> dict[str, Any]:
     """A row as NeMo Gym's data sets have them."""
-    params = {"input": [{"role": "user", "content": text}], "tools": [TOOL], "temperature": 0.3, "metadata": {"source": "test"}}
+    params = {
+        "input": [{"role": "user", "content": text}],
+        "tools": [TOOL],
+        "temperature": 0.3,
+        "parallel_tool_calls": False,
+        "metadata": {"source": "test"},
+    }
     return {"responses_create_params": params, "expected": expected, "agent_ref": {"type": "any", "name": AGENT}}
 
 

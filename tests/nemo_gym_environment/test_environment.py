@@ -147,7 +147,7 @@ def test_the_agent_gets_the_row_with_its_episode_and_without_what_is_left_out(gy
     assert task == {name: value for name, value in row().items() if name != "responses_create_params"}
     assert params.pop("metadata").keys() == {"source", "rlcore_episode"}
     assert params.keys() == {"input", "tools"}
-    Played(backend_of(gym, leave_out=("tools", "temperature", "metadata")), Script(f"8{END}"), row())
+    Played(backend_of(gym, leave_out=("tools", "temperature", "parallel_tool_calls", "metadata")), Script(f"8{END}"), row())
     assert gym.tasks[1]["responses_create_params"]["metadata"].keys() == {"rlcore_episode"}
 
 
@@ -194,9 +194,9 @@ def test_a_server_that_fails_fails_the_episode(gym: Gym, reply: tuple[int, str],
 
 
 def test_what_the_policy_refused_is_said(gym: Gym) -> None:
-    with pytest.raises(RewardError, match=r"status 500.*parallel_tool_calls: found false"):
-        task = row()
-        task["responses_create_params"]["parallel_tool_calls"] = False
+    task = row()
+    task["responses_create_params"]["truncation"] = "auto"
+    with pytest.raises(RewardError, match=r'status 500.*truncation: found "auto"'):
         Played(backend_of(gym), Script(), task)
 
 
