@@ -94,6 +94,13 @@ def test_log_probabilities_are_included_where_they_are_asked_for(endpoint: Endpo
     assert endpoint.create(input="hi").output[0].content[0].logprobs is None
 
 
+def test_clients_that_nothing_is_recorded_of_are_answered_too() -> None:
+    script = Script(f"a{END}")
+    with serving(served(script), Sessions(Session(token="key", record=None))) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="key")
+        assert client.responses.create(model="policy", input="hi").output_text == "a"
+
+
 def test_errors_are_those_of_chats(endpoint: Endpoint) -> None:
     with pytest.raises(openai.BadRequestError, match="previous_response_id: found") as refused:
         endpoint.create(input="hi", previous_response_id="resp_1", background=True)

@@ -1,17 +1,18 @@
 """What is wrong with the section, and whether NeMo Gym's servers answer."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rlcore.spi import CheckContext, ConfigError, Problem
 from rlcore_nemo_gym.agent_servers import agent_addresses
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.server_thread import SECTION, listening
 
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:[1-9]\d{0,4})?/?")
 TIMEOUT_S = 5.0
 _REMEDY = "Start NeMo Gym, or correct the address."
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -46,7 +47,7 @@ def _server_problems(config: NemoGymConfig) -> Iterator[Problem]:
         return
     name, url = ("head_url", config.head_url) if config.agent_url is None else ("agent_url", config.agent_url)
     path = f"{SECTION}.{name}"
-    if not _is_address(url):
+    if not ADDRESS.fullmatch(url):
         yield Problem(path=path, found=repr(url.rpartition("@")[2]), expected="http://HOST:PORT, without user, query and /run")
     elif config.agent_url is None:
         yield from _head_problems(config, path)
@@ -78,13 +79,3 @@ def _get(url: str) -> bytes:
     with _DIRECT.open(url, timeout=TIMEOUT_S) as response:
         content: bytes = response.read()
         return content
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        port = parts.port  # ValueError for one that is none
-    except ValueError:
-        return False
-    is_plain = "@" not in url and not parts.query and not parts.fragment and url.split() == [url]
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and is_plain and not parts.path.strip("/")

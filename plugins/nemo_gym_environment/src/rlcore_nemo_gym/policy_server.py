@@ -76,7 +76,7 @@ class PolicyServer:
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_BODY_BYTES)
         application.router.add_post("/v1/responses", self._respond)
-        application.cleanup_ctx.append(_client)
+        application.cleanup_ctx.append(_http_client)
         return application
 
     async def _respond(self, request: web.Request) -> web.Response:
@@ -123,7 +123,7 @@ async def _handed_on(http: aiohttp.ClientSession, episode: PolicyEpisode, body: 
     )
 
 
-async def _client(application: web.Application) -> Any:
+async def _http_client(application: web.Application) -> Any:
     connector, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=no_limit) as http:  # the episode has its own time
         application[_CLIENT] = http
