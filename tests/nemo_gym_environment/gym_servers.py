@@ -54,6 +54,7 @@ class Gym:
         self.verdict: dict[str, Any] = {}
         """What the resources server says besides, or in place of, its own verdict."""
         self.hands_on_metadata = True
+        self.judges_with_policy = False
         self.num_running = 0
         self._called: dict[str, int] = {}
         """Calls of the tool in each session of the resources server, by its cookie."""
@@ -125,6 +126,9 @@ class Gym:
 
     async def _verify(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.judges_with_policy:
+            async with aiohttp.ClientSession() as http:
+                await _posted(http, f"{self.policy_url}/responses", {"model": "any", "input": "is it right?"})
         texts = [item["content"][0]["text"] for item in body["response"]["output"] if item["type"] == "message"]
         is_right = bool(texts) and body["expected"] in texts[-1]
         figures = {"called": self._called[request.cookies["session"]], "is_right": is_right}

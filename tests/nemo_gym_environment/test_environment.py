@@ -214,6 +214,12 @@ def test_an_agent_that_does_not_ask_the_policy_is_an_error(gym: Gym) -> None:
         Played(backend_of(gym), Script(), row())
 
 
+def test_a_judge_that_asks_the_policy_is_an_error(gym: Gym) -> None:
+    gym.judges_with_policy = True
+    with pytest.raises(RewardError, match="status 500.*without metadata.rlcore_episode.*judges"):
+        Played(backend_of(gym), Script(f"8{END}"), row())
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -72,18 +72,17 @@ class NemoGymBackend:
 
     def _reason(self, episode: PolicyEpisode) -> str:
         """What is known of why an episode came to nothing."""
+        address = f"http://{self._config.policy_host}:{self._config.policy_port}/v1"
         if episode.refusal is not None:
             return f". The policy had refused a request: {episode.refusal}"
-        if episode.num_answers:
-            return ""
-        if episode.is_too_long:
+        if episode.is_too_long and not episode.num_answers:
             return f": the row's {PARAMS} have more tokens than rollout.max_prompt_tokens leaves room for"
-        address = f"http://{self._config.policy_host}:{self._config.policy_port}/v1"
         if self._policy.num_strangers:
-            return (
-                f". Requests came to {address} without metadata.{KEY}: the agent does not hand on what its task has as metadata"
-            )
-        return f". Nothing came to {address}: expected it as openai_base_url of the agent's model server"
+            remedy = f"Use an agent that hands on {PARAMS}.metadata, and give judges a model server of their own"
+            return f". Requests came to {address} without metadata.{KEY}. {remedy}"
+        if not episode.num_answers:
+            return f". Nothing came to {address}: expected it as openai_base_url of the agent's model server"
+        return ""
 
 
 def episode_result(reply: Mapping[str, Any], url: str, episode: PolicyEpisode, config: NemoGymConfig) -> EpisodeResult:
