@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -21,10 +22,12 @@ TOOL = {
 
 
 def free_port() -> int:
-    """A port at which nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """A port at which nothing listens, below those that Linux gives to connections and to servers without one."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 def row(text: str = "what is twice 4?", expected: str = "8") -> dict[str, Any]:
