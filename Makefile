@@ -47,6 +47,7 @@ PACKAGES := \
 	plugins/shapes_environment \
 	plugins/textarena_environment \
 	plugins/openenv \
+	plugins/nemo_gym_environment \
 	plugins/wandb_sink \
 	plugins/mlflow_sink \
 	plugins/trackio_sink \

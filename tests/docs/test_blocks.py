@@ -51,10 +51,12 @@ PROGRAMS = {
     "podman": "needs images of the network: tests/release/test_container.py checks the statements",
     "curl": "speaks to a server that the page started",
     "vllm": "starts a server on a GPU",
+    "gym": "starts servers of NeMo Gym: tests/nemo_gym_environment starts them by hand",
 }
 """Programs of console blocks, and what checks them or keeps them from being run."""
 TEXTS = {
     "docs/design.md": "drawings",
+    "docs/environments.md": "three keys of NeMo Gym's YAML",
     "docs/importing.md": "commands on recipes of other libraries: tests/recipe_import",
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
     "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/benchmarks/test_benchmarks.py",
@@ -182,7 +184,7 @@ def test_packages_that_documents_install_have_the_extras():
         (document, match)
         for document in DOCUMENTS
         for line in re.findall(r"pip install (.*)", document.read_text())
-        for match in re.finditer(r"(?<![\w-])(rlcore(?:-\w+)?)(?:\[([\w,]+)\])?", line)
+        for match in re.finditer(r"(?<![\w-])(rlcore(?:-\w+)*)(?:\[([\w,]+)\])?", line)
     ]
     assert len(named) > 5
     for document, match in named:

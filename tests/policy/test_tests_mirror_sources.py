@@ -43,6 +43,8 @@ THROUGH = {
     "megatron_backend/test_families.py": "megatron_backend/models",
     "megatron_backend/test_weight_mapping.py": "megatron_backend/weight_source megatron_backend/weight_table "
     "megatron_backend/latent_weights",
+    "nemo_gym_environment/test_environment.py": "nemo_gym_environment/agent_servers",
+    "nemo_gym_environment/test_policy_server.py": "nemo_gym_environment/server_thread",
     "openai_generation/test_backend.py": "openai_generation/endpoint openai_generation/endpoints openai_generation/errors "
     "openai_generation/probe",
     "openenv/test_environment.py": "openenv/episode openenv/policy",

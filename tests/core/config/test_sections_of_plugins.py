@@ -20,6 +20,7 @@ ANY_NUMBER = {
     "RewardModelConfig.success_reward",
     "OpenEnvConfig.invalid_action_reward",
     "OpenEnvConfig.success_reward",
+    "NemoGymConfig.success_reward",
     "ReasoningGymConfig.problem_seed",
     "ShapesConfig.drawing_seed",
     "TextArenaConfig.game_seed",

@@ -122,8 +122,8 @@ def test_errors_are_those_that_clients_know(endpoint: Endpoint) -> None:
     assert no_model.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt")
-    with pytest.raises(openai.NotFoundError, match="found POST /v1/responses; expected") as no_route:
-        client.responses.create(model="policy", input="x")
+    with pytest.raises(openai.NotFoundError, match="found POST /v1/embeddings; expected") as no_route:
+        client.embeddings.create(model="policy", input="x")
     assert endpoint.session.token not in str(no_route.value)
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model="policy", messages=[], temperature=3, top_logprobs=2, extra_body={"beams": 1})

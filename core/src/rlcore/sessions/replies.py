@@ -81,7 +81,7 @@ class Reply:
         return {
             "index": number,
             "message": assistant_message(choice, ids),
-            "logprobs": {"content": _chat_logprobs(choice.sample, self.tokenizer)} if self.request.logprobs else None,
+            "logprobs": {"content": chat_logprobs(choice.sample, self.tokenizer)} if self.request.logprobs else None,
             "finish_reason": "tool_calls" if choice.tool_calls else reason,
         }
 
@@ -91,7 +91,8 @@ def _pairs(sample: Sample, tokenizer: ChatTokenizer) -> list[tuple[str, float]]:
     return list(zip(shown, sample.logprobs.tolist(), strict=True))
 
 
-def _chat_logprobs(sample: Sample, tokenizer: ChatTokenizer) -> Sequence[dict[str, Any]]:
+def chat_logprobs(sample: Sample, tokenizer: ChatTokenizer) -> Sequence[dict[str, Any]]:
+    """Return OpenAI's log-probabilities of an answer's tokens."""
     return [
         {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []}
         for text, logprob in _pairs(sample, tokenizer)

@@ -9,12 +9,14 @@ from aiohttp import web
 
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.replies import Reply
-from rlcore.sessions.requests import read_request
-from rlcore.sessions.served_model import ServedModel
+from rlcore.sessions.requests import AnswerRequest, read_request
+from rlcore.sessions.response_reply import ResponseReply
+from rlcore.sessions.response_requests import read_response_request
+from rlcore.sessions.served_model import Answered, ServedModel
 from rlcore.sessions.session import Session, Sessions
 
 MAX_BODY_BYTES = 64 * 2**20
-ROUTES = "POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
+ROUTES = "POST /v1/chat/completions, POST /v1/responses, POST /v1/completions or GET /v1/models"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -57,6 +59,7 @@ class Routes:
             application.router.add_get(f"{prefix}/models/{{model:.+}}", self._models)
             application.router.add_post(f"{prefix}/chat/completions", partial(self._answer, is_chat=True))
             application.router.add_post(f"{prefix}/completions", partial(self._answer, is_chat=False))
+            application.router.add_post(f"{prefix}/responses", self._respond)
         application.router.add_get("/health", self._health)
         return application
 
@@ -75,14 +78,26 @@ class Routes:
     async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
         session = self._session(request)
         wanted = read_request(await _body(request), session.sampling or self._model.sampling, is_chat=is_chat)
+        answered = await self._answered(session, wanted)
+        reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
+        return await _stream(request, reply) if wanted.stream else web.json_response(reply.whole())
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        session, body = self._session(request), await _body(request)
+        wanted = read_response_request(body, session.sampling or self._model.sampling)
+        answered = await self._answered(session, wanted)
+        reply = ResponseReply(
+            body=body, request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name
+        )
+        return web.json_response(reply.whole())
+
+    async def _answered(self, session: Session, wanted: AnswerRequest) -> Answered:
         self._require_model(wanted.model)
         self._gate.enter(wanted.n)
         try:
-            answered = await self._model.answer(session, wanted)
+            return await self._model.answer(session, wanted)
         finally:
             self._gate.leave(wanted.n)
-        reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
-        return await _stream(request, reply) if wanted.stream else web.json_response(reply.whole())
 
     def _session(self, request: web.Request) -> Session:
         return self._sessions.find(request.match_info.get("session"), request.headers.get("Authorization"))

@@ -1,0 +1,92 @@
+"""The reply to a request of OpenAI's Responses API."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from rlcore.sessions.replies import chat_logprobs
+from rlcore.sessions.requests import AnswerRequest
+from rlcore.sessions.sampling import ChatTokenizer
+from rlcore.sessions.served_model import Answered, Choice
+from rlcore.spi import FinishReason, ToolCall
+
+
+@frozen(kw_only=True, eq=False)
+class ResponseReply:
+    """The one answer to a request."""
+
+    body: Mapping[str, Any]
+    """The request as it came."""
+    request: AnswerRequest
+    answered: Answered
+    tokenizer: ChatTokenizer
+    model: str
+
+    def whole(self) -> dict[str, Any]:
+        """Return the reply as one JSON object."""
+        (choice,) = self.answered.choices
+        is_cut = choice.sample.finish_reason is FinishReason.LENGTH
+        return {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self.model,
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "error": None,
+            "output": self._output(choice, "incomplete" if is_cut else "completed"),
+            "usage": self._usage(choice),
+            **self._asked(),
+        }
+
+    def _output(self, choice: Choice, status: str) -> list[dict[str, Any]]:
+        """A message, unless there are calls alone, and the calls."""
+        calls = [_call_item(call) for call in choice.tool_calls]
+        return [*([self._message(choice, status)] if choice.content or not calls else []), *calls]
+
+    def _message(self, choice: Choice, status: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": "output_text", "text": choice.content, "annotations": []}
+        if self.request.logprobs:
+            part["logprobs"] = chat_logprobs(choice.sample, self.tokenizer)
+        return {"type": "message", "id": _id("msg"), "status": status, "role": "assistant", "content": [part]}
+
+    def _usage(self, choice: Choice) -> dict[str, Any]:
+        """What a generator has cached is not known, and thoughts are not told from the rest: the details are 0."""
+        read, said = len(self.answered.prompt), len(choice.sample.tokens)
+        return {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": said,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": read + said,
+        }
+
+    def _asked(self) -> dict[str, Any]:
+        """What OpenAI's API says again of the request."""
+        return {
+            "instructions": self.body.get("instructions"),
+            "max_output_tokens": self.body.get("max_output_tokens"),
+            "metadata": self.body.get("metadata"),
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "temperature": self.request.sampling.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": self.body.get("tool_choice") or "auto",
+            "tools": self.body.get("tools") or [],
+            "top_p": self.request.sampling.top_p,
+            "truncation": "disabled",
+        }
+
+
+def _call_item(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(dict(call.arguments))
+    item = {"type": "function_call", "id": _id("fc"), "call_id": _id("call"), "status": "completed"}
+    return {**item, "name": call.name, "arguments": arguments}
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,1 @@
+"""An environment for rlcore: episodes on NeMo Gym servers"""

@@ -1,0 +1,163 @@
+"""Where NeMo Gym's model server finds the policy: one address, at which a request's metadata tells which episode it is of.
+
+An agent server of NeMo Gym has one model server, whose address is fixed when it starts. What an agent hands on unchanged, from
+`/run` to each request that its model server makes, is `responses_create_params.metadata`."""
+
+import json
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from attrs import define
+
+from rlcore.spi import SessionEndpoint
+from rlcore_nemo_gym.server_thread import ServerThread, listening
+
+KEY = "rlcore_episode"
+"""The key of metadata that names an episode."""
+MAX_BODY_BYTES = 64 * 2**20
+TOO_LONG = "context_length_exceeded"
+"""The code of a session's refusal of a prompt that leaves no room for an answer."""
+_CLIENT = web.AppKey("client", aiohttp.ClientSession)
+
+
+@define(kw_only=True, eq=False)
+class PolicyEpisode:
+    """One episode's requests."""
+
+    session: SessionEndpoint
+    metadata: Mapping[str, str]
+    """What requests have to have among their metadata."""
+    num_answers: int = 0
+    is_too_long: bool = False
+    """Whether a request had no room for an answer."""
+    refusal: str | None = None
+    """What the session said of the last request that it refused."""
+
+
+class PolicyServer:
+    """Hands requests on to the sessions of their episodes. It runs in a thread of its own from the first episode on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._episodes: dict[str, PolicyEpisode] = {}
+        self._starting = threading.Lock()
+        self._thread: ServerThread | None = None
+        self.num_strangers = 0
+        """Requests that named no episode."""
+
+    @contextmanager
+    def episode(self, session: SessionEndpoint) -> Iterator[PolicyEpisode]:
+        """An episode whose requests are answered until the block ends. ConfigError where nothing can listen at the address."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = ServerThread(self._application(), listening(self._host, self._port))
+                self._thread.start()
+        key = secrets.token_hex(16)
+        self._episodes[key] = PolicyEpisode(session=session, metadata={KEY: key})
+        try:
+            yield self._episodes[key]
+        finally:
+            del self._episodes[key]
+
+    def close(self) -> None:
+        """Listen no more, until there is another episode."""
+        with self._starting:
+            if self._thread is not None:
+                self._thread.close()
+                self._thread = None
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=MAX_BODY_BYTES)
+        application.router.add_post("/v1/responses", self._respond)
+        application.cleanup_ctx.append(_http_client)
+        return application
+
+    async def _respond(self, request: web.Request) -> web.Response:
+        try:
+            body = await request.json()
+        except ValueError as error:
+            return _error(400, f"the request's body is no JSON that can be read: {error}")
+        metadata = body.get("metadata") if isinstance(body, dict) else None
+        key = metadata.get(KEY) if isinstance(metadata, dict) else None
+        episode = self._episodes.get(key) if isinstance(key, str) else None
+        if episode is None:
+            self.num_strangers += key is None
+            found = f"no metadata.{KEY}" if key is None else "an episode that has ended"
+            expected = "that of an episode under way, which agents hand on with responses_create_params.metadata"
+            return _error(401, f"found {found}; expected {expected}")
+        return await _handed_on(request.app[_CLIENT], episode, body)
+
+
+async def _handed_on(http: aiohttp.ClientSession, episode: PolicyEpisode, body: dict[str, Any]) -> web.Response:
+    """What an episode's session replies. A prompt that leaves no room is answered with nothing, which ends the episode: NeMo
+    Gym's own model server for vLLM does the same."""
+    session = episode.session
+    headers = {"Authorization": f"Bearer {session.api_key}"}
+    try:
+        async with http.post(
+            f"{session.base_url}/responses", json=body | {"model": session.model}, headers=headers
+        ) as response:
+            status, content, retry_s = response.status, await response.read(), response.headers.get("Retry-After")
+    except aiohttp.ClientError as error:
+        return _error(410, f"the run's sessions are gone ({type(error).__name__}: {error})")
+    if status == web.HTTPOk.status_code:
+        episode.num_answers += 1
+    elif status != web.HTTPTooManyRequests.status_code:
+        fault = _fault(content)
+        if fault.get("code") == TOO_LONG:
+            episode.is_too_long = True
+            return web.json_response(_empty_response(session.model))
+        episode.refusal = str(fault.get("message"))
+    return web.Response(
+        status=status,
+        body=content,
+        content_type="application/json",
+        headers={} if retry_s is None else {"Retry-After": retry_s},
+    )
+
+
+async def _http_client(application: web.Application) -> Any:
+    connector, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=no_limit) as http:  # the episode has its own time
+        application[_CLIENT] = http
+        yield
+
+
+def _fault(content: bytes) -> Mapping[str, Any]:
+    fault: Mapping[str, Any] = json.loads(content)["error"]
+    return fault
+
+
+def _error(status: int, message: str) -> web.Response:
+    kind = "authentication_error" if status == web.HTTPUnauthorized.status_code else "invalid_request_error"
+    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
+
+
+def _empty_response(model: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": "", "annotations": []}
+    message = {
+        "type": "message",
+        "id": f"msg_{uuid.uuid4().hex}",
+        "role": "assistant",
+        "status": "incomplete",
+        "content": [part],
+    }
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "output": [message],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
