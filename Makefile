@@ -60,6 +60,11 @@ EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(pack
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/pip $(INSTALL)
 
+# Also where the shell wants no bytecode beside sources it is kept, in the environment: otherwise every process that tests start
+# compiles torch, vLLM and all else that it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
+
 .PHONY: demo test test-core lint oracle kills chaos mutants docs site dist setup setup-dev clean
 
 setup: $(VENV)/.installed
