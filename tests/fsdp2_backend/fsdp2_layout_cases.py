@@ -17,6 +17,7 @@ from attrs import evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET, TEMPERATURE, Reference, exported, make_backend, make_batch, make_config, split, step_request
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LoadStateRequest, LogprobsRequest, SaveStateRequest, TokenBatch
@@ -24,6 +25,8 @@ from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_fsdp2.reduction import held_elements
+from rlcore_fsdp2.sharding import local, reshard
 from rlcore_torchkit.architectures.registry import installed_model_types
 
 ARCHITECTURES = installed_model_types()
@@ -324,7 +327,18 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
             save(place, backend, layout.name, architecture)
         check_step(place, backend, seen, version, form, architecture)
     check_weights(place, backend, architecture)
+    check_held(backend)
     backend.close(CloseRequest())
+
+
+def check_held(backend: Fsdp2Backend) -> None:
+    """What is said of the parameters is what this rank has of them while FSDP has gathered them."""
+    said = {name: held_elements(parameter) for name, parameter in backend.policy.named_parameters()}
+    for module in backend.policy.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+    assert said == {name: local(parameter).numel() for name, parameter in backend.policy.named_parameters()}
+    reshard(backend.policy)
 
 
 def check_step(place: Place, backend: Fsdp2Backend, seen: GradientsSeen, version: int, form: str, architecture: str) -> None:

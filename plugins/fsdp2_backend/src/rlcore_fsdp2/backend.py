@@ -22,6 +22,7 @@ from rlcore_fsdp2.layout_check import layout_problems, reference_layout_problems
 from rlcore_fsdp2.logprobs import compute_logprobs, compute_values
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
+from rlcore_fsdp2.reduction import reduces_every_microbatch
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
@@ -80,6 +81,11 @@ class Fsdp2Backend:
             self._reference = make_reference(context.reference or context.model, config, meshes, self.device)
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
         self._optimizer = make_optimizer(self.policy, context.optimizer) if context.needs_policy else None
+        self._reduces_every_microbatch = False
+        if self._optimizer is not None:
+            memory = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else None
+            parameters = trained(self.policy).values()
+            self._reduces_every_microbatch = reduces_every_microbatch(config.reduce_every_microbatch, parameters, memory)
         self._residency = Residency(self.device)
         self._shard_sender = ShardSender(context.rank_info.rank, context.rank_info.world_size, self.device)
         self._weight_version = 0
@@ -203,7 +209,7 @@ class Fsdp2Backend:
                 request.loss,
                 request.counts,
                 request.temperature,
-                reduce_every_microbatch=self._config.reduce_every_microbatch,
+                reduce_every_microbatch=self._reduces_every_microbatch,
                 prepare=partial(self._prepare, request.weight_version),
                 logprobs=logprobs if request.logprobs else None,
             )

@@ -6,6 +6,9 @@ from attrs import frozen
 
 from rlcore.schema.constraints import Positive, Seconds
 
+MOST_HELD = 0.4
+"""Of a device's memory: what gradients of several microbatches may take before they are reduced, unless the section says so."""
+
 
 @frozen(kw_only=True)
 class Fsdp2Config:
@@ -36,7 +39,8 @@ class Fsdp2Config:
     """Compile the decoder layers with torch.compile: faster steps on CUDA, after a first one that takes a minute."""
     reshard_after_forward: bool = True
     """With several ranks, free a layer's full weights between its forward and backward pass and gather them again."""
-    reduce_every_microbatch: bool = False
-    """With several ranks, reduce the gradients after every microbatch instead of once a step: less memory, more traffic."""
+    reduce_every_microbatch: bool | None = None
+    """With several ranks, reduce the gradients after every microbatch instead of once a step: less memory, more traffic. None:
+    on CUDA where a rank's gradients would otherwise take more than 40% of the device until then."""
     collective_timeout_s: Seconds = 1800.0
     """Most seconds that a rank waits for the others in one collective before the run ends."""

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from rlcore.spi import PlanContext, PlanOption, Problem
 from rlcore.spi.weights import ITEM_BYTES
-from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.config import MOST_HELD, Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
@@ -42,6 +42,7 @@ def plan(context: PlanContext, config: Fsdp2Config) -> Sequence[PlanOption]:
         _option(context, model.dims, reference, config, changed)
         for changed in _changed(context, config, is_described=is_described)
         if not list(layout_problems(changed, context.world_size, "cuda", model.config))
+        and not _is_repeated(context, model.dims, config, changed)
     ]
 
 
@@ -56,7 +57,9 @@ def _changed(context: PlanContext, config: Fsdp2Config, *, is_described: bool) -
         for name in SIZES
     ]
     recomputing = [True] if config.activation_checkpointing else [False, True]
-    reducing = [True] if config.reduce_every_microbatch or context.world_size == 1 else [False, True]
+    reducing = [config.reduce_every_microbatch]
+    if config.reduce_every_microbatch is None and context.world_size > 1:
+        reducing.append(True)
     for *sizes, recompute, reduce in product(*ranges, recomputing, reducing):
         changes = dict(zip(SIZES, sizes, strict=True))
         yield evolve(config, **changes, activation_checkpointing=recompute, reduce_every_microbatch=reduce)
@@ -78,7 +81,7 @@ def _option(
         state_bytes=2.0 * (weights + state),
         num_trained=_num_trained(context, dims),
     )
-    if config.reduce_every_microbatch and layout.data > 1:
+    if _reduces_every_microbatch(context, dims, config) and layout.data > 1:
         reduced = 4 * num_parameters(dims) / config.tensor_parallel
         rate = context.device.network if "data" in layout.crosses_nodes else context.device.link
         steps = num_microbatches(tokens_of(context, 1 / context.updates), layout)
@@ -135,7 +138,7 @@ def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None
         gathered = item * _in_use(dims, config)
     gradients = 4 * trained / shards
     steps = num_microbatches(tokens_of(context, 1 / context.updates), _layout(context, config))
-    if shards > tensor and steps > 1 and not config.reduce_every_microbatch:
+    if shards > tensor and steps > 1 and not _reduces_every_microbatch(context, dims, config):
         gradients += 4 * _held(trained, dims, config)
     if context.reference_passes and context.lora is None and reference is not None:
         weights += item * num_parameters(reference) / shards
@@ -151,6 +154,22 @@ def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None
         "logits": logits,
     }
     return {name: int(size) for name, size in parts.items()}
+
+
+def _is_repeated(context: PlanContext, dims: ModelDims, given: Fsdp2Config, config: Fsdp2Config) -> bool:
+    """Whether it says what the given section does by itself."""
+    if not config.reduce_every_microbatch or given.reduce_every_microbatch is not None:
+        return False
+    return _reduces_every_microbatch(context, dims, evolve(config, reduce_every_microbatch=None))
+
+
+def _reduces_every_microbatch(context: PlanContext, dims: ModelDims, config: Fsdp2Config) -> bool:
+    """As a run decides it."""
+    if config.reduce_every_microbatch is not None:
+        return config.reduce_every_microbatch
+    trained = _num_trained(context, dims)
+    held = 4 * _held(num_parameters(dims) if trained is None else trained, dims, config)
+    return held > MOST_HELD * context.device.memory_bytes
 
 
 def _held(trained: float, dims: ModelDims, config: Fsdp2Config) -> float:
