@@ -38,8 +38,8 @@ class _Result(Outcome):
 
 
 class CheckpointEvaluations:
-    """Of one run, in its driver. The folder of a step holds `model` until its figures are in metrics.jsonl: what a run that
-    was killed left undone is done when it is resumed, and nothing is done twice."""
+    """The evaluations of one run, in its driver. The folder of a step holds `model` until its figures are in metrics.jsonl, so
+    that a resumed run does what one that was killed had left undone, and nothing twice."""
 
     def __init__(self, recipe: Recipe, directory: RunDirectory, sinks: Sinks, progress: Progress) -> None:
         assert recipe.checkpoint_evaluation is not None
