@@ -16,6 +16,7 @@ from rlcore.run.plan.sections import convert_recipe
 RUN_BY = {
     "README.md": "tests/docs/test_documents.py",
     "docs/agents.md": "tests/system/test_agents.py",
+    "docs/inspect.md": "tests/system/test_checkpoint_evaluation.py",
     "docs/moving.md": "tests/docs/test_moving_document.py",
     "docs/plugins.md": "tests/docs/test_plugin_examples.py",
     "docs/python.md": "tests/docs/test_python_document.py",
@@ -49,6 +50,8 @@ PROGRAMS = {
     "srun": "needs Slurm: test_launch.py checks the command behind it",
     "kubectl": "needs Kubernetes: test_launch.py checks the manifest",
     "podman": "needs images of the network: tests/release/test_container.py checks the statements",
+    "lm_eval": "a harness with an environment of its own: tests/system/test_checkpoint_evaluation.py",
+    "inspect": "likewise",
     "curl": "speaks to a server that the page started",
     "vllm": "starts a server on a GPU",
 }
@@ -56,6 +59,7 @@ PROGRAMS = {
 TEXTS = {
     "docs/design.md": "drawings",
     "docs/importing.md": "commands on recipes of other libraries: tests/recipe_import",
+    "docs/lm-evaluation-harness.md": "a harness's own format: tests/system/test_checkpoint_evaluation.py runs it",
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
     "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/benchmarks/test_benchmarks.py",
     "docs/plugins.md": "an outline of a trainer, in no language",

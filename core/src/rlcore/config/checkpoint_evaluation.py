@@ -39,8 +39,8 @@ class CheckpointEvaluationConfig:
     """Where the program writes its figures: a JSON file below {output}, as a path or a pattern such as "**/results_*.json", of
     which the newest file counts. None is its standard output, of which the last line that is a JSON object counts."""
     result_key: Text | None = None
-    """The key of that JSON object below which the figures are, such as "results", or "a.b" for the key b of a. Names of nested
-    objects are joined by "/"; what is no number is passed over."""
+    """The key of that JSON object below which the figures are, such as "results", or "scores.0" for the first of the list
+    scores. Names of nested objects are joined by "/"; what is no number is passed over."""
     timeout_s: Seconds = 3600.0
     """Most seconds for one checkpoint, the start of the server included; then all that was started is killed."""
     wait: bool = False

@@ -35,6 +35,11 @@ def test_the_newest_file_of_a_pattern_counts_below_a_key(tmp_path: Path) -> None
     assert found == {"eval/acc": 0.75}
 
 
+def test_a_key_may_lead_through_a_list(tmp_path: Path) -> None:
+    printed = json.dumps({"scores": [{"metrics": {"accuracy": 0.5}}, {"metrics": {"accuracy": 1}}]})
+    assert figures(tmp_path, printed, key="scores.1.metrics") == {"eval/accuracy": 1.0}
+
+
 @pytest.mark.parametrize(
     ("printed", "key", "message"),
     [

@@ -58,6 +58,7 @@ class _FailedError(Exception):
 
 def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - what a pool's tasks receive
     """Run the program, and the server if it is wanted, and read the figures."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the server; a run in the background ignores it
     output = wanted.directory / "output"
     values = {"model": wanted.directory / "model", "step": wanted.step, "output": output, "run_directory": wanted.run_directory}
     try:

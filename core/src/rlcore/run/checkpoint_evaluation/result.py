@@ -19,6 +19,8 @@ def read_figures(printed: Path, output: Path, file: str | None, key: str | None)
     the last line of the file `printed` that is a JSON object. NoFiguresError where there are none."""
     found, where = _last_object(printed) if file is None else _newest_file(output, file)
     for part in () if key is None else key.split("."):
+        if isinstance(found, list):
+            found = {str(number): item for number, item in enumerate(found)}
         if not isinstance(found, dict) or part not in found:
             keys = ", ".join(list(found)[:SHOWN]) if isinstance(found, dict) else f"a {type(found).__name__}"
             raise NoFiguresError(f"{where} has no key {key!r}; at {part!r} there are {keys or 'none'}")
