@@ -151,13 +151,16 @@ class Loop:
 
     def _report_checkpoints(self, *, wait: bool) -> None:
         """Hand on what programs have measured; an interrupt may end the waiting."""
-        if self.checkpoint_evaluations is None:
+        evaluations = self.checkpoint_evaluations
+        if evaluations is None:
             return
-        if wait or self.checkpoint_evaluations.waits:
+        with self.guard.deferred():
+            evaluations.report()
+        while (wait or evaluations.waits) and evaluations.are_under_way:
             with self.clock.phase("evaluation"):
-                self.checkpoint_evaluations.report(until_all_have=True)
-        else:
-            self.checkpoint_evaluations.report(until_all_have=False)
+                evaluations.wait_for_one()
+            with self.guard.deferred():
+                evaluations.report()
 
     def _is_due(self, every: int, otherwise: bool) -> bool:
         return otherwise or (every > 0 and self.position.step % every == 0)

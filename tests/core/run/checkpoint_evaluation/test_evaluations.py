@@ -1,8 +1,11 @@
 """Runs whose checkpoints a program measures: the figures, failures, the end of the run, retention and resumption."""
 
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.spi import SaveStateRequest, SaveStateResult, capabilities, hookimpl
+from rlcore.spi import InterruptedRun, SaveStateRequest, SaveStateResult, capabilities, hookimpl
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer
 
@@ -72,13 +75,43 @@ def figures(run_directory: Path) -> dict[int, dict[str, float]]:
     return {line["step"]: {name: value for name, value in line.items() if name.startswith("eval/")} for line in measured}
 
 
-def gone(process: int) -> bool:
-    deadline = time.monotonic() + 30
+DRIVER = """
+import sys, time
+from pathlib import Path
+from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import NamedPluginChoice
+from rlcore.config.recipe import Recipe
+from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.sinks import Sinks
+from rlcore.run.storage.run_directory import RunDirectory
+measure = CheckpointEvaluationConfig(command=tuple(sys.argv[2:]))
+recipe = Recipe(model=ModelConfig(path="m"), algorithm=NamedPluginChoice(name="a"), checkpoint_evaluation=measure)
+evaluations = CheckpointEvaluations(recipe, RunDirectory(path=Path(sys.argv[1])), Sinks(Progress()), Progress())
+evaluations.saved(1, lambda directory: directory.mkdir(parents=True))
+evaluations.wait_for_one()
+"""
+"""A process with a program that measures beside it."""
+
+
+def waited() -> Iterator[None]:
+    """Moments of a minute."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.01)
-    return False
+        yield
+        time.sleep(0.02)
+
+
+def is_gone(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def gone(process: int) -> bool:
+    return any(is_gone(process) for _ in waited())
 
 
 def test_figures_of_each_checkpoint_stand_beside_those_of_its_step(run: Run, exporting: Registry, tmp_path: Path) -> None:
@@ -142,6 +175,31 @@ def test_a_program_that_hangs_is_killed_with_what_it_started(run: Run, exporting
     assert any("took longer than checkpoint_evaluation.timeout_s = 4 and was killed" in text for text in notes.texts)
     output = tmp_path / "runs" / "run" / "evaluations" / "step-000006" / "output"
     assert all(gone(int(file.read_text())) for file in output.iterdir())
+
+
+def test_a_program_does_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
+    command = ("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; wait")
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), *command])
+    try:
+        assert any((tmp_path / "child").is_file() for _ in waited())
+    finally:
+        driver.kill()
+        driver.wait()
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_ctrl_c_does_not_wait_for_a_program_and_a_resumed_run_measures_again(
+    run: Run, exporting: Registry, tmp_path: Path
+) -> None:
+    script = f"echo $$ > {{output}}/own; kill -INT {os.getpid()}; sleep 1000"
+    with pytest.raises(InterruptedRun, match="step 6"):
+        run(*measuring(script), "checkpoint.every_n_steps=0", registry=exporting)
+    folder = tmp_path / "runs" / "run"
+    assert gone(int((folder / "evaluations" / "step-000006" / "output" / "own").read_text()))
+    script = f'test "$COLOUR$PYTHONHASHSEED" = green && {STEP}'
+    options = "checkpoint_evaluation.environment.COLOUR=green", "checkpoint_evaluation.environment.PYTHONHASHSEED=''"
+    run(*measuring(script), *options, "checkpoint.every_n_steps=0", registry=exporting, resume=True)
+    assert figures(folder) == {6: {"eval/accuracy": 6.5}}
 
 
 def test_a_run_without_room_for_the_model_goes_on(

@@ -17,7 +17,7 @@ def outcome_of(tmp_path: Path) -> Any:
             "step": 10,
             "run_directory": tmp_path,
             "command": command,
-            "variables": {"COLOUR": "green"},
+            "variables": {**os.environ, "COLOUR": "green"},
             "serve": None,
             "result_file": None,
             "result_key": None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import time
@@ -94,16 +95,21 @@ class CheckpointEvaluations:
             return
         self._add(step)
 
-    def report(self, *, until_all_have: bool) -> None:
-        """Hand on the figures of those that have ended, of all where `until_all_have`, which waits for them."""
-        while self._under_way:
-            done, _ = wait(self._under_way.values(), None if until_all_have else 0, FIRST_COMPLETED)
-            if not done:
-                return
-            for step in [step for step, future in self._under_way.items() if future in done]:
-                self._tell(self._under_way[step].result())
-                shutil.rmtree(self._folder(step) / "model", ignore_errors=True)
-                del self._under_way[step]
+    @property
+    def are_under_way(self) -> bool:
+        """Whether there are figures to come."""
+        return bool(self._under_way)
+
+    def wait_for_one(self) -> None:
+        """Wait until one of those under way has ended."""
+        wait(self._under_way.values(), return_when=FIRST_COMPLETED)
+
+    def report(self) -> None:
+        """Hand on the figures of those that have ended."""
+        for step in [step for step, future in self._under_way.items() if future.done()]:
+            self._tell(self._under_way[step].result())
+            shutil.rmtree(self._folder(step) / "model", ignore_errors=True)
+            del self._under_way[step]
 
     def close(self) -> None:
         """Kill what is under way; a resumed run does it again."""
@@ -140,7 +146,7 @@ class CheckpointEvaluations:
             step=step,
             run_directory=self._directory.path.absolute(),
             command=options.command,
-            variables=options.environment,
+            variables={**os.environ, **options.environment},
             serve=(*_arguments_of_run(self._recipe), *options.serve_arguments) if options.serve else None,
             result_file=options.result_file,
             result_key=options.result_key,

@@ -1,6 +1,5 @@
 """One evaluation, in a process of its own that takes all that it started with it when it ends: server, program, figures."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -36,7 +35,7 @@ class Evaluation:
     command: tuple[str, ...]
     """With its placeholders."""
     variables: Mapping[str, str]
-    """Over those of this process."""
+    """All that program and server get; this process has some of its own."""
     serve: tuple[str, ...] | None
     """Arguments of `rlcore serve` besides model, address and name; None where nothing is served."""
     result_file: str | None
@@ -85,8 +84,7 @@ def _run(command: Sequence[str], wanted: Evaluation) -> None:
 
 def _start(command: Sequence[str], wanted: Evaluation, out: int, err: int) -> "subprocess.Popen[bytes]":
     try:
-        environment = {**os.environ, **wanted.variables}
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=wanted.variables)
     except (OSError, ValueError) as error:
         raise _FailedError(f"{command[0]} does not start: {error}") from error
 
