@@ -51,6 +51,14 @@ def test_a_program_that_fails_leaves_no_figures(outcome_of: Any, script: str, me
     assert outcome_of("sh", "-c", script) == Outcome(failure=message)
 
 
+def test_files_of_an_earlier_attempt_are_no_figures(outcome_of: Any, tmp_path: Path) -> None:
+    output = tmp_path / "step-000010" / "output"
+    output.mkdir(parents=True)
+    (output / "r.json").write_text('{"n": 1}')
+    assert outcome_of("true", result_file="*.json").failure == f"it wrote no file *.json below {output}"
+    assert outcome_of("sh", "-c", 'echo "{\\"n\\": 2}" > {output}/r.json', result_file="*.json").figures == {"eval/n": 2.0}
+
+
 def test_a_program_that_is_none_is_named(outcome_of: Any, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no program")
     os.chmod(tmp_path / "text", 0o644)

@@ -1,5 +1,6 @@
 """One evaluation, in a process of its own that takes all that it started with it when it ends: server, program, figures."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -61,7 +62,8 @@ def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - w
     output = wanted.directory / "output"
     values = {"model": wanted.directory / "model", "step": wanted.step, "output": output, "run_directory": wanted.run_directory}
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(output, ignore_errors=True)  # of an attempt that was killed: its figures are not this one's
+        output.mkdir(parents=True)
         if wanted.serve is None:
             _run(filled(wanted.command, values), wanted)
         else:
