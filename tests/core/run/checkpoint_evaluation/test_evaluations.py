@@ -143,6 +143,12 @@ def test_every_nth_checkpoint_and_the_last_are_measured(run: Run, exporting: Reg
     assert list(figures(tmp_path / "runs" / "run")) == [2, 4, 5]
 
 
+def test_checkpoints_of_a_run_that_generates_ahead_are_measured(run: Run, exporting: Registry, tmp_path: Path) -> None:
+    options = "async.max_staleness=1", "training.updates_per_step=1"
+    run(*measuring("cat {model}/config.json", "wait=true"), *options, registry=exporting)
+    assert figures(tmp_path / "runs" / "run") == {step: {"eval/version": float(step)} for step in (2, 4, 6)}
+
+
 def test_a_model_outlives_its_checkpoint(run: Run, exporting: Registry, tmp_path: Path) -> None:
     script = "while test -e {run_directory}/checkpoints/step-000002; do sleep 0.02; done; cat {model}/config.json"
     run(*measuring(script), "checkpoint.keep=1", registry=exporting)
