@@ -51,6 +51,7 @@ PACKAGES := \
 	plugins/wandb_sink \
 	plugins/mlflow_sink \
 	plugins/trackio_sink \
+	plugins/swanlab_sink \
 	plugins/recipe_import \
 	plugins/code_environment \
 	plugins/reasoning_gym_environment \

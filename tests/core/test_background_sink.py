@@ -45,6 +45,22 @@ def test_a_resumed_run_goes_on_behind_the_last_step_of_the_tracker(tmp_path: Pat
     ]
 
 
+def test_evaluations_of_earlier_steps_are_written_once(tmp_path: Path) -> None:
+    class OwnAxis(Recorder):
+        def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+            self.calls.append(("evaluation", step, dict(metrics)))
+
+    for kind, name in ((Recorder, "log"), (OwnAxis, "evaluation")):
+        calls: list[tuple[object, ...]] = []
+        for steps in ([1], [1, 2]):
+            sink = BackgroundSink(tmp_path / f"{name}.json", lambda resumed: kind(resumed, calls))  # noqa: B023
+            for step in steps:
+                sink.log(step + 5, {"loss": 1.0})
+                sink.log_evaluation(step, {"eval/a": 0.5})
+            sink.close(None)
+        assert [call for call in calls if call[-1] == {"eval/a": 0.5}] == [(name, step, {"eval/a": 0.5}) for step in (1, 2)]
+
+
 def test_figures_are_those_of_the_call(tmp_path: Path) -> None:
     calls: list[tuple[object, ...]] = []
     may_open = threading.Event()

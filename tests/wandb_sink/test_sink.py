@@ -69,6 +69,24 @@ def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp
     }
 
 
+def test_figures_of_evaluations_have_an_axis_of_their_own_and_cost_no_step(tmp_path: Path) -> None:
+    context = SinkContext(run_directory=tmp_path, run_name="first", recipe=RECIPE)
+    sink = WandbSink(context, WandbConfig(mode="offline"))
+    sink.log(4, {"loss": 0.5})
+    sink.log_evaluation(2, {"eval/accuracy": 0.25})
+    sink.log_evaluation(3, {"eval/accuracy": 0.5})
+    sink.log(5, {"loss": 0.25})
+    sink.log(6, {"loss": 0.125})
+    sink.log_evaluation(6, {"eval/accuracy": 0.75})
+    sink.log_evaluation(7, {"eval/accuracy": 1.0})
+    sink.close({})
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    rows = [row for _, row in sorted(read(file)[1].items())]
+    assert [row["loss"] for row in rows if "loss" in row] == [0.5, 0.25, 0.125]
+    measured = [(row["eval/step"], row["eval/accuracy"]) for row in rows if "eval/step" in row]
+    assert measured == [(2, 0.25), (3, 0.5), (6, 0.75), (7, 1.0)]
+
+
 def test_the_mode_is_the_environments_where_the_recipe_has_none(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = WandbSink(SinkContext(run_directory=tmp_path, run_name="first", recipe=RECIPE), WandbConfig())

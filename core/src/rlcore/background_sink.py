@@ -26,6 +26,9 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the figures of a step."""
 
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write figures of a step after those of later ones; a tracker without this method gets them by `log`."""
+
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         """Write a table of samples."""
 
@@ -45,7 +48,7 @@ class BackgroundSink:
         self._file, self._open = file, open_tracker
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._tracker: Tracker | None = None
-        self._state: dict[str, Any] = {"id": None, "log": -1, "log_samples": -1}
+        self._state: dict[str, Any] = {"id": None, "log": -1, "log_evaluation": -1, "log_samples": -1}
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"tracker {file.stem}", daemon=True)
         self._thread.start()
@@ -53,6 +56,10 @@ class BackgroundSink:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand on the figures of a step."""
         self._put(partial(self._write, "log", step, dict(metrics)))
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand on the figures of a checkpoint's evaluation."""
+        self._put(partial(self._write, "log_evaluation", step, dict(metrics)))
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         """Hand on samples of a step."""
@@ -97,7 +104,8 @@ class BackgroundSink:
     def _write(self, kind: str, step: int, what: Any) -> None:
         tracker = self._opened()
         if step > self._state[kind]:
-            getattr(tracker, kind)(step, what)
+            write = getattr(tracker, kind, None) or tracker.log  # one that takes any step needs no other method
+            write(step, what)
             self._state[kind] = step
             self._save()
 

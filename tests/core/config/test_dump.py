@@ -123,6 +123,7 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
             "reference",
             "critic",
             "lora",
+            "checkpoint_evaluation",
             "cluster",
             "sinks",
             "observers",

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
+from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
 from rlcore.config.cluster import ClusterConfig
 from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.data import DataConfig, NumRows
@@ -275,6 +276,8 @@ class Recipe:
     residency: ResidencyConfig = field(factory=ResidencyConfig)
     evaluation: EvaluationConfig = field(factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
+    checkpoint_evaluation: CheckpointEvaluationConfig | None = None
+    """None where no program measures checkpoints."""
     logging: LoggingConfig = field(factory=LoggingConfig)
     cluster: ClusterConfig | None = None
     """None where one process does everything."""

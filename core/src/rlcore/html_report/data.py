@@ -23,6 +23,7 @@ MAX_TIMELINE_STEPS, MAX_RANKS = 12, 16
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Learning": (
         *("reward_mean", "evaluation/pass@1", "success_rate", "loss", "evaluation/loss", "response_length_mean", "entropy"),
+        "eval/*",
         *("grad_norm", "kl", "truncated_fraction", "clip_fraction", "zero_advantage_groups"),
     ),
     "Generator and trainer": (

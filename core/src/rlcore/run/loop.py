@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
+from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.data.seeds import Stream
 from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.refit import Refitter
@@ -67,6 +68,8 @@ class Loop:
     """None where the algorithm trains none."""
     held_out: HeldOutExamples | None = None
     """None where no held-out examples are measured."""
+    checkpoint_evaluations: CheckpointEvaluations | None = None
+    """None where no program measures checkpoints."""
     reference_store: ReferenceStore | None = None
     """Where the reference's log-probabilities are kept; None where each step has samples of its own."""
     mismatch_monitor: MismatchMonitor = field(init=False)
@@ -92,6 +95,8 @@ class Loop:
         if position.unlogged is not None:  # saved after the step's updates, before its end
             with self.guard.deferred():
                 self._end_step(position.unlogged)
+        if position.saved_step == position.step:
+            self._evaluate_checkpoint()  # of a run that was killed in between
         while position.step < recipe.run.num_steps:
             self.clock.begin_step()
             samples = self._sample(position.step + 1)
@@ -107,6 +112,8 @@ class Loop:
                 self.source.trained()
                 position.algorithm_state = self.algorithm.save_state()
                 self._end_step(position.unlogged)
+            self._report_checkpoints(wait=False)
+        self._report_checkpoints(wait=True)
 
     def save(self, *, prune: bool = True) -> None:
         """Save a checkpoint of the present position."""
@@ -132,6 +139,28 @@ class Loop:
         self.position.unlogged = None
         if self._is_due(recipe.checkpoint.every_n_steps, recipe.checkpoint.at_end and last):
             self.save()
+            self._evaluate_checkpoint()
+
+    def _evaluate_checkpoint(self) -> None:
+        """Have the checkpoint that was just saved measured, if it is due, by a model exported for that alone."""
+        evaluations, step = self.checkpoint_evaluations, self.position.step
+        if evaluations is not None and evaluations.wants(step):
+            self.make_room_to_save()
+            with self.guard.deferred(), self.clock.phase("checkpoint"):
+                evaluations.saved(step, self.saver.export_to)
+
+    def _report_checkpoints(self, *, wait: bool) -> None:
+        """Hand on what programs have measured; an interrupt may end the waiting."""
+        evaluations = self.checkpoint_evaluations
+        if evaluations is None:
+            return
+        with self.guard.deferred():
+            evaluations.report()
+        while (wait or evaluations.waits) and evaluations.are_under_way:
+            with self.clock.phase("evaluation"):
+                evaluations.wait_for_one()
+            with self.guard.deferred():
+                evaluations.report()
 
     def _is_due(self, every: int, otherwise: bool) -> bool:
         return otherwise or (every > 0 and self.position.step % every == 0)

@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.binding import build_sink
 from rlcore.registry.plugin_errors import first_line
+from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import finish, run_to_end
 from rlcore.run.execution.backends import OpenBackends, execution
@@ -75,6 +76,7 @@ def train(
         with (
             RecordedProgress(progress, status_file=directory.status_file, timeline_file=directory.timeline_file) as recorded,
             _open_sinks(prepared, directory.path, recorded) as sinks,
+            _evaluations(prepared, directory, sinks, recorded) as evaluations,
             execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
         ):
             run = _Run(
@@ -83,6 +85,7 @@ def train(
                 digest=digest,
                 directory=directory,
                 sinks=sinks,
+                evaluations=evaluations,
                 progress=recorded,
                 start=start,
                 allow_changes=allow_changes,
@@ -111,6 +114,23 @@ def _open_sinks(prepared: RunPlan, directory: Path, progress: Progress) -> Itera
         sinks.close()
 
 
+@contextmanager
+def _evaluations(
+    prepared: RunPlan, directory: RunDirectory, sinks: Sinks, progress: Progress
+) -> Iterator[CheckpointEvaluations | None]:
+    """The evaluations of the run's checkpoints, none of which outlives it."""
+    if prepared.recipe.checkpoint_evaluation is None:
+        yield None
+        return
+    for label in sinks.without_evaluations:
+        progress.note(f"{label} takes no figures of evaluated checkpoints; they are in metrics.jsonl")
+    evaluations = CheckpointEvaluations(prepared.recipe, directory, sinks, progress)
+    try:
+        yield evaluations
+    finally:
+        evaluations.close()
+
+
 @frozen(kw_only=True, eq=False)
 class _Run:
     """What stays the same however often the workers are started anew."""
@@ -121,6 +141,8 @@ class _Run:
     """What LoopState keeps as `data`."""
     directory: RunDirectory
     sinks: Sinks
+    evaluations: CheckpointEvaluations | None
+    """None where no program measures checkpoints."""
     progress: Progress
     start: float
     """When it began, by time.perf_counter."""
@@ -170,6 +192,8 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             residency.to_training()  # what is loaded has to be somewhere
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
+    if run.evaluations is not None:
+        run.evaluations.begin(position.step)
     with (
         open_reference_store(prepared, directory.path, saver.reference or saver.model, progress.note) as reference_store,
         Reference.opened(backends, prepared.reference_keeps) as reference,
@@ -195,6 +219,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             held_out=None
             if inputs.held_out is None
             else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends, inputs.measured_sets),
+            checkpoint_evaluations=run.evaluations,
             reference=reference,
             reference_store=reference_store,
         )

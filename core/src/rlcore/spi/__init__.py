@@ -46,7 +46,7 @@ _NAMES = {
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
     "shards": "Box ShardExport ShardRoute",
-    "sink": "LoggedSample SampleSink Sink SinkContext",
+    "sink": "EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "tools": "ParseToolCalls Tool ToolCall",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
@@ -167,6 +167,7 @@ if TYPE_CHECKING:
     from rlcore.spi.shards import Box as Box
     from rlcore.spi.shards import ShardExport as ShardExport
     from rlcore.spi.shards import ShardRoute as ShardRoute
+    from rlcore.spi.sink import EvaluationSink as EvaluationSink
     from rlcore.spi.sink import LoggedSample as LoggedSample
     from rlcore.spi.sink import SampleSink as SampleSink
     from rlcore.spi.sink import Sink as Sink

@@ -26,10 +26,17 @@ class WandbRun:
                 'sinks.wandb.mode = "offline" (or WANDB_MODE=offline) keep the run here for `wandb sync`.'
             ) from error
         self.id = self._run.id
+        self._run.define_metric("eval/*", step_metric="eval/step")
+        self._later: list[dict[str, float]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step, under their names."""
-        self._run.log(dict(metrics), step=step, commit=True)
+        row = self._later.pop(0) if self._later else {}
+        self._run.log({**row, **metrics}, step=step, commit=True)
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Figures over an axis of their own, `eval/step`, in the rows of later steps: W&B's own steps only grow."""
+        self._later.append({**metrics, "eval/step": step})
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         """A table, in the row of the step's figures."""
@@ -39,6 +46,8 @@ class WandbRun:
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         """Finished, with summary.json in its summary; or failed."""
+        for row in self._later:
+            self._run.log(row)
         self._run.summary.update({} if summary is None else {f"summary/{name}": value for name, value in summary.items()})
         self._run.finish(exit_code=1 if summary is None else 0)
 

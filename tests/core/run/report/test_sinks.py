@@ -145,6 +145,29 @@ def test_a_sink_that_takes_samples_gets_some_before_the_figures(run: Run, tmp_pa
     assert all(len(line["samples"]) == len(line["rewards"]) == 3 for line in lines if "samples" in line)
 
 
+def test_figures_of_evaluations_go_to_the_sinks_that_take_them() -> None:
+    class Plain:
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            raise AssertionError("only a step's own figures")
+
+    class Measured(Plain):
+        def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+            if step == 4:
+                raise ConnectionError("no tracker")
+            got.append((step, metrics))
+
+    got: list[tuple[int, Mapping[str, float]]] = []
+    progress = Notes()
+    sinks = Sinks(progress)
+    sinks.add("sink 'plain'", cast("Sink", Plain()))
+    sinks.add("sink 'measured'", cast("Sink", Measured()))
+    assert sinks.without_evaluations == ["sink 'plain'"]
+    for step in (2, 4, 6):
+        sinks.log_evaluation(step, {"eval/a": 0.5})
+    assert got == [(2, {"eval/a": 0.5})]
+    assert progress.notes == ["sink 'measured' failed and gets nothing more; the run goes on: ConnectionError: no tracker"]
+
+
 def test_a_sink_that_fails_at_samples_is_noted_once(run: Run, installed: Registry) -> None:
     progress = Notes()
     options = "logging.samples_every_n_steps=1", "sinks.shows.fails_in=samples 1"

@@ -45,6 +45,13 @@ class NeedsEveryFigure(LastFigures):
             raise ValueError("no reward_mean")
 
 
+@killed_by("test_figures_of_evaluations")
+class TakesNoEarlierStep(LastFigures):
+    def log_evaluation(self, step, metrics):
+        if step < json.loads(self.file.read_text())["step"]:
+            raise ValueError("an earlier step")
+
+
 @killed_by("test_a_run_that_ended_early")
 class NeedsASummary(LastFigures):
     def close(self, summary):

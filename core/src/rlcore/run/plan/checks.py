@@ -12,6 +12,7 @@ from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
+from rlcore.run.plan.evaluation_check import program_problems
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.hub_check import hub_problems
 from rlcore.run.plan.reference_check import judge_problems
@@ -28,6 +29,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     problems: list[Problem | Note] = [
         *_missing_ray(recipe),
         *hub_problems(recipe),
+        *program_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
         *_agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),

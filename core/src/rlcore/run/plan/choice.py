@@ -151,6 +151,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.LORA] = "[lora] trains adapters"
     if recipe.checkpoint.export == "hf":
         needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
+    if recipe.checkpoint_evaluation is not None:
+        needs[capabilities.SAVE_HF] = "[checkpoint_evaluation] exports the model of a checkpoint"
     if recipe.rollout.replay_routing:
         needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
     if replays_sampling_mask(recipe, algorithm.needs):

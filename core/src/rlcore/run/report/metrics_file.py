@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a step, written line by line, read back and checked."""
+"""metrics.jsonl: a JSON object for each step, and another where figures of a step come later; read back as one."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from rlcore.spi import CheckpointError
 
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Write the line of a step, which is on disk when this returns. Raises StorageError where it cannot be written."""
+    """Write a line of a step, which is on disk when this returns. Raises StorageError where it cannot be written."""
     with storage_errors(path.name, path.parent), path.open("a") as file:
         file.write(json.dumps({"step": step, **metrics}) + "\n")
 
 
 def read_metrics_file(path: Path) -> list[dict[str, float]]:
-    """Return the records of all lines. An incomplete last line is ignored; a missing file gives [].
+    """Return the record of each step. An incomplete last line is ignored; a missing file gives [].
 
     Raises CheckpointError that names every line which is not a step's figures.
     """
@@ -37,7 +37,10 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
             f"{path} is damaged; expected one JSON object a line, with a whole number `step` and numbers as figures:"
             f"{''.join(problems)}\nRepair these lines, or remove them: each holds the figures of one step, which are lost then."
         )
-    return records
+    merged: dict[int, dict[str, float]] = {}
+    for record in records:
+        merged.setdefault(int(record["step"]), {}).update(record)
+    return list(merged.values())
 
 
 def _parse(line: bytes) -> dict[str, float] | str:

@@ -189,6 +189,9 @@ class CurveSink:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Nothing is drawn before the end."""
 
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing is drawn before the end."""
+
     def close(self, summary: Mapping[str, object] | None) -> None:
         """Draw what metrics.jsonl holds. Raises PluginError with the remedy where a package is missing."""
         if summary is None:

@@ -5,7 +5,7 @@ from typing import cast
 
 from rlcore.registry.plugin_errors import first_line, is_outside
 from rlcore.run.report.progress import Progress
-from rlcore.spi import LoggedSample, RlcoreError, SampleSink, Sink
+from rlcore.spi import EvaluationSink, LoggedSample, RlcoreError, SampleSink, Sink
 
 
 class Sinks:
@@ -24,6 +24,18 @@ class Sinks:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give the figures of a step to each sink."""
         self._each(lambda sink: sink.log(step, dict(metrics)), "failed and gets nothing more; the run goes on")
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Give the figures of a checkpoint's evaluation to each sink that takes them."""
+        self._each(
+            lambda sink: cast("EvaluationSink", sink).log_evaluation(step, dict(metrics)) if _takes_evaluations(sink) else None,
+            "failed and gets nothing more; the run goes on",
+        )
+
+    @property
+    def without_evaluations(self) -> list[str]:
+        """Those that take no figures of evaluations."""
+        return [label for label, sink in self._sinks.items() if not _takes_evaluations(sink)]
 
     @property
     def take_samples(self) -> bool:
@@ -52,6 +64,10 @@ class Sinks:
                 name, line = type(error).__name__, first_line(error)
                 cause = line if isinstance(error, RlcoreError) or line == name else f"{name}: {line}"
                 self._progress.note(f"{label} {failure}: {cause}")
+
+
+def _takes_evaluations(sink: Sink) -> bool:
+    return hasattr(sink, "log_evaluation")
 
 
 def _takes_samples(sink: Sink) -> bool:

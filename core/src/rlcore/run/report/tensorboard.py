@@ -29,6 +29,10 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the scalars, at a step that may be an earlier one."""
+        self.log(step, metrics)
+
     def close(self, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002 - only the steps are drawn
         """Close the file."""
         self._writer.close()

@@ -10,6 +10,7 @@ reference_logprobs.sqlite  what was computed once for each row of a data set
 model/             the Hugging Face export      curve.png          reward and pass@1
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
+evaluations/       step-000010/ of a program that measured that checkpoint
 timeline.jsonl     what the driver and the workers did when
 status.json        what happens now, or how the run ended
 .lock              who runs here; free once that process has ended
@@ -105,6 +106,10 @@ class RunDirectory:
     @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
 
     @property
     def logs(self) -> Path:

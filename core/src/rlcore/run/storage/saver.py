@@ -160,15 +160,19 @@ class RunSaver:
 
     def export_model(self, kind: Literal["hf", "peft"]) -> Path:
         """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""
-        return self._export(self.backends.trainer, {"hf": "model", "peft": "adapter"}[kind], kind)
+        name = {"hf": "model", "peft": "adapter"}[kind]
+        return self._export(self.backends.trainer, self.directory.path / name, kind)
+
+    def export_to(self, final: Path) -> Path:
+        """The model in the Hugging Face format, as this directory."""
+        return self._export(self.backends.trainer, final, "hf")
 
     def export_critic(self) -> Path:
         """The Hugging Face directory `critic`, as of the model."""
         assert self.backends.critic is not None, "checked by the plan"
-        return self._export(self.backends.critic, "critic", "hf")
+        return self._export(self.backends.critic, self.directory.path / "critic", "hf")
 
-    def _export(self, group: Group, name: str, kind: Literal["hf", "peft"]) -> Path:
-        final = self.directory.path / name
+    def _export(self, group: Group, final: Path, kind: Literal["hf", "peft"]) -> Path:
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:

@@ -63,6 +63,16 @@ class SinkConformance(ProviderFixtures):
         later = {step: each for step, each in figures.items() if step > 0}
         logged(open_sink(), later).close(summary)
 
+    def test_figures_of_evaluations(
+        self, open_sink: OpenSink, figures: Mapping[int, Mapping[str, float]], summary: Mapping[str, object]
+    ) -> None:
+        """One that takes figures of evaluated checkpoints takes those of earlier steps, and changes none."""
+        sink = logged(open_sink(), figures)
+        if hasattr(sink, "log_evaluation"):
+            for step in figures:
+                sink.log_evaluation(step, MappingProxyType({"eval/accuracy": 0.5}))
+        sink.close(summary)
+
     def test_figures_that_are_not_finite(self, open_sink: OpenSink, figures: Mapping[int, Mapping[str, float]]) -> None:
         """A figure may be NaN or infinite."""
         step, usual = list(figures.items())[-1]

@@ -1,0 +1,69 @@
+"""The section `[checkpoint_evaluation]`: a program of the user's that measures checkpoints."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from attrs import field, frozen
+
+from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Text
+from rlcore.schema.suggestions import did_you_mean
+from rlcore.spi import Problem
+
+SECTION = "checkpoint_evaluation"
+OF_SERVER = ("port", "url")
+"""Placeholders that stand for something of `rlcore serve`."""
+PLACEHOLDERS = ("model", "step", "run_directory", "output", *OF_SERVER)
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_PROGRAM = Constraint("that begin with a program", lambda value: bool(value) and bool(value[0].strip()))
+
+
+@frozen(kw_only=True)
+class CheckpointEvaluationConfig:
+    """`[checkpoint_evaluation]`: a program that measures checkpoints while the training goes on. What it finds are the figures
+    `eval/NAME` of the checkpoint's step, in metrics.jsonl and in sinks. Where it fails, a note says so, and the run goes on."""
+
+    command: Annotated[tuple[str, ...], _PROGRAM]
+    """The program and its arguments, started where the run was. In these, {model} is the directory of the checkpoint's model in
+    the Hugging Face format, {step} the step, {run_directory} the run's, {output} an empty directory for the program's files;
+    with `serve`, {port} and {url} are those of the server, http://127.0.0.1:PORT/v1."""
+    every_n_checkpoints: Positive = 1
+    """Measure every n-th checkpoint, and the last."""
+    serve: bool = False
+    """Start `rlcore serve` on the model, as "policy", for the time that the program runs."""
+    serve_arguments: tuple[Text, ...] = ()
+    """Further arguments of `rlcore serve`, such as "--generator", "transformers" or "model.dtype=float32"."""
+    environment: Mapping[str, str] = field(factory=dict)
+    """Environment variables of program and server over those of the run, such as CUDA_VISIBLE_DEVICES."""
+    result_file: Text | None = None
+    """Where the program writes its figures: a JSON file below {output}, as a path or a pattern such as "**/results_*.json", of
+    which the newest file counts. None is its standard output, of which the last line that is a JSON object counts."""
+    result_key: Text | None = None
+    """The key of that JSON object below which the figures are, such as "results", or "scores.0" for the first of the list
+    scores. Names of nested objects are joined by "/"; what is no number is passed over."""
+    timeout_s: Seconds = 3600.0
+    """Most seconds for one checkpoint, the start of the server included; then all that was started is killed."""
+    wait: bool = False
+    """Wait for the figures before the next step, in place of training meanwhile."""
+    max_waiting: Count = 2
+    """How many checkpoints may wait while another one is measured, each with its model on the disk; a further one is not
+    measured, and a note says so."""
+
+
+def placeholder_problems(options: CheckpointEvaluationConfig) -> Iterator[Problem]:
+    """What in the command stands for nothing."""
+    for number, argument in enumerate(options.command):
+        for name in _PLACEHOLDER.findall(argument):
+            path = f"{SECTION}.command[{number}]"
+            if name not in PLACEHOLDERS:
+                known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
+                hint = did_you_mean(name, PLACEHOLDERS).strip(" ;,.")
+                yield Problem(path=path, found=f"{{{name}}}", expected=f"one of {known}", remedy=hint)
+            elif name in OF_SERVER and not options.serve:
+                remedy = f"Set {SECTION}.serve = true."
+                yield Problem(path=path, found=f"{{{name}}}, with serve = false", expected="a server", remedy=remedy)
+
+
+def filled(command: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:
+    """The command with values in place of the placeholders; other braces stay as they are."""
+    return tuple(_PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), argument) for argument in command)

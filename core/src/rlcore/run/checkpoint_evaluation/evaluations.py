@@ -1,0 +1,191 @@
+"""The evaluations of a run's checkpoints: one after another in a thread, each on a model exported for it alone."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from attrs import asdict, frozen
+
+from rlcore.config.recipe import Recipe
+from rlcore.files import write_atomically
+from rlcore.registry.plugin_errors import first_line
+from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
+from rlcore.run.report.metrics_file import append_metrics
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.sinks import Sinks
+from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.spi import StorageError
+from rlcore.worker_pool import WorkerPool
+from rlcore.worker_process import Ended, Task, ending
+
+RESULT = "result.json"
+TASK = Task(name="rlcore-evaluation", handle=f"{evaluate.__module__}:{evaluate.__name__}")
+NUM_SHOWN = 5
+"""Figures that a note tells."""
+
+
+@frozen(kw_only=True)
+class _Result(Outcome):
+    """An outcome as result.json keeps it."""
+
+    step: int
+    seconds: float
+
+
+class CheckpointEvaluations:
+    """The evaluations of one run, in its driver. The folder of a step holds `model` until its figures are in metrics.jsonl, so
+    that a resumed run does what one that was killed had left undone, and nothing twice."""
+
+    def __init__(self, recipe: Recipe, directory: RunDirectory, sinks: Sinks, progress: Progress) -> None:
+        assert recipe.checkpoint_evaluation is not None
+        self._recipe, self._options = recipe, recipe.checkpoint_evaluation
+        self._directory, self._sinks, self._progress = directory, sinks, progress
+        self._pool = WorkerPool(TASK, 1)
+        self._open()
+
+    def _open(self) -> None:
+        self._is_closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=TASK.name)
+        self._under_way: dict[int, Future[_Result]] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether no step begins before the figures are there."""
+        return self._options.wait
+
+    def begin(self, step: int) -> None:
+        """The run goes on from `step`: later evaluations are of a training that is forgotten, earlier ones are ended."""
+        if any(known > step for known in self._under_way):
+            self.close()
+            self._open()
+        for known, folder in sorted(self._folders().items()):
+            if known > step:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif known not in self._under_way and (folder / "model").is_dir():
+                self._add(known)
+
+    def wants(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is to be measured, and neither was nor will be."""
+        every = self._recipe.checkpoint.every_n_steps * self._options.every_n_checkpoints
+        is_last = self._recipe.checkpoint.at_end and step == self._recipe.run.num_steps
+        is_due = step > 0 and (is_last or (every > 0 and step % every == 0))
+        return is_due and step not in self._under_way and not (self._folder(step) / RESULT).is_file()
+
+    def saved(self, step: int, export: Callable[[Path], object]) -> None:
+        """Measure the checkpoint of `step`, whose model `export` writes to a directory."""
+        num_waiting = sum(not future.done() for future in self._under_way.values()) - 1
+        if num_waiting >= self._options.max_waiting:
+            self._progress.note(
+                f"the checkpoint of step {step} is not evaluated: {num_waiting} others wait. Raise "
+                "checkpoint_evaluation.max_waiting or every_n_checkpoints, or set wait = true"
+            )
+            return
+        folder = self._folder(step)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            export(folder / "model")
+        except StorageError as error:
+            self._progress.note(f"the checkpoint of step {step} is not evaluated: {first_line(error)}")
+            return
+        self._add(step)
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether there are figures to come."""
+        return bool(self._under_way)
+
+    def wait_for_one(self) -> None:
+        """Wait until one of those under way has ended."""
+        wait(self._under_way.values(), return_when=FIRST_COMPLETED)
+
+    def report(self) -> None:
+        """Hand on the figures of those that have ended."""
+        for step in [step for step, future in self._under_way.items() if future.done()]:
+            self._tell(self._under_way[step].result())
+            shutil.rmtree(self._folder(step) / "model", ignore_errors=True)
+            del self._under_way[step]
+
+    def close(self) -> None:
+        """Kill what is under way; a resumed run does it again."""
+        self._is_closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        while running := [future for future in self._under_way.values() if not future.done()]:
+            self._pool.close()  # again, since one of them may have been about to start
+            wait(running, 0.05)
+        self._pool.close()
+
+    def _add(self, step: int) -> None:
+        self._under_way[step] = self._thread.submit(self._evaluate, step)
+
+    def _evaluate(self, step: int) -> _Result:
+        """In the thread: the result, as it is in the folder or is written there."""
+        folder, start = self._folder(step), time.monotonic()
+        if (folder / RESULT).is_file():  # the run was killed before it had told the figures
+            return _Result(**json.loads((folder / RESULT).read_text(encoding="utf-8")))
+        try:
+            outcome = Outcome(failure="the run ended") if self._is_closed else asyncio.run(self._measured(step))
+            result = _Result(**asdict(outcome), step=step, seconds=time.monotonic() - start)
+            if not self._is_closed:
+                write_atomically(folder / RESULT, json.dumps(asdict(result), indent=2))
+        except Exception as error:  # such as no room on the disk, or a process that does not start
+            return _Result(failure=first_line(error), step=step, seconds=time.monotonic() - start)
+        finally:
+            self._pool.close()  # with what the program left running
+        return result
+
+    async def _measured(self, step: int) -> Outcome:
+        options = self._options
+        wanted = Evaluation(
+            directory=self._folder(step).absolute(),
+            step=step,
+            run_directory=self._directory.path.absolute(),
+            command=options.command,
+            variables={**os.environ, **options.environment},
+            serve=(*_arguments_of_run(self._recipe), *options.serve_arguments) if options.serve else None,
+            result_file=options.result_file,
+            result_key=options.result_key,
+        )
+        try:
+            answer = await asyncio.wait_for(self._pool.call(wanted), options.timeout_s)
+        except TimeoutError:
+            return Outcome(
+                failure=f"it took longer than checkpoint_evaluation.timeout_s = {options.timeout_s:g} and was killed"
+            )
+        return Outcome(failure=f"its process ended with {ending(answer.exit_code)}") if isinstance(answer, Ended) else answer
+
+    def _tell(self, result: _Result) -> None:
+        what = f"evaluation of the checkpoint of step {result.step}"
+        if result.failure is not None:
+            where = self._folder(result.step)
+            self._progress.note(f"{what} failed: {result.failure}. What was printed is in {where}: stdout.log, stderr.log")
+            return
+        append_metrics(self._directory.metrics_file, result.step, result.figures)
+        self._sinks.log_evaluation(result.step, result.figures)
+        shown = [f"{name} {value:.4g}" for name, value in list(result.figures.items())[:NUM_SHOWN]]
+        more = len(result.figures) - len(shown)
+        self._progress.note(f"{what}: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}")
+
+    def _folder(self, step: int) -> Path:
+        return self._directory.evaluations / f"step-{step:06d}"
+
+    def _folders(self) -> dict[int, Path]:
+        found = ((re.fullmatch(r"step-([0-9]+)", path.name), path) for path in self._directory.evaluations.glob("step-*"))
+        return {int(match[1]): path for match, path in found if match is not None}
+
+
+def _arguments_of_run(recipe: Recipe) -> Iterator[str]:
+    """What the recipe says of how the model is served."""
+    if recipe.generator.name != "auto":
+        yield from ("--generator", recipe.generator.name)
+    if recipe.run.device != "auto":
+        yield f'run.device="{recipe.run.device}"'
+    if recipe.model.dtype != "auto":
+        yield f'model.dtype="{recipe.model.dtype}"'
+    if recipe.model.trust_remote_code:
+        yield "model.trust_remote_code=true"

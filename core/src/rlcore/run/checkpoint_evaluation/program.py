@@ -1,0 +1,122 @@
+"""One evaluation, in a process of its own that takes all that it started with it when it ends: server, program, figures."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
+
+from attrs import field, frozen
+
+from rlcore.config.checkpoint_evaluation import filled
+from rlcore.run.checkpoint_evaluation.result import NoFiguresError, read_figures
+from rlcore.worker_process import ending
+
+HOST = "127.0.0.1"
+SERVED_NAME = "policy"
+ASK_S = 0.2
+"""Seconds between two looks at whether the server answers."""
+END_S = 10.0
+"""Seconds that the server has to end by itself."""
+
+
+@frozen(kw_only=True)
+class Evaluation:
+    """What is to be done. Picklable."""
+
+    directory: Path
+    """The evaluation's own: `model`, `output`, and what was printed."""
+    step: int
+    run_directory: Path
+    command: tuple[str, ...]
+    """With its placeholders."""
+    variables: Mapping[str, str]
+    """All that program and server get; this process has some of its own."""
+    serve: tuple[str, ...] | None
+    """Arguments of `rlcore serve` besides model, address and name; None where nothing is served."""
+    result_file: str | None
+    result_key: str | None
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    figures: Mapping[str, float] = field(factory=dict)
+    failure: str | None = None
+    """Why there are no figures."""
+
+
+class _FailedError(Exception):
+    """Why the program did not run, or not to its end."""
+
+
+def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - what a pool's tasks receive
+    """Run the program, and the server if it is wanted, and read the figures."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the server; a run in the background ignores it
+    output = wanted.directory / "output"
+    values = {"model": wanted.directory / "model", "step": wanted.step, "output": output, "run_directory": wanted.run_directory}
+    try:
+        shutil.rmtree(output, ignore_errors=True)  # of an attempt that was killed: its figures are not this one's
+        output.mkdir(parents=True)
+        if wanted.serve is None:
+            _run(filled(wanted.command, values), wanted)
+        else:
+            with _server(wanted, wanted.serve) as port:
+                url = f"http://{HOST}:{port}/v1"
+                _run(filled(wanted.command, {**values, "port": port, "url": url}), wanted)
+        printed = wanted.directory / "stdout.log"
+        return Outcome(figures=read_figures(printed, output, wanted.result_file, wanted.result_key))
+    except (_FailedError, NoFiguresError, OSError) as error:
+        return Outcome(failure=str(error))
+
+
+def _run(command: Sequence[str], wanted: Evaluation) -> None:
+    with (wanted.directory / "stdout.log").open("wb") as out, (wanted.directory / "stderr.log").open("wb") as err:
+        program = _start(command, wanted, out.fileno(), err.fileno())
+        code = program.wait()
+    if code != 0:
+        raise _FailedError(f"{command[0]} ended with {ending(code)}")
+
+
+def _start(command: Sequence[str], wanted: Evaluation, out: int, err: int) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=wanted.variables)
+    except (OSError, ValueError) as error:
+        raise _FailedError(f"{command[0]} does not start: {error}") from error
+
+
+@contextmanager
+def _server(wanted: Evaluation, arguments: Sequence[str]) -> Iterator[int]:
+    """The port of `rlcore serve`, once it answers."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = int(free.getsockname()[1])
+    address = ("--host", HOST, "--port", str(port), "--name", SERVED_NAME)
+    command = (sys.executable, "-m", "rlcore", "serve", str(wanted.directory / "model"), *address, *arguments)
+    with (wanted.directory / "server.log").open("wb") as log:
+        server = _start(command, wanted, log.fileno(), log.fileno())
+    try:
+        _wait_until_it_answers(server, port)
+        yield port
+    finally:
+        server.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(END_S)
+        server.kill()
+        server.wait()
+
+
+def _wait_until_it_answers(server: "subprocess.Popen[bytes]", port: int) -> None:
+    opener = build_opener(ProxyHandler({}))  # a proxy of the environment's is for what is not here
+    while True:
+        if (code := server.poll()) is not None:
+            raise _FailedError(f"rlcore serve ended with {ending(code)} before it answered; server.log says more")
+        with suppress(OSError), opener.open(f"http://{HOST}:{port}/health", timeout=5):
+            return
+        time.sleep(ASK_S)

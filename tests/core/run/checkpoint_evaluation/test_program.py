@@ -1,0 +1,73 @@
+"""One evaluation: what the program is given, what becomes of one that fails, and of a server that does not start."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
+
+
+@pytest.fixture
+def outcome_of(tmp_path: Path) -> Any:
+    def measured(*command: str, **changed: Any) -> Outcome:
+        wanted: dict[str, Any] = {
+            "directory": tmp_path / "step-000010",
+            "step": 10,
+            "run_directory": tmp_path,
+            "command": command,
+            "variables": {**os.environ, "COLOUR": "green"},
+            "serve": None,
+            "result_file": None,
+            "result_key": None,
+        }
+        return evaluate(None, Evaluation(**(wanted | changed)))
+
+    return measured
+
+
+def test_a_program_gets_its_places_and_variables(outcome_of: Any, tmp_path: Path) -> None:
+    script = 'printf "%s\\n" "$@" "$COLOUR" > seen; echo {} oops >&2; echo "{\\"n\\": $#}"'
+    (tmp_path / "measure.sh").write_text(script.replace("> seen", f"> {tmp_path}/seen"))
+    outcome = outcome_of("sh", f"{tmp_path}/measure.sh", "{model}", "{step}", "{run_directory}", "{output}/x", '{"a": {step}}')
+    assert outcome == Outcome(figures={"eval/n": 5.0})
+    own = tmp_path / "step-000010"
+    expected = [f"{own}/model", "10", str(tmp_path), f"{own}/output/x", '{"a": 10}', "green"]
+    assert (tmp_path / "seen").read_text().splitlines() == expected
+    assert (own / "stderr.log").read_text() == "{} oops\n"
+    assert (own / "output").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('echo "{\\"n\\": 1}"; exit 3', "sh ended with exit code 3"),
+        ("kill -TERM $$", "sh ended with signal SIGTERM"),
+        ("echo done", "it printed no line that is a JSON object; the last is 'done'"),
+    ],
+)
+def test_a_program_that_fails_leaves_no_figures(outcome_of: Any, script: str, message: str) -> None:
+    assert outcome_of("sh", "-c", script) == Outcome(failure=message)
+
+
+def test_files_of_an_earlier_attempt_are_no_figures(outcome_of: Any, tmp_path: Path) -> None:
+    output = tmp_path / "step-000010" / "output"
+    output.mkdir(parents=True)
+    (output / "r.json").write_text('{"n": 1}')
+    assert outcome_of("true", result_file="*.json").failure == f"it wrote no file *.json below {output}"
+    assert outcome_of("sh", "-c", 'echo "{\\"n\\": 2}" > {output}/r.json', result_file="*.json").figures == {"eval/n": 2.0}
+
+
+def test_a_program_that_is_none_is_named(outcome_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    os.chmod(tmp_path / "text", 0o644)
+    assert "text does not start: " in outcome_of(str(tmp_path / "text")).failure
+
+
+def test_a_server_that_does_not_start_is_the_failure(outcome_of: Any, tmp_path: Path) -> None:
+    outcome = outcome_of("touch", f"{tmp_path}/ran", serve=("--generator", "nobody"))
+    assert outcome.failure.startswith("rlcore serve ended with exit code ")
+    assert outcome.failure.endswith("before it answered; server.log says more")
+    assert "step-000010/model" in (tmp_path / "step-000010" / "server.log").read_text()
+    assert not (tmp_path / "ran").exists()

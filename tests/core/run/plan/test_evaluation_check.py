@@ -1,0 +1,46 @@
+"""A program that is not there, and a server that cannot be, are found before the run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
+from rlcore.run.plan.evaluation_check import program_problems
+from rlcore.spi import PluginError
+
+
+@pytest.fixture
+def recipe(prepared: Callable[..., Any]) -> Any:
+    return prepared().recipe
+
+
+def problems(recipe: Any, **options: Any) -> list[str]:
+    return [str(one) for one in program_problems(evolve(recipe, checkpoint_evaluation=CheckpointEvaluationConfig(**options)))]
+
+
+def test_a_program_is_looked_for_where_it_would_be_started(recipe: Any, tmp_path: Path) -> None:
+    assert list(program_problems(recipe)) == []
+    assert problems(recipe, command=("sh", "-c", "true")) == []
+    (missing,) = problems(recipe, command=("sh",), environment={"PATH": str(tmp_path)})
+    assert f'checkpoint_evaluation.command[0]: found "sh", looked for in {tmp_path}' in missing
+    file = tmp_path / "measure"
+    file.write_text("#!/bin/sh\n")
+    (not_executable,) = problems(recipe, command=(str(file),))
+    assert "which is no program that can be run" in not_executable
+    file.chmod(0o755)
+    assert problems(recipe, command=("measure",), environment={"PATH": str(tmp_path)}) == []
+    assert problems(recipe, command=("{run_directory}/measure",)) == []
+
+
+def test_a_server_needs_its_library(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.run.plan.evaluation_check.is_installed", lambda name: name != "aiohttp")
+    (missing,) = problems(recipe, command=("sh",), serve=True)
+    assert "pip install 'rlcore[serve]'" in missing
+
+
+def test_a_trainer_that_exports_no_model_is_refused(prepared: Callable[..., Any]) -> None:
+    with pytest.raises(PluginError, match=r"save_hf.*\[checkpoint_evaluation\]"):
+        prepared("checkpoint_evaluation.command=['sh']")
