@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi import Box, RefitError, RlcoreError, ShardRoute, TensorSpec, WorkerError
+from rlcore.spi import Box, ContractError, RefitError, RlcoreError, ShardRoute, TensorSpec, WorkerError
 from rlcore_torchkit.process_group import keep_on_loopback
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
@@ -29,6 +29,9 @@ def run_rank(rank: int, address: str) -> None:
 
     assert refit(rank, LAYOUT[rank], full, take) is None
     assert rank == 1 or all(torch.equal(taken[name], full[name]) for name in full)
+    # Both hold all of it: the same, and something else.
+    assert refit(rank, WHOLE, full, take) is None
+    assert isinstance(refit(rank, WHOLE, {name: tensor + rank for name, tensor in full.items()}, take), ContractError)
     # The part of one rank is missing; a generator's rank is lost once all have met.
     assert isinstance(refit(rank, LAYOUT[rank][: 3 - rank], full, take), RefitError)
     assert isinstance(refit(rank, LAYOUT[rank], full, ShardEnd.close), WorkerError | RefitError)

@@ -1,7 +1,9 @@
 """A trainer rank's side of sharded exports, whatever it is that holds the parts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -9,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.schema.listing import listed
-from rlcore.spi import RefitError, RlcoreError, ShardExport, ShardRoute, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi import ContractError, RefitError, RlcoreError, ShardExport, ShardRoute, TensorSpec, WeightBucket, WeightExport
 from rlcore.spi.shards import Box
+from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.shard_route import ShardEnd
 
 ReadParts = Callable[[Sequence[TensorSpec]], Mapping[Box, Tensor]]
@@ -43,12 +46,36 @@ class ShardSender:
         ends, total = list[ShardEnd](), 0
         with self._failing_together():
             ends = self._joined(routes, shards, specs)
+        several = {box for box, count in Counter(chain(*shards.held)).items() if count > 1}
         for number, window in enumerate(ends[0].windows if ends else ()):
             parts = read(window.specs)
             with self._failing_together():
+                self._require_equal(window.specs, shards.held, several, parts)
                 total += sum(end.run(number, parts, {}) for end in ends)
         shards.digest = total % 2**64
         yield from ()
+
+    def _require_equal(
+        self, specs: Sequence[TensorSpec], held: Sequence[Sequence[Box]], several: Set[Box], parts: Mapping[Box, Tensor]
+    ) -> None:
+        """Raise ContractError where ranks that hold the same part hold different values: each sends some of its replicas'."""
+        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in specs}
+        shared = [box for box in dict.fromkeys(chain(*held)) if box in several and box.name in dtypes]
+        if not shared:
+            return
+        mine = [box for box in shared if box in parts]
+        found = dict(zip(mine, tensor_digests(parts[box].detach().to(dtypes[box.name]) for box in mine), strict=True))
+        signed = [found[box] - 2**63 if box in found else 2**63 - 1 for box in shared]
+        opposite = [~(found[box] - 2**63) if box in found else 2**63 - 1 for box in shared]
+        least = torch.tensor([signed, opposite], device=self._device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        lowest, highest = least[0].tolist(), (~least[1]).tolist()
+        different = [box.name for box, low, high in zip(shared, lowest, highest, strict=True) if low != high]
+        if different:
+            names = listed(list(dict.fromkeys(different)), 3)
+            raise ContractError(
+                f"export_weights: ranks that hold the same parts of {names} hold different values: they have come apart"
+            )
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Positive, Seconds
 
 MOST_HELD = 0.4
-"""Of a device's memory: what gradients of several microbatches may take before they are reduced, unless the section says so."""
+"""The share of a device's memory that gradients of several microbatches may take until they are reduced, unless the section says."""
 
 
 @frozen(kw_only=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.run.data.curriculum import Curriculum
-from rlcore.run.data.levels import NO_LEVEL, Levels, levels_of
+from rlcore.run.data.levels import NO_LEVEL, Levels, LevelState, levels_of
 from rlcore.run.data.mixed_rows import MixedRows
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.spi import DataError, LazyRows
@@ -40,6 +40,13 @@ def test_what_was_saved_goes_on_as_it_would_have():
     for one in (levels, other):
         one.learn(1, 1.0)
     assert levels.level == other.level == 2
+
+
+@pytest.mark.parametrize(("saved", "level"), [(0, 1), (1, 1), (2, 1), (3, 3), (9, 7)])
+def test_a_saved_level_that_no_row_has_goes_on_from_the_one_below(saved, level):
+    levels = Levels(np.array([1, 3, 7]), threshold=0.5, window=1)
+    levels.begin(LevelState(level=saved, solved=()))
+    assert levels.level == level
 
 
 def test_levels_are_told_without_making_rows():

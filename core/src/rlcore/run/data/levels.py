@@ -40,7 +40,8 @@ class Levels:
 
     def begin(self, saved: LevelState | None) -> None:
         """Begin at the lowest level, or from what `state` returned."""
-        self.level = int(self._all[0]) if saved is None else max(saved.level, int(self._all[0]))
+        present = self._all if saved is None else self._all[self._all <= saved.level]
+        self.level = int(self._all[0] if saved is None or not len(present) else present[-1])
         self._solved = deque(() if saved is None else saved.solved, self._window)
 
     def state(self) -> LevelState:

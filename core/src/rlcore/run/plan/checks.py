@@ -12,6 +12,7 @@ from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
+from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.evaluation_check import program_problems
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.hub_check import hub_problems
@@ -290,7 +291,7 @@ def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
     """Levels rise by the success of whole groups of samples."""
     threshold, window, rollout = recipe.data.raise_level_at, recipe.data.level_window, recipe.rollout
     if threshold is None:
-        if window is None:
+        if window in (None, LEVEL_WINDOW):
             return None
         return Problem(
             path="data.level_window", found=f"{window}, without data.raise_level_at", expected="no such key, or both"

@@ -102,16 +102,18 @@ def loads(data: bytes) -> SavedRollouts:
     saved = _loads(data)
     if not isinstance(saved, SavedRollouts):
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")
-    if missing := sorted(_missing(saved)):
-        raise CheckpointError(
-            f"the checkpoint's rollouts have no {', '.join(missing)}: they are of another version of rlcore. Use that one"
-        )
     return saved
 
 
 def _missing(part: Any) -> Iterator[str]:
     """Attributes that came after it was pickled: unpickling sets those of then, and no default stands in for others."""
-    for one in fields(type(part)) if has(type(part)) else ():
+    if isinstance(part, Mapping):
+        part = list(part.values())
+    if isinstance(part, list | tuple):
+        for each in part:
+            yield from _missing(each)
+    is_own = has(type(part)) and type(part).__module__.startswith("rlcore.")
+    for one in fields(type(part)) if is_own else ():
         if hasattr(part, one.name):
             yield from _missing(getattr(part, one.name))
         else:
@@ -120,9 +122,14 @@ def _missing(part: Any) -> Iterator[str]:
 
 def _loads(data: bytes) -> Any:
     try:
-        return pickle.loads(data)
+        found = pickle.loads(data)
     except Exception as error:  # whatever a class that has changed raises
         raise CheckpointError(
             f"the checkpoint's rollouts cannot be read: {type(error).__name__}: {error}. They are of the environment and the "
             "version of rlcore that wrote them"
         ) from error
+    if missing := sorted(set(_missing(found))):
+        raise CheckpointError(
+            f"the checkpoint's rollouts have no {', '.join(missing)}: they are of another version of rlcore. Use that one"
+        )
+    return found
