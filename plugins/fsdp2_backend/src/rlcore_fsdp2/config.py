@@ -7,7 +7,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Positive, Seconds
 
 MOST_HELD = 0.4
-"""The share of a device's memory that gradients of several microbatches may take until they are reduced, unless the section says."""
+"""Of a device's memory, what gradients may take until they are reduced, where the section does not say when."""
 
 
 @frozen(kw_only=True)
