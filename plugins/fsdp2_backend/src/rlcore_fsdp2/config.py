@@ -7,7 +7,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Positive, Seconds
 
 MOST_HELD = 0.4
-"""Of a device's memory, what gradients may take until they are reduced, where the section does not say when."""
+"""What gradients may take of a device's memory until they are reduced, unless a section says."""
 
 
 @frozen(kw_only=True)
