@@ -8,6 +8,13 @@ from rlcore.run.execution.ray.stream_dealer import StreamDealer
 from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
 
 
+def dealer_of(num_hosts: int) -> StreamDealer:
+    dealer = StreamDealer(num_hosts)
+    for host in range(num_hosts):
+        dealer.join(host)
+    return dealer
+
+
 def request_of(limits: list[list[int]], first: int, conversations: list[int] | None = None) -> GenerateRequest:
     """Prompts of one token, which is their number, and samples whose seeds are theirs in the stream."""
     flat = np.array(limits, np.int32).reshape(-1)
@@ -34,7 +41,7 @@ def limits_of_a_request(draw: st.DrawFn) -> list[list[int]]:
 def test_every_prompt_goes_whole_to_a_host_with_the_least_work(
     requests: list[list[list[int]]], num_hosts: int, data: st.DataObject
 ) -> None:
-    dealer, first = StreamDealer(num_hosts), 0
+    dealer, first = dealer_of(num_hosts), 0
     under_way: list[dict[int, int]] = [{} for _ in range(num_hosts)]
     for limits in requests:
         request = request_of(limits, first)
@@ -72,7 +79,7 @@ def hosts_of(dealer: StreamDealer, limits: list[list[int]], first: int, conversa
 
 
 def test_a_conversation_stays_on_its_host() -> None:
-    dealer, talks = StreamDealer(3), [7, 3, 11, 4, 5, 6]
+    dealer, talks = dealer_of(3), [7, 3, 11, 4, 5, 6]
     first = hosts_of(dealer, [[10]] * 6, 0, talks)
     assert sorted(first) == [0, 0, 1, 1, 2, 2]
     for turn in range(1, 4):
@@ -82,7 +89,7 @@ def test_a_conversation_stays_on_its_host() -> None:
 
 
 def test_a_host_with_much_more_to_do_gives_its_conversations_away() -> None:
-    dealer = StreamDealer(2)
+    dealer = dealer_of(2)
     found = [hosts_of(dealer, [[10]], number, [1])[0] for number in range(9)]  # samples of one, which do not end
     assert min(found.count(host) for host in (0, 1)) >= 3
     (before,) = hosts_of(dealer, [[1000]], 9, [2])
@@ -91,6 +98,6 @@ def test_a_host_with_much_more_to_do_gives_its_conversations_away() -> None:
 
 
 def test_samples_of_no_conversation_go_where_there_is_least_to_do() -> None:
-    dealer = StreamDealer(2)
+    dealer = dealer_of(2)
     found = [next(iter(dealer.deal(request_of([[10]], number, [-1])))) for number in range(4)]
     assert found == [0, 1, 0, 1]
