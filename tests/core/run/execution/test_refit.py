@@ -231,6 +231,7 @@ class Unsteady:
     """A route that fails in the calls of these numbers, counted from 1, and keeps what it was asked to send."""
 
     is_usable = True
+    lacks_weights = False
 
     def __init__(self, *fails_in: int) -> None:
         self.fails_in = fails_in
@@ -246,9 +247,15 @@ class Guessing:
     """A route whose generator has guessed this much before each refit."""
 
     is_usable = True
+    lacks_weights = False
 
     def __init__(self, *drafts: DraftCounts | None) -> None:
         self.drafts = iter(drafts)
+        self.num_restarts = 0
+
+    def take_restarts(self) -> int:
+        count, self.num_restarts = self.num_restarts, 0
+        return count
 
     def sync_weights(self, order: RefitCommand) -> DraftCounts | None:
         return next(self.drafts)
@@ -268,6 +275,15 @@ def test_what_was_guessed_is_told_once() -> None:
     assert refitter.take_metrics() == {}
     refitter.refit(4)
     assert refitter.take_metrics()["speculative/draft_tokens"] == 6.0
+
+
+def test_engines_that_came_back_are_told_once() -> None:
+    route = Guessing(None)
+    refitter = refitter_of(route, apart=False)
+    refitter.refit(0)
+    assert refitter.take_metrics() == {}
+    route.num_restarts = 2
+    assert [refitter.take_metrics(), refitter.take_metrics()] == [{"generation/engine_restarts": 2.0}, {}]
 
 
 def refitter_of(route: Any, *, apart: bool) -> Refitter:
@@ -293,4 +309,6 @@ def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart:
         refitter.refit(version)
     refitter.version = -1  # as where it sleeps
     refitter.refit(2)
-    assert route.sent == (["apart", "alone", "alone", "apart", "apart"] if apart else ["merged"] * 5)
+    route.lacks_weights = True  # one of its engines was started anew
+    refitter.refit(3)
+    assert route.sent == (["apart", "alone", "alone", "apart", "apart", "apart"] if apart else ["merged"] * 6)

@@ -39,7 +39,7 @@ from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
-Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "stop", "differ", "fail_refit", "wait"]
+Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "stop", "differ", "fail_refit", "wait", "memory"]
 
 
 @frozen(kw_only=True)
@@ -173,6 +173,7 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
         "not_finite": NonFiniteError("the loss is nan on purpose"),
         "bound": BoundError("too large on purpose", {"entropy": 3.5}),
         "fail_refit": RefitError("a refit that fails on purpose"),
+        "memory": MemoryError("out of memory on purpose"),
     }
     if fault.kind in errors:
         raise errors[fault.kind]
