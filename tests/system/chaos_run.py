@@ -151,6 +151,8 @@ class ChaosRun:
             outcome, message = "stopped with the cause, resumed", self._error(code, kind, struck, said)
         elif "from the newest checkpoint" in said:
             outcome = "its workers started anew"
+        elif "the engine of rank" in said:
+            outcome = "other engines went on"
         else:
             outcome = "asked again" if "is tried again" in said else "went on"
         return Outcome(kind=kind, what=struck.what, outcome=outcome, message=message)

@@ -103,9 +103,13 @@ def test_a_refit_in_flight_reaches_every_engine(backend, two_models):
     assert backend.generate(request_of(version=5)).weight_versions.tolist() == [5] * 240
 
 
-def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_models):
+def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_models, monkeypatch):
+    """Its death is told before another one has started."""
     expected = backend.generate(request_of())
     before = engine_processes()
+    replica, may_start = backend._replicas[1], threading.Event()
+    restart = replica.restart
+    monkeypatch.setattr(replica, "restart", lambda: may_start.wait(60) and restart())
 
     def kill(number, sample):
         os.kill(before["vllm-1"].pid, signal.SIGKILL)
@@ -114,11 +118,13 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     request.max_tokens[:2] = 1
     with pytest.raises(WorkerError, match=r"vllm-1 .* SIGKILL\. .*vllm-1\.log\.\nIts last lines:\n"):
         backend.generate(request)
+    assert engine_processes().keys() == {"vllm-0"}
+    may_start.set()
+    with pytest.raises(ContractError, match="no weights; .* version 0"):
+        backend.generate(request_of())
     after = engine_processes()
     assert (after["vllm-0"], after.keys()) == (before["vllm-0"], before.keys())
     assert after["vllm-1"] != before["vllm-1"]
-    with pytest.raises(ContractError, match="no weights; .* version 0"):
-        backend.generate(request_of())
     two_models.refit(backend, 0, 3, CHANNEL)
     assert backend.generate(request_of(version=3)).tokens.tolist() == expected.tokens.tolist()
 

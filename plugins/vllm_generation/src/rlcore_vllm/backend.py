@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
+from rlcore_vllm.background_restart import BackgroundRestart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
@@ -48,6 +49,7 @@ class VllmBackend:
         self._mirrors = Mirrors(config)
         self._replicas = make_replicas(context, config)
         self._num_starts = [1] * len(self._replicas)
+        self._in_background = BackgroundRestart(self._changing)
         try:
             _start(self._replicas, methodcaller("start"))
             self._transfer = self._make_transfer()
@@ -144,6 +146,7 @@ class VllmBackend:
     def close(self, request: spi.CloseRequest) -> None:
         """End the engines and their processes."""
         del request
+        self._in_background.join()
         self._version = NO_WEIGHTS
         self._transfer.close()
         self._mirrors.close()
@@ -160,12 +163,19 @@ class VllmBackend:
 
     def _abandon(self, calls: Mapping[Future[None], int], num_starts: Sequence[int]) -> None:
         """Leave nothing running of calls, by their engines' numbers, that were interrupted or failed: engines that failed start
-        anew, unless another call has seen to that since."""
+        anew, unless another call has seen to that since; in the background, but for one in this very process."""
         for call in list(calls):
             call.cancel()
         failed = {engine for call, engine in list(calls.items()) if _has_failed(call)}
-        with self._changing:
+
+        def restart() -> None:
             self._restart(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
+
+        if any(self._replicas[engine].is_local for engine in failed):
+            with self._changing:
+                restart()
+        elif failed:
+            self._in_background.begin(restart)
 
     def _check_version(self, expected: int) -> None:
         if self._version == NO_WEIGHTS or expected != self._version:

@@ -45,6 +45,8 @@ class _Call:
 class ProcessReplica:
     """An engine in a child process, whose output goes to a log file. Its calls but generate are made one after another."""
 
+    is_local = False
+
     def __init__(
         self, name: str, settings: EngineSettings, devices: tuple[int, ...], config: VllmConfig, log_directory: Path | None
     ) -> None:

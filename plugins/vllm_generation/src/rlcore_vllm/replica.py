@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore_vllm.engine import Engine
@@ -19,6 +19,8 @@ class Replica(Protocol):
     name: str
     devices: tuple[int, ...]
     """CUDA devices of its ranks, counted among those that the driver sees; on CPU, empty."""
+    is_local: ClassVar[bool]
+    """Whether it lives in this process."""
 
     def start(self) -> None:
         """Start the engine; WorkerError where that fails or takes too long."""
@@ -51,6 +53,8 @@ class Replica(Protocol):
 
 class LocalReplica:
     """An engine in this process."""
+
+    is_local = True
 
     def __init__(self, name: str, settings: EngineSettings, devices: tuple[int, ...]) -> None:
         self.name = name
