@@ -243,25 +243,39 @@ def test_at_the_end_of_a_stream_what_a_failed_engine_owes_has_not_begun() -> Non
 
 
 @pytest.mark.parametrize(
-    ("error", "limit", "is_outlived"),
+    ("error", "limit", "is_outlived", "in_refit"),
     [
-        (WorkerError("died"), 1, True),
-        (MemoryError(), 1, True),
-        (ZeroDivisionError(), 1, False),
-        (WorkerError("died"), 0, False),
+        (WorkerError("died"), 1, True, True),
+        (MemoryError(), 1, True, False),
+        (ZeroDivisionError(), 1, False, False),
+        (WorkerError("died"), 0, False, False),
     ],
 )
 def test_only_a_death_or_want_of_memory_is_outlived_and_only_where_that_is_wanted(
-    error: Exception, limit: int, is_outlived: bool
+    error: Exception, limit: int, is_outlived: bool, in_refit: bool
 ) -> None:
+    """In a refit a death alone, since it may be the trainer that wants memory."""
     calls: Any = TwoHosts(ClusterConfig(max_engine_restarts=limit))
     engines = Engines(calls, [0, 1])
     assert engines.outlive(error) == is_outlived
     outcomes = {0: "refitted", 1: error, 2: "hosts none"}
     survivors = engines.survivors(outcomes, is_shared=False)
-    assert survivors == ({0: "refitted", 2: "hosts none"} if is_outlived else outcomes)
-    assert engines.living == ([0] if is_outlived else [0, 1])
-    assert engines.survivors(outcomes, is_shared=True) == outcomes, "whole or not at all"
+    assert survivors == ({0: "refitted", 2: "hosts none"} if in_refit else outcomes)
+    assert engines.living == ([0] if in_refit else [0, 1])
+
+
+def test_a_refit_fails_as_a_whole_where_the_others_cannot_go_on() -> None:
+    calls: Any = TwoHosts(ClusterConfig())
+    engines, died = Engines(calls, [0, 1]), WorkerError("died")
+    for outcomes, is_shared in (({0: died, 1: died}, False), ({0: "refitted", 1: died}, True)):
+        assert engines.survivors(outcomes, is_shared=is_shared) == outcomes
+    stream: Any = None
+    with engines.streaming(PoolStream(engines, stream)):
+        assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted", 1: died}
+        assert engines.living == [0, 1]
+        engines.take_out(1)  # its stream has failed
+        assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted"}
+    assert engines.living == [0]
 
 
 def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,14 +75,17 @@ class Engines:
         )
 
     def survivors(self, outcomes: Mapping[int, Outcome], *, is_shared: bool) -> dict[int, Outcome]:
-        """The outcomes of a refit without those of engines that failed in it, which are out from now on.
+        """The outcomes of a refit without those of engines that died in it, which are out from now on.
 
         All of them where no engine is left, where something else has gone wrong too, where the weights of one engine came by
-        way of another (`is_shared`), or beside a stream, whose samples need the weights: the refit then has failed.
+        way of another (`is_shared`), or where one died beside its stream, whose samples need the weights: the refit has failed.
         """
         failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
-        is_outlived = all(rank in self.hosts and self.outlive(error) for rank, error in failed.items())
-        if not failed or not is_outlived or is_shared or self._stream is not None or len(failed) == len(self.hosts):
+        # A rank may want memory for what it exports too.
+        are_deaths = all(rank in self.hosts and isinstance(error, WorkerError) for rank, error in failed.items())
+        is_outlived = are_deaths and all(map(self.outlive, failed.values()))
+        streams = self._stream is not None and not failed.keys() <= self._out
+        if not failed or not is_outlived or is_shared or streams or len(failed) == len(self.hosts):
             return dict(outcomes)
         for rank, error in failed.items():
             self.take_out(rank)
