@@ -141,7 +141,7 @@ def test_with_the_last_engine_the_generation_fails_and_can_be_tried_again(tmp_pa
 @pytest.mark.usefixtures("local_ray")
 def test_an_engine_that_fails_again_and_again_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     options = ("cluster.max_engine_restarts=1", *engine_options(tmp_path))
-    cause = pytest.raises(EngineLimitError, match=r"the engine of rank 1 .* failed 2 times .*generator-1 died")
+    cause = pytest.raises(EngineLimitError, match="max_engine_restarts.*generator-1 died")
     with cause, opened(tmp_path, *options) as pool:
         feed = Feed(lambda _: None)
         with streaming(pool, feed) as running:
@@ -288,6 +288,6 @@ def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None
         engines.go_on(1, WorkerError("died"), "more")
     engines.go_on(0, WorkerError("died"), "more")
     assert "(2 of 2 restarts within 10 s)" in calls.progress.texts[1]
-    with pytest.raises(EngineLimitError, match="failed 3 times within 10 s; expected at most 2 .*: died"):
+    with pytest.raises(EngineLimitError, match="failed 3 times .*: died"):
         engines.go_on(1, WorkerError("died"), "more")
     assert not calls.is_usable
