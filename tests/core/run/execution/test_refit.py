@@ -13,6 +13,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
+from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.protocols import RefitCommand
@@ -184,6 +185,17 @@ def test_what_a_run_says_of_its_recipe_and_its_data_it_says_once(run: Run, morta
         "restart 2 of 3, from the newest checkpoint: build: rank 1 died",
         "restart 3 of 3, from the newest checkpoint: engine 0 died in stream",
     ]
+
+
+def test_an_engine_that_fails_again_and_again_is_no_reason_to_start_workers_anew(
+    run: Run, mortal: Registry, cluster: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Mortal.dies(stream={3})
+    monkeypatch.setattr(f"{__name__}.WorkerError", EngineLimitError)
+    notes = Notes()
+    with pytest.raises(EngineLimitError, match="engine 0 died"):
+        run(*RESTARTS, registry=mortal, progress=notes)
+    assert notes.texts == []
 
 
 def test_checkpoints_that_are_gone_when_workers_start_anew_are_said(run: Run, mortal: Registry, cluster: list[str]) -> None:
