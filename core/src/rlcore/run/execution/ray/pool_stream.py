@@ -106,13 +106,14 @@ class PoolStream:
             self._calls.require_progress("stream", rank, since)
 
     def _give_way(self, host: int, error: BaseException) -> None:
-        """Deal what a host has not brought back to the others; raise its error where they cannot go on."""
+        """Deal what a host has not brought back to the others, where they can go on; else its error is the stream's."""
         if not self._engines.outlive(error):
             raise error
         with self._changing:
             owed = self._dealer.leave(host)
             if not self._engines.take_out(self._hosts[host]):
-                raise error
+                self._fail(error)  # before what is dealt next finds no host
+                return
             num_samples = sum(len(numbers) for numbers, _ in owed)
             self._engines.go_on(self._hosts[host], error, f"{num_samples} samples are dealt to the others")
             if self._is_ending.is_set():
