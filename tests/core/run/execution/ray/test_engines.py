@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -64,125 +64,6 @@ def wait_for_notes(pool: Pool, number: int) -> None:
 def engines_of(pool: Pool) -> Engines:
     engines: Engines = pool.generator.engines
     return engines
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_the_others_generate_what_an_engine_had_taken_and_it_joins_the_stream_again(tmp_path: Path) -> None:
-    limits = {seed: 5 + seed for seed in range(2, 18)}
-    with opened(tmp_path, *engine_options(tmp_path)) as pool:
-        feed = Feed(lambda _: None)
-        with streaming(pool, feed) as running:
-            feed.ask([wanted(seed, LIMIT if seed < 2 else limits[seed]) for seed in range(6)])
-            for seed in range(2, 6):
-                feed.wait_for(seed)
-            kill_engine(tmp_path, 1)
-            feed.ask([wanted(seed, limits[seed]) for seed in range(6, 12)])
-            wait_for_notes(pool, 1)
-            assert engines_of(pool).living == [0]
-            for seed in range(6, 12):
-                feed.wait_for(seed)
-            assert pool.generator.lacks_weights
-            pool.refit(0)
-            assert (engines_of(pool).living, pool.generator.lacks_weights) == ([0, 1], False)
-            feed.ask([wanted(seed, limits[seed]) for seed in range(12, 18)])
-            for seed in range(12, 18):
-                feed.wait_for(seed)
-            feed.end()
-            running.result()
-        assert feed.found.keys() == set(range(18))
-        assert feed.num_outstanding == 0
-        told = r"the engine of rank 1 \(node .*\) failed: generator-1 died\. [1-7] samples are dealt to the others; .*"
-        assert re.fullmatch(told, pool.progress.texts[0])
-        assert (pool.generator.take_restarts(), pool.generator.take_restarts()) == (1, 0)
-        assert {seed: (feed.found[seed].tokens.tolist(), feed.found[seed].text) for seed in limits} == alone(
-            pool.generator, limits
-        )
-        assert_nothing_runs(pool)
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(tmp_path: Path) -> None:
-    with opened(tmp_path, *engine_options(tmp_path)) as pool:
-        kill_engine(tmp_path, 1)
-        pool.refit(0)
-        assert engines_of(pool).living == [0]
-        assert "generator-1 died. The others generate its share" in pool.progress.texts[0]
-        feed = Feed(end_after(4))
-        feed.begin(0)
-        feed.ask([wanted(seed, 3) for seed in range(4)])
-        pool.generator.stream(feed, 0)
-        assert len(feed.found) == 4
-        pool.refit(0)
-        assert (engines_of(pool).living, pool.generator.take_restarts()) == ([0, 1], 1)
-        assert_nothing_runs(pool)
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_with_the_last_engine_the_generation_fails_and_can_be_tried_again(tmp_path: Path) -> None:
-    with opened(tmp_path, *engine_options(tmp_path)) as pool:
-        for rank in range(2):
-            kill_engine(tmp_path, rank)
-        feed = Feed(end_after(4))
-        feed.begin(0)
-        feed.ask([wanted(seed, 3) for seed in range(4)])
-        with pytest.raises(WorkerError, match=r"generator-[01] died"):
-            pool.generator.stream(feed, 0)
-        assert pool.generator.is_usable
-        with pytest.raises(WorkerError, match="no engine holds weights"):
-            pool.generator.stream(feed, 0)
-        pool.refit(0)
-        feed.requeue()
-        feed.begin(0)
-        pool.generator.stream(feed, 0)
-        assert len(feed.found) == 4
-        assert_nothing_runs(pool)
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_an_engine_that_fails_again_and_again_ends_the_run_with_the_cause(tmp_path: Path) -> None:
-    options = ("cluster.max_engine_restarts=1", *engine_options(tmp_path))
-    cause = pytest.raises(EngineLimitError, match="max_engine_restarts.*generator-1 died")
-    with cause, opened(tmp_path, *options) as pool:
-        feed = Feed(lambda _: None)
-        with streaming(pool, feed) as running:
-            for version in range(2):
-                kill_engine(tmp_path, 1)
-                feed.ask([wanted(seed, LIMIT) for seed in range(2)])
-                if version == 0:
-                    wait_for_notes(pool, 1)
-                    pool.refit(0)
-            running.result()
-    assert not pool.generator.is_usable
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_runs_are_those_that_nothing_disturbs(run: Run, tmp_path: Path) -> None:
-    """At a staleness of 0 by their figures, and else by the schedule that a replay repeats."""
-    options = (
-        "cluster.gpus_per_node=2",
-        "run.num_steps=3",
-        "evaluation.every_n_steps=0",
-        "evaluation.at_start=false",
-        "evaluation.at_end=false",
-        f"generator.ranked.folder={tmp_path}",
-    )
-    fault = "generator.ranked.fault={kind='memory', rank=1, hook='stream', version=2}"
-    ahead = ("async.max_staleness=1", "algorithm.ranked.generation_ratio=true", "training.updates_per_step=1")
-    runs, notes = tmp_path / "runs", Notes()
-    run("run.name=whole", *options)
-    run("run.name=failed", *options, fault, progress=notes)
-    assert read_metrics(runs / "failed") == read_metrics(runs / "whole")
-    assert len(notes.texts) == 1
-    assert "failed: out of memory on purpose. 12 samples are dealt to the others" in notes.texts[0]
-    (tmp_path / "done-1").unlink()
-    run("run.name=ahead", *options, *ahead, fault, progress=notes)
-    assert "failed: out of memory on purpose. " in notes.texts[-1]
-    schedule, notes = runs / "ahead" / "schedule.jsonl", Notes()
-    run("run.name=replayed", *options, *ahead, replay_schedule=schedule, progress=notes)
-    steps = [path.read_text().splitlines()[1:] for path in (schedule, runs / "replayed" / "schedule.jsonl")]
-    assert steps[0] == steps[1]
-    assert len(steps[0]) == 3
-    assert not [text for text in notes.texts if "replay" in text], "it is the run of its file"
 
 
 class TwoHosts:
@@ -291,3 +172,135 @@ def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(EngineLimitError, match="failed 3 times .*: died"):
         engines.go_on(1, WorkerError("died"), "more")
     assert not calls.is_usable
+
+
+# Tests on Ray come last, since it is shut down before the first one without it.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engines of `shared` leave their process ids."""
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def shared(installed: Path, folder: Path) -> Iterator[Pool]:
+    """One pool for tests that leave it with two engines that hold weights."""
+    with opened(folder, "cluster.max_engine_restarts=9", *engine_options(folder)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(local_ray: None, shared: Pool) -> Pool:
+    shared.progress.texts.clear()
+    return shared
+
+
+def test_the_others_generate_what_an_engine_had_taken_and_it_joins_the_stream_again(pool: Pool, folder: Path) -> None:
+    limits, feed = {seed: 5 + seed for seed in range(2, 18)}, Feed(lambda _: None)
+    with streaming(pool, feed) as running:
+        feed.ask([wanted(seed, LIMIT if seed < 2 else limits[seed]) for seed in range(6)])
+        for seed in range(2, 6):
+            feed.wait_for(seed)
+        kill_engine(folder, 1)
+        feed.ask([wanted(seed, limits[seed]) for seed in range(6, 12)])
+        wait_for_notes(pool, 1)
+        assert engines_of(pool).living == [0]
+        for seed in range(6, 12):
+            feed.wait_for(seed)
+        assert pool.generator.lacks_weights
+        pool.refit(0)
+        assert (engines_of(pool).living, pool.generator.lacks_weights) == ([0, 1], False)
+        feed.ask([wanted(seed, limits[seed]) for seed in range(12, 18)])
+        for seed in range(12, 18):
+            feed.wait_for(seed)
+        feed.end()
+        running.result()
+    assert (feed.found.keys(), feed.num_outstanding) == (set(range(18)), 0)
+    told = r"the engine of rank 1 \(node .*\) failed: generator-1 died\. [1-7] samples are dealt to the others; .*"
+    assert re.fullmatch(told, pool.progress.texts[0])
+    assert (pool.generator.take_restarts(), pool.generator.take_restarts()) == (1, 0)
+    found = {seed: (feed.found[seed].tokens.tolist(), feed.found[seed].text) for seed in limits}
+    assert found == alone(pool.generator, limits)
+    assert_nothing_runs(pool)
+
+
+def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(pool: Pool, folder: Path) -> None:
+    kill_engine(folder, 1)
+    pool.refit(0)
+    assert engines_of(pool).living == [0]
+    assert "generator-1 died. The others generate its share" in pool.progress.texts[0]
+    feed = Feed(end_after(4))
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(4)])
+    pool.generator.stream(feed, 0)
+    assert len(feed.found) == 4
+    pool.refit(0)
+    assert (engines_of(pool).living, pool.generator.take_restarts()) == ([0, 1], 1)
+    assert_nothing_runs(pool)
+
+
+def test_with_the_last_engine_the_generation_fails_and_can_be_tried_again(pool: Pool, folder: Path) -> None:
+    for rank in range(2):
+        kill_engine(folder, rank)
+    feed = Feed(end_after(4))
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(4)])
+    with pytest.raises(WorkerError, match=r"generator-[01] died"):
+        pool.generator.stream(feed, 0)
+    assert pool.generator.is_usable
+    with pytest.raises(WorkerError, match="no engine holds weights"):
+        pool.generator.stream(feed, 0)
+    pool.refit(0)
+    feed.requeue()
+    feed.begin(0)
+    pool.generator.stream(feed, 0)
+    assert len(feed.found) == 4
+    assert_nothing_runs(pool)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_an_engine_that_fails_again_and_again_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    options = ("cluster.max_engine_restarts=1", *engine_options(tmp_path))
+    cause = pytest.raises(EngineLimitError, match="max_engine_restarts.*generator-1 died")
+    with cause, opened(tmp_path, *options) as pool:
+        feed = Feed(lambda _: None)
+        with streaming(pool, feed) as running:
+            for version in range(2):
+                kill_engine(tmp_path, 1)
+                feed.ask([wanted(seed, LIMIT) for seed in range(2)])
+                if version == 0:
+                    wait_for_notes(pool, 1)
+                    pool.refit(0)
+            running.result()
+    assert not pool.generator.is_usable
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_runs_are_those_that_nothing_disturbs(run: Run, tmp_path: Path) -> None:
+    """At a staleness of 0 by their figures, and else by the schedule that a replay repeats."""
+    options = (
+        "cluster.gpus_per_node=2",
+        "run.num_steps=3",
+        "evaluation.every_n_steps=0",
+        "evaluation.at_start=false",
+        "evaluation.at_end=false",
+        f"generator.ranked.folder={tmp_path}",
+    )
+    fault = "generator.ranked.fault={kind='memory', rank=1, hook='stream', version=2}"
+    ahead = ("async.max_staleness=1", "algorithm.ranked.generation_ratio=true", "training.updates_per_step=1")
+    runs, notes = tmp_path / "runs", Notes()
+    run("run.name=whole", *options)
+    run("run.name=failed", *options, fault, progress=notes)
+    assert read_metrics(runs / "failed") == read_metrics(runs / "whole")
+    assert len(notes.texts) == 1
+    assert "failed: out of memory on purpose. 12 samples are dealt to the others" in notes.texts[0]
+    (tmp_path / "done-1").unlink()
+    run("run.name=ahead", *options, *ahead, fault, progress=notes)
+    assert "failed: out of memory on purpose. " in notes.texts[-1]
+    schedule, notes = runs / "ahead" / "schedule.jsonl", Notes()
+    run("run.name=replayed", *options, *ahead, replay_schedule=schedule, progress=notes)
+    steps = [path.read_text().splitlines()[1:] for path in (schedule, runs / "replayed" / "schedule.jsonl")]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 3
+    assert not [text for text in notes.texts if "replay" in text], "it is the run of its file"
