@@ -153,8 +153,9 @@ def test_a_refit_fails_as_a_whole_where_the_others_cannot_go_on() -> None:
     stream: Any = None
     with engines.streaming(PoolStream(engines, stream)):
         assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted", 1: died}
-        assert engines.living == [0, 1]
+        assert (engines.living, engines.refit_limit_s) == ([0, 1], None)
         engines.take_out(1)  # its stream has failed
+        assert engines.refit_limit_s == calls.cluster.start_timeout_s, "it may have to start"
         assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted"}
     assert engines.living == [0]
 

@@ -43,6 +43,11 @@ class Engines:
         with self._lock:
             return [rank for rank in self.hosts if rank not in self._out]
 
+    @property
+    def refit_limit_s(self) -> float | None:
+        """Most seconds for the next refit, which waits for engines that start anew; None where it is a call as any other."""
+        return None if len(self.living) == len(self.hosts) else self.calls.cluster.start_timeout_s
+
     def outlive(self, error: object) -> bool:
         """Whether others may go on after this error of one engine: it died or ran out of memory, and the workers all live."""
         is_failure = isinstance(error, WorkerError | MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -173,12 +173,13 @@ class PoolRoute:
 
     def sync_weights(self, order: RefitCommand) -> spi.DraftCounts | None:
         """Export and refit on all ranks; ContractError unless all exported the same. Engines that fail are left out."""
-        outcomes = self.engines.survivors(self.calls.outcomes("refit", order), is_shared=order.export.sharded)
+        found = self.calls.outcomes("refit", order, limit_s=self.engines.refit_limit_s)
+        outcomes = self.engines.survivors(found, is_shared=order.export.sharded)
         refitted: list[RefittedRank] = self.calls.values(outcomes)
         digests = dict(zip(outcomes, (rank.digests for rank in refitted), strict=True))
         first = next(iter(digests.values()))
-        for rank, found in digests.items():
-            differing = [name for name in found.keys() | first.keys() if found.get(name) != first.get(name)]
+        for rank, own in digests.items():
+            differing = [name for name in own.keys() | first.keys() if own.get(name) != first.get(name)]
             if differing:
                 self.calls.lose("ranks export different weights")
                 names = ", ".join(sorted(differing)[:3])
