@@ -167,8 +167,9 @@ def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None
     engines = Engines(calls, [0, 1])
     for moment in (0.0, 6.0, 12.0, 18.0):
         now = moment
-        engines.go_on(1, WorkerError("died"), "more")
+        engines.go_on(1, WorkerError("died.\nIts last lines"), "More")
     engines.go_on(0, WorkerError("died"), "more")
+    assert " failed: died. More; it takes part again " in calls.progress.texts[1]
     assert "(2 of 2 restarts within 10 s)" in calls.progress.texts[1]
     with pytest.raises(EngineLimitError, match="failed 3 times .*: died"):
         engines.go_on(1, WorkerError("died"), "more")

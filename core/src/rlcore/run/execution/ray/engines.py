@@ -75,7 +75,7 @@ class Engines:
                 f"(cluster.max_engine_restarts, cluster.engine_restart_window_s). The last time: {error}"
             ) from error
         self.calls.progress.note(
-            f"the engine of {worker} failed: {first_line(error)}. {what}; it takes part again from the next refit on "
+            f"the engine of {worker} failed: {first_line(error).rstrip('.')}. {what}; it takes part again from the next refit on "
             f"({len(recent) + 1} of {limit} restarts within {window_s:g} s)"
         )
 
