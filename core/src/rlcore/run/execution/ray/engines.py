@@ -74,8 +74,9 @@ class Engines:
                 f"the engine of {worker} failed {len(recent) + 1} times within {window_s:g} s; expected at most {limit} "
                 f"(cluster.max_engine_restarts, cluster.engine_restart_window_s). The last time: {error}"
             ) from error
+        cause = first_line(error).rstrip(".")
         self.calls.progress.note(
-            f"the engine of {worker} failed: {first_line(error).rstrip('.')}. {what}; it takes part again from the next refit on "
+            f"the engine of {worker} failed: {cause}. {what}; it takes part again from the next refit on "
             f"({len(recent) + 1} of {limit} restarts within {window_s:g} s)"
         )
 
