@@ -18,8 +18,8 @@ def test_the_lock_is_held_until_it_has_ended_and_a_failure_is_told(caplog: pytes
 
     restart.join()  # there is none yet
     restart.begin(fail)
-    assert (changing.locked(), log) == (True, [])
+    assert (changing.locked(), restart.is_under_way, log) == (True, True, [])
     may_end.set()
     restart.join()
-    assert (changing.locked(), log) == (False, ["restarted"])
+    assert (changing.locked(), restart.is_under_way, log) == (False, False, ["restarted"])
     assert "the device is gone" in caplog.text

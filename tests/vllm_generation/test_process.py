@@ -119,6 +119,9 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     with pytest.raises(WorkerError, match=r"vllm-1 .* SIGKILL\. .*vllm-1\.log\.\nIts last lines:\n"):
         backend.generate(request)
     assert engine_processes().keys() == {"vllm-0"}
+    export = make_export(load_file(two_models.directories[0] / "model.safetensors"), 3)
+    hurried = RefitRequest(weight_version=3, channel=CHANNEL, weights=export, may_alias=False, waits=False)
+    assert backend.refit(hurried).is_starting
     may_start.set()
     with pytest.raises(ContractError, match="no weights; .* version 0"):
         backend.generate(request_of())

@@ -169,6 +169,8 @@ class RefitCommand:
     channel: str
     may_alias: bool = True
     """Whether the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
+    not_awaited: frozenset[int] = frozenset()
+    """Ranks whose generators need not take part while they start anew."""
 
 
 @frozen(kw_only=True, eq=False)

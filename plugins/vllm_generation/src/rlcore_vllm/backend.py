@@ -108,6 +108,8 @@ class VllmBackend:
             raise spi.ContractError(
                 f"refit: found channel {request.channel}; expected {channel}, which the engines were built for"
             )
+        if not request.waits and self._in_background.is_under_way:
+            return spi.RefitResult(weight_version=request.weight_version, digests={}, is_starting=True)
         with self._changing:
             manifest = Manifest.of(request.weights)
             if self._version == NO_WEIGHTS and not manifest.has_weights:

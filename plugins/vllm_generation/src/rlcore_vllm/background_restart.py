@@ -32,6 +32,11 @@ class BackgroundRestart:
         self._thread.start()
         has_begun.wait()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether engines are being started."""
+        return self._thread is not None and self._thread.is_alive()
+
     def join(self) -> None:
         """Wait until none is under way."""
         if self._thread is not None:

@@ -153,11 +153,13 @@ def test_a_refit_fails_as_a_whole_where_the_others_cannot_go_on() -> None:
     stream: Any = None
     with engines.streaming(PoolStream(engines, stream)):
         assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted", 1: died}
-        assert (engines.living, engines.refit_limit_s) == ([0, 1], None)
+        assert (engines.living, engines.not_awaited) == ([0, 1], frozenset())
         engines.take_out(1)  # its stream has failed
-        assert engines.refit_limit_s == calls.cluster.start_timeout_s, "it may have to start"
+        assert engines.not_awaited == {1}
         assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted"}
-    assert engines.living == [0]
+    assert (engines.living, len(calls.progress.texts)) == ([0], 1)
+    engines.take_out(0)
+    assert engines.not_awaited == frozenset(), "someone has to generate"
 
 
 def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +239,13 @@ def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(pool: Pool, f
     feed.ask([wanted(seed, 3) for seed in range(4)])
     pool.generator.stream(feed, 0)
     assert len(feed.found) == 4
+    (folder / "starting-1").touch()
+    pool.refit(0)
+    assert engines_of(pool).living == [0], "the others do not wait"
+    (folder / "starting-1").unlink()
     pool.refit(0)
     assert (engines_of(pool).living, pool.generator.take_restarts()) == ([0, 1], 1)
+    assert len(pool.progress.texts) == 1
     assert_nothing_runs(pool)
 
 

@@ -44,9 +44,15 @@ class Engines:
             return [rank for rank in self.hosts if rank not in self._out]
 
     @property
-    def refit_limit_s(self) -> float | None:
-        """Most seconds for the next refit, which waits for engines that start anew; None where it is a call as any other."""
-        return None if len(self.living) == len(self.hosts) else self.calls.cluster.start_timeout_s
+    def are_whole(self) -> bool:
+        """Whether all hold weights."""
+        return len(self.living) == len(self.hosts)
+
+    @property
+    def not_awaited(self) -> frozenset[int]:
+        """Hosts that a refit need not wait for, since others hold weights."""
+        with self._lock:
+            return frozenset() if len(self._out) == len(self.hosts) else frozenset(self._out)
 
     def outlive(self, error: object) -> bool:
         """Whether others may go on after this error of one engine: it died or ran out of memory, and the workers all live."""

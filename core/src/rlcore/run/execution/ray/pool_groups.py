@@ -135,7 +135,7 @@ class PoolGenerator(_PoolGroup):
     @property
     def lacks_weights(self) -> bool:
         """Whether an engine has failed since the last refit."""
-        return len(self.engines.living) < len(self.hosts)
+        return not self.engines.are_whole
 
     def take_restarts(self) -> int:
         """How many engines have come back since the last time."""
@@ -173,7 +173,9 @@ class PoolRoute:
 
     def sync_weights(self, order: RefitCommand) -> spi.DraftCounts | None:
         """Export and refit on all ranks; ContractError unless all exported the same. Engines that fail are left out."""
-        found = self.calls.outcomes("refit", order, limit_s=self.engines.refit_limit_s)
+        not_awaited = frozenset() if order.export.sharded else self.engines.not_awaited
+        limit_s = None if self.engines.are_whole or not_awaited else self.calls.cluster.start_timeout_s
+        found = self.calls.outcomes("refit", evolve(order, not_awaited=not_awaited), limit_s=limit_s)
         outcomes = self.engines.survivors(found, is_shared=order.export.sharded)
         refitted: list[RefittedRank] = self.calls.values(outcomes)
         digests = dict(zip(outcomes, (rank.digests for rank in refitted), strict=True))
@@ -190,7 +192,8 @@ class PoolRoute:
                 )
         if order.export.sharded:
             self._compare_shards(refitted)
-        self.engines.refitted(list(outcomes), order.export.weight_version)
+        holding = [rank for rank, one in zip(outcomes, refitted, strict=True) if not one.is_starting]
+        self.engines.refitted(holding, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
         return sum(drafts, spi.DraftCounts()) if drafts else None
 

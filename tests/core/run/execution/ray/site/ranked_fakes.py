@@ -24,6 +24,7 @@ from rlcore.spi import (
     ObserverContext,
     Provider,
     RefitError,
+    RefitResult,
     SaveStateResult,
     SinkContext,
     TrainerContext,
@@ -307,6 +308,8 @@ class RankedGenerator(FakeGenerator):
     @hookimpl
     def refit(self, request):
         self.require_engine()
+        if not request.waits and (Path(self.options.folder) / f"starting-{self.rank_info.rank}").exists():
+            return RefitResult(weight_version=request.weight_version, digests={}, is_starting=True)
         go_wrong(self.options.fault, self.rank_info.rank, "refit", request.weight_version, self.options.folder)
         time.sleep(self.options.pause_s)
         result = FakeGenerator.refit(self, request)
