@@ -15,7 +15,7 @@ from rlcore_vllm.background_restart import BackgroundRestart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.mirrors import Mirrors
+from rlcore_vllm.mirrors import Mirrors, unmirrored
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
 from rlcore_vllm.routing import require_experts
@@ -38,7 +38,7 @@ class VllmBackend:
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
         if config.mirrors and context.channel is not None and spi.CHANNELS[context.channel].sharded:
-            raise spi.ConfigError([_unmirrored(context.channel)])
+            raise spi.ConfigError([unmirrored(context.channel)])
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
@@ -216,15 +216,6 @@ class VllmBackend:
             discards = self._config.speculative_model is None
             _await(_move(replica, self._resident, discard_weights=discards) for replica in replicas)
         self._transfer = self._make_transfer()
-
-
-def _unmirrored(channel: str) -> spi.Problem:
-    return spi.Problem(
-        path="refit.channel",
-        found=f"{channel}, with generator.vllm.mirrors",
-        expected="a channel for whole tensors, which mirrors are updated from",
-        remedy='Set refit.channel = "auto"',
-    )
 
 
 def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:
