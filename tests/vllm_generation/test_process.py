@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,43 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     assert after["vllm-1"] != before["vllm-1"]
     two_models.refit(backend, 0, 3, CHANNEL)
     assert backend.generate(request_of(version=3)).tokens.tolist() == expected.tokens.tolist()
+
+
+class NeverReady:
+    """Stands for a process whose engine starts for ever."""
+
+    def __init__(self, *_):
+        self.given_up, self.awaited, self.ended = threading.Event(), threading.Event(), False
+
+    def await_engine(self, timeout_s):
+        self.awaited.set()
+        assert self.given_up.wait(60)
+        raise WorkerError("given up")
+
+    def give_up(self):
+        self.given_up.set()
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
+    child = NeverReady()
+    monkeypatch.setattr(process, "Child", lambda *_: child)
+    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path)
+    if not has_begun:
+        replica.give_up()
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(replica.restart)
+        assert child.awaited.wait(60)
+        replica.give_up()
+        with pytest.raises(WorkerError, match="given up"):
+            start.result(60)
+    assert child.ended
+    directory = replica._directory
+    replica.close()
+    assert not directory.exists()
 
 
 def test_an_engine_that_dies_in_a_stream_ends_it(backend, two_models):

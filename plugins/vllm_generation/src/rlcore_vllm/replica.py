@@ -47,6 +47,9 @@ class Replica(Protocol):
     def restart(self) -> None:
         """End the engine, whatever state it is in, and start another, which holds no weights that count."""
 
+    def give_up(self) -> None:
+        """End a start that is under way in another thread: only `close` comes after it."""
+
     def close(self) -> None:
         """Free everything. May be called again."""
 
@@ -98,6 +101,9 @@ class LocalReplica:
     def restart(self) -> None:
         self.close()
         self.start()
+
+    def give_up(self) -> None:
+        """None is under way in another thread than that of the calls."""
 
     def close(self) -> None:
         if self._engine is not None:
