@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -155,7 +156,10 @@ class NeverReady:
 def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
     child = NeverReady()
     monkeypatch.setattr(process, "Child", lambda *_: child)
-    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path)
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(sockets))
+    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path / "logs")
     if not has_begun:
         replica.give_up()
     with ThreadPoolExecutor(1) as pool:
@@ -165,9 +169,8 @@ def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
         with pytest.raises(WorkerError, match="given up"):
             start.result(60)
     assert child.ended
-    directory = replica._directory
     replica.close()
-    assert not directory.exists()
+    assert not sockets.exists()
 
 
 def test_an_engine_that_dies_in_a_stream_ends_it(backend, two_models):
