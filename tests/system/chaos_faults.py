@@ -83,6 +83,14 @@ def kill(target: Target, draws: random.Random) -> Struck | None:
     return Struck(what=drawn[0])
 
 
+def kill_engine(target: Target, draws: random.Random) -> Struck | None:
+    """One of the generators' engines, at once: the others generate what it had to."""
+    if not (engines := target.processes().get("engine")):
+        return None
+    draws.choice(engines).kill()
+    return Struck(what="engine")
+
+
 def stop(target: Target, draws: random.Random) -> Struck | None:
     """Any process stands still: a rank or an engine until the run itself ends it, what only others can wait for until later."""
     if (drawn := target.draw(draws)) is None:
@@ -204,6 +212,7 @@ def lost_connection(target: Target, draws: random.Random) -> Struck | None:
 
 FAULTS: Mapping[str, Callable[[Target, random.Random], Struck | None]] = {
     "kill": kill,
+    "kill engine": kill_engine,
     "stop": stop,
     "full disk": full_disk,
     "file limit": file_limit,

@@ -23,6 +23,8 @@ PROGRESS_S = 300.0
 FLUSH_S = 0.3
 """Until the last words of a process that has ended are in its output."""
 STEPS_PER_FAULT = 8
+BY_KILLED = ("ray", "vllm_dist_*", "tmp*wandb-*")
+"""What Ray keeps, and what vLLM, and wandb which it imports, only remove as their process ends by itself."""
 NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
 
@@ -151,6 +153,8 @@ class ChaosRun:
             outcome, message = "stopped with the cause, resumed", self._error(code, kind, struck, said)
         elif "from the newest checkpoint" in said:
             outcome = "its workers started anew"
+        elif "the engine of rank" in said:
+            outcome = "other engines went on"
         else:
             outcome = "asked again" if "is tried again" in said else "went on"
         return Outcome(kind=kind, what=struck.what, outcome=outcome, message=message)
@@ -200,7 +204,7 @@ class ChaosRun:
     def _check_files(self) -> None:
         """Nothing half-written, nothing temporary but Ray's logs, and no secret in what was written."""
         left = list(self.directory.rglob("*.partial"))
-        left += [path for path in self.temporary.iterdir() if path.name not in ("ray",)]
+        left += [path for path in self.temporary.iterdir() if not any(map(path.match, BY_KILLED))]
         if left:
             self.problems.append(f"left behind: {', '.join(map(str, left))}")
         written = [self.folder / "output", *self.directory.rglob("*"), *self.temporary.rglob("*")]

@@ -187,7 +187,7 @@ def test_engines_in_processes_and_every_kind_killed_once(workplace: Workplace, m
     assert killer.killed == ["judge", "generator", "rank"]
     assert killer.outlived == []
     assert "restart 1 of 3, from the newest checkpoint" in result.stdout
-    assert "is tried again: " in result.stdout
+    assert "the engine of rank " in result.stdout
     assert_close(workplace.run("killed"), alone)
 
 

@@ -4,8 +4,10 @@ import contextlib
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -103,9 +105,13 @@ def test_a_refit_in_flight_reaches_every_engine(backend, two_models):
     assert backend.generate(request_of(version=5)).weight_versions.tolist() == [5] * 240
 
 
-def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_models):
+def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_models, monkeypatch):
+    """Its death is told before another one has started."""
     expected = backend.generate(request_of())
     before = engine_processes()
+    replica, may_start = backend._replicas[1], threading.Event()
+    restart = replica.restart
+    monkeypatch.setattr(replica, "restart", lambda: may_start.wait(60) and restart())
 
     def kill(number, sample):
         os.kill(before["vllm-1"].pid, signal.SIGKILL)
@@ -114,13 +120,57 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     request.max_tokens[:2] = 1
     with pytest.raises(WorkerError, match=r"vllm-1 .* SIGKILL\. .*vllm-1\.log\.\nIts last lines:\n"):
         backend.generate(request)
+    assert engine_processes().keys() == {"vllm-0"}
+    export = make_export(load_file(two_models.directories[0] / "model.safetensors"), 3)
+    hurried = RefitRequest(weight_version=3, channel=CHANNEL, weights=export, may_alias=False, waits=False)
+    assert backend.refit(hurried).is_starting
+    may_start.set()
+    with pytest.raises(ContractError, match="no weights; .* version 0"):
+        backend.generate(request_of())
     after = engine_processes()
     assert (after["vllm-0"], after.keys()) == (before["vllm-0"], before.keys())
     assert after["vllm-1"] != before["vllm-1"]
-    with pytest.raises(ContractError, match="no weights; .* version 0"):
-        backend.generate(request_of())
     two_models.refit(backend, 0, 3, CHANNEL)
     assert backend.generate(request_of(version=3)).tokens.tolist() == expected.tokens.tolist()
+
+
+class NeverReady:
+    """Stands for a process whose engine starts for ever."""
+
+    def __init__(self, *_):
+        self.given_up, self.awaited, self.ended = threading.Event(), threading.Event(), False
+
+    def await_engine(self, timeout_s):
+        self.awaited.set()
+        assert self.given_up.wait(60)
+        raise WorkerError("given up")
+
+    def give_up(self):
+        self.given_up.set()
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
+    child = NeverReady()
+    monkeypatch.setattr(process, "Child", lambda *_: child)
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(sockets))
+    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path / "logs")
+    if not has_begun:
+        replica.give_up()
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(replica.restart)
+        assert child.awaited.wait(60)
+        replica.give_up()
+        with pytest.raises(WorkerError, match="given up"):
+            start.result(60)
+    assert child.ended
+    replica.close()
+    assert not sockets.exists()
 
 
 def test_an_engine_that_dies_in_a_stream_ends_it(backend, two_models):

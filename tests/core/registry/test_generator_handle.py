@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.spi import (
     ContractError,
@@ -243,9 +244,14 @@ def counting_below_zero(self, request):
     return RefitResult(weight_version=request.weight_version, digests=taking_all(request), drafts=drafts)
 
 
+def starting(self, request):
+    return RefitResult(weight_version=request.weight_version, is_starting=True)
+
+
 @pytest.mark.parametrize(
     ("refit", "error", "text"),
     [
+        (starting, RefitError, "is_starting: found True"),
         (stale, RefitError, "b held with other values"),
         (forgetful, RefitError, "a not acknowledged"),
         (inventive, RefitError, "c acknowledged though never sent"),
@@ -262,6 +268,13 @@ def test_a_refit_that_did_not_happen_is_an_error_and_nothing_is_generated(make_g
         generator.refit(refit_request())
     assert text in str(raised.value)
     assert "generator 'fake' (in-process 0): refit returned what it must not" in str(raised.value)
+    with pytest.raises(ContractError, match="accepted refit"):
+        generator.generate(generate_request())
+
+
+def test_a_refit_that_does_not_wait_may_leave_no_weights(make_generator):
+    generator = make_generator(refit=starting)
+    assert generator.refit(evolve(refit_request(), waits=False)).is_starting
     with pytest.raises(ContractError, match="accepted refit"):
         generator.generate(generate_request())
 

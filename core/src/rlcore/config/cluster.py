@@ -37,6 +37,12 @@ class ClusterConfig:
     """Most seconds to wait for a cluster that has less than is asked for; 0 ends the run at once."""
     max_restarts: Count = 3
     """How often the workers are started anew, from the newest checkpoint, after one of them died or hung."""
+    max_engine_restarts: Count = 3
+    """How often the engine of one generator may fail within engine_restart_window_s while those of others go on: what it had to
+    generate is dealt to them, and it is started anew and refitted. One failure more ends the run. With 0 the failure of one
+    engine is that of the whole generation or refit (refit.max_attempts)."""
+    engine_restart_window_s: Seconds = 3600.0
+    """The seconds within which the failures of an engine are counted for max_engine_restarts."""
     start_timeout_s: Seconds = 1800.0
     """Most seconds for all workers to start and to load the model."""
     call_timeout_s: Seconds = 3600.0

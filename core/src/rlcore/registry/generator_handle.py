@@ -90,7 +90,8 @@ class GeneratorHandle(BackendHandle):
         # What is generated meanwhile may carry the new version, and end, before the backend has answered.
         self._newest_version = max(self._newest_version, request.weight_version)
         result = self._call("refit", watched, RefitResult, lambda result: _check_refit(request, sent, result))
-        self._state.weight_version = self._newest_version = result.weight_version
+        if not result.is_starting:
+            self._state.weight_version = self._newest_version = result.weight_version
         return result
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
@@ -159,7 +160,10 @@ class GeneratorHandle(BackendHandle):
 def _check_refit(request: RefitRequest, sent: dict[str, int], result: RefitResult) -> None:
     if check_int("weight_version", result.weight_version, at_least=0) != request.weight_version:
         raise RefitError(f"weight_version: found {result.weight_version}; expected {request.weight_version}")
-    if request.weights.shards is None:
+    if result.is_starting:
+        if request.waits:
+            raise RefitError("is_starting: found True; expected the weights to be held, since the request waits")
+    elif request.weights.shards is None:
         compare_digests(request.weights.specs, sent, result.digests)
     elif request.weights.shards.route is None:
         raise RefitError("found no route to the generator's ranks in a sharded export; expected one, and nothing was sent")

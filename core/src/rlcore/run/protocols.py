@@ -139,11 +139,18 @@ class ResponseFeed(Protocol):
 class GeneratorGroup(Group, Protocol):
     """All generators of a run, as the loop sees them."""
 
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether one of several engines holds no weights, so that the next export has to be whole."""
+
+    def take_restarts(self) -> int:
+        """How many engines have come back, started anew, since the last time."""
+
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends; the generators hold `weight_version` when it begins. Requests join while
         others run where the generator is `continuous`, and are otherwise generated one after another.
 
-        WorkerError where a worker dies or hangs: the feed then has not got all that was taken."""
+        WorkerError where a worker dies or hangs, or the last engine fails: the feed then has not got all that was taken."""
 
 
 class WeightRoute(Protocol):
@@ -162,6 +169,8 @@ class RefitCommand:
     channel: str
     may_alias: bool = True
     """Whether the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
+    not_awaited: frozenset[int] = frozenset()
+    """Ranks whose generators need not take part while they start anew."""
 
 
 @frozen(kw_only=True, eq=False)

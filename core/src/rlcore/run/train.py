@@ -17,6 +17,7 @@ from rlcore.run.ending import finish, run_to_end
 from rlcore.run.execution.backends import OpenBackends, execution
 from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.critic_residency import CriticResidency
+from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
@@ -170,7 +171,7 @@ def _run_with_restarts(run: _Run, opened: OpenBackends, resume: bool, checkpoint
                 error.add_note(f"The workers were to be started anew, since: {first_line(cause)}")
             raise
         except WorkerError as error:
-            if restart > max_restarts or run.guard.pressed:
+            if restart > max_restarts or run.guard.pressed or isinstance(error, EngineLimitError):
                 if restart > max_restarts > 0:
                     error.add_note(f"The workers had been started anew {max_restarts} times (cluster.max_restarts).")
                 raise

@@ -187,6 +187,9 @@ class RefitRequest:
     may_alias: bool
     """Whether the generator may keep a persistent export's tensors themselves instead of a copy. Then the next
     train_step changes what it holds, and it must be refitted before it generates again."""
+    waits: bool = True
+    """Whether to wait for an engine that is being started anew; else a generator may answer `is_starting` at once, and is left
+    out until a later refit."""
 
 
 @frozen(kw_only=True)
@@ -217,6 +220,9 @@ class RefitResult:
     """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
     drafts: DraftCounts | None = None
     """What it has guessed since the refit before; None where it guesses no tokens."""
+    is_starting: bool = False
+    """Whether an engine is still being started anew, which the request does not wait for: no weights are held, and nothing was
+    read of the export."""
     shard_digest: int | None = None
     """In place of `digests` where the export was sharded: the sum mod 2^64 of the digests of all that its ranks took."""
 

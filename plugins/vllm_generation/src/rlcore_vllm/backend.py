@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
+from rlcore_vllm.background_restart import BackgroundRestart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.mirrors import Mirrors
+from rlcore_vllm.mirrors import Mirrors, unmirrored
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
 from rlcore_vllm.routing import require_experts
@@ -37,7 +38,7 @@ class VllmBackend:
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
         if config.mirrors and context.channel is not None and spi.CHANNELS[context.channel].sharded:
-            raise spi.ConfigError([_unmirrored(context.channel)])
+            raise spi.ConfigError([unmirrored(context.channel)])
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
@@ -48,6 +49,7 @@ class VllmBackend:
         self._mirrors = Mirrors(config)
         self._replicas = make_replicas(context, config)
         self._num_starts = [1] * len(self._replicas)
+        self._in_background = BackgroundRestart(self._changing)
         try:
             _start(self._replicas, methodcaller("start"))
             self._transfer = self._make_transfer()
@@ -106,6 +108,8 @@ class VllmBackend:
             raise spi.ContractError(
                 f"refit: found channel {request.channel}; expected {channel}, which the engines were built for"
             )
+        if not request.waits and self._in_background.is_under_way:
+            return spi.RefitResult(weight_version=request.weight_version, digests={}, is_starting=True)
         with self._changing:
             manifest = Manifest.of(request.weights)
             if self._version == NO_WEIGHTS and not manifest.has_weights:
@@ -144,6 +148,10 @@ class VllmBackend:
     def close(self, request: spi.CloseRequest) -> None:
         """End the engines and their processes."""
         del request
+        if self._in_background.is_under_way:
+            for replica in self._replicas:
+                replica.give_up()
+        self._in_background.join()
         self._version = NO_WEIGHTS
         self._transfer.close()
         self._mirrors.close()
@@ -160,12 +168,19 @@ class VllmBackend:
 
     def _abandon(self, calls: Mapping[Future[None], int], num_starts: Sequence[int]) -> None:
         """Leave nothing running of calls, by their engines' numbers, that were interrupted or failed: engines that failed start
-        anew, unless another call has seen to that since."""
+        anew, unless another call has seen to that since; in the background, but for one in this very process."""
         for call in list(calls):
             call.cancel()
         failed = {engine for call, engine in list(calls.items()) if _has_failed(call)}
-        with self._changing:
+
+        def restart() -> None:
             self._restart(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
+
+        if any(self._replicas[engine].is_local for engine in failed):
+            with self._changing:
+                restart()
+        elif failed:
+            self._in_background.begin(restart)
 
     def _check_version(self, expected: int) -> None:
         if self._version == NO_WEIGHTS or expected != self._version:
@@ -204,15 +219,6 @@ class VllmBackend:
             discards = self._config.speculative_model is None
             _await(_move(replica, self._resident, discard_weights=discards) for replica in replicas)
         self._transfer = self._make_transfer()
-
-
-def _unmirrored(channel: str) -> spi.Problem:
-    return spi.Problem(
-        path="refit.channel",
-        found=f"{channel}, with generator.vllm.mirrors",
-        expected="a channel for whole tensors, which mirrors are updated from",
-        remedy='Set refit.channel = "auto"',
-    )
 
 
 def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:

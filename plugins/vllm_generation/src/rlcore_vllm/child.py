@@ -92,6 +92,10 @@ class Child:
         remedy = f"; if it only needs longer, raise generator.vllm.{key}" if key else ""
         self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}")
 
+    def give_up(self) -> None:
+        """Kill it, since nobody waits for it any more."""
+        self._kill("was ended as it started, since its generator is closed")
+
     def with_output(self, error: WorkerError) -> WorkerError:
         """An error of the engine, with the process's last words."""
         return WorkerError(f"{self._name}: {error}\n{self._output_note()}")

@@ -45,6 +45,8 @@ class _Call:
 class ProcessReplica:
     """An engine in a child process, whose output goes to a log file. Its calls but generate are made one after another."""
 
+    is_local = False
+
     def __init__(
         self, name: str, settings: EngineSettings, devices: tuple[int, ...], config: VllmConfig, log_directory: Path | None
     ) -> None:
@@ -64,6 +66,9 @@ class ProcessReplica:
             self.log_file = log_directory / f"{name}.log"
         self._numbers = itertools.count()
         self._child: Child | None = None
+        self._starting: Child | None = None
+        """The process whose engine is being started."""
+        self._is_given_up = False
         self._lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         """Calls of `generate` under way."""
@@ -84,13 +89,22 @@ class ProcessReplica:
 
     def _started(self) -> Child:
         address = self._directory / f"{next(self._numbers)}.socket"
-        child = Child(self.name, self._settings, self.devices, self.log_file, address)
+        child = self._starting = Child(self.name, self._settings, self.devices, self.log_file, address)
+        if self._is_given_up:
+            child.give_up()
         try:
             child.await_engine(self._config.start_timeout_s)
         except BaseException:
             child.end()
             raise
+        finally:
+            self._starting = None
         return child
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+        if (child := self._starting) is not None:
+            child.give_up()
 
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         call = _Call(deliver=deliver)
@@ -171,11 +185,14 @@ class ProcessReplica:
     def restart(self) -> None:
         """Start the engine anew, in the same process if that still answers, which spares the imports."""
         if self._child is not None and self._child.is_usable:
+            self._starting = self._child
             try:
                 self._call(self._child, lambda host: host.restart(), "restart", "start_timeout_s")
                 return
             except RlcoreError as error:
                 logger.warning("%s gets a new process: %s", self.name, error)
+            finally:
+                self._starting = None
         self._end()
         self.start()
 

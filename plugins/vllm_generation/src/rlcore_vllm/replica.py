@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore_vllm.engine import Engine
@@ -19,6 +19,8 @@ class Replica(Protocol):
     name: str
     devices: tuple[int, ...]
     """CUDA devices of its ranks, counted among those that the driver sees; on CPU, empty."""
+    is_local: ClassVar[bool]
+    """Whether it lives in this process."""
 
     def start(self) -> None:
         """Start the engine; WorkerError where that fails or takes too long."""
@@ -45,12 +47,17 @@ class Replica(Protocol):
     def restart(self) -> None:
         """End the engine, whatever state it is in, and start another, which holds no weights that count."""
 
+    def give_up(self) -> None:
+        """End a start that is under way in another thread: only `close` comes after it."""
+
     def close(self) -> None:
         """Free everything. May be called again."""
 
 
 class LocalReplica:
     """An engine in this process."""
+
+    is_local = True
 
     def __init__(self, name: str, settings: EngineSettings, devices: tuple[int, ...]) -> None:
         self.name = name
@@ -94,6 +101,9 @@ class LocalReplica:
     def restart(self) -> None:
         self.close()
         self.start()
+
+    def give_up(self) -> None:
+        """None is under way in another thread than that of the calls."""
 
     def close(self) -> None:
         if self._engine is not None:

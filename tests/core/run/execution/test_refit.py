@@ -13,6 +13,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
+from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.protocols import RefitCommand
@@ -186,6 +187,17 @@ def test_what_a_run_says_of_its_recipe_and_its_data_it_says_once(run: Run, morta
     ]
 
 
+def test_an_engine_that_fails_again_and_again_is_no_reason_to_start_workers_anew(
+    run: Run, mortal: Registry, cluster: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Mortal.dies(stream={3})
+    monkeypatch.setattr(f"{__name__}.WorkerError", EngineLimitError)
+    notes = Notes()
+    with pytest.raises(EngineLimitError, match="engine 0 died"):
+        run(*RESTARTS, registry=mortal, progress=notes)
+    assert notes.texts == []
+
+
 def test_checkpoints_that_are_gone_when_workers_start_anew_are_said(run: Run, mortal: Registry, cluster: list[str]) -> None:
     Mortal.dies(stream={5})
     with pytest.raises(CheckpointError, match="no checkpoint; .* step 3"):
@@ -231,6 +243,7 @@ class Unsteady:
     """A route that fails in the calls of these numbers, counted from 1, and keeps what it was asked to send."""
 
     is_usable = True
+    lacks_weights = False
 
     def __init__(self, *fails_in: int) -> None:
         self.fails_in = fails_in
@@ -246,9 +259,15 @@ class Guessing:
     """A route whose generator has guessed this much before each refit."""
 
     is_usable = True
+    lacks_weights = False
 
     def __init__(self, *drafts: DraftCounts | None) -> None:
         self.drafts = iter(drafts)
+        self.num_restarts = 0
+
+    def take_restarts(self) -> int:
+        count, self.num_restarts = self.num_restarts, 0
+        return count
 
     def sync_weights(self, order: RefitCommand) -> DraftCounts | None:
         return next(self.drafts)
@@ -268,6 +287,15 @@ def test_what_was_guessed_is_told_once() -> None:
     assert refitter.take_metrics() == {}
     refitter.refit(4)
     assert refitter.take_metrics()["speculative/draft_tokens"] == 6.0
+
+
+def test_engines_that_came_back_are_told_once() -> None:
+    route = Guessing(None)
+    refitter = refitter_of(route, apart=False)
+    refitter.refit(0)
+    assert refitter.take_metrics() == {}
+    route.num_restarts = 2
+    assert [refitter.take_metrics(), refitter.take_metrics()] == [{"generation/engine_restarts": 2.0}, {}]
 
 
 def refitter_of(route: Any, *, apart: bool) -> Refitter:
@@ -293,4 +321,6 @@ def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart:
         refitter.refit(version)
     refitter.version = -1  # as where it sleeps
     refitter.refit(2)
-    assert route.sent == (["apart", "alone", "alone", "apart", "apart"] if apart else ["merged"] * 5)
+    route.lacks_weights = True  # one of its engines was started anew
+    refitter.refit(3)
+    assert route.sent == (["apart", "alone", "alone", "apart", "apart", "apart"] if apart else ["merged"] * 6)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
@@ -148,6 +148,12 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     """One generator in the driver's own process."""
 
     tokenizer: Tokenizer
+    lacks_weights: ClassVar[bool] = False
+    """Its one engine either holds weights, or the generation has failed."""
+
+    def take_restarts(self) -> int:
+        """None comes back beside others."""
+        return 0
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends."""

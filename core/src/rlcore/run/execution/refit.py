@@ -75,11 +75,14 @@ class Refitter:
             self.drafts = drafts + (self.drafts or DraftCounts())
 
     def take_metrics(self) -> dict[str, float]:
-        """Figures of what the generator has guessed since they were taken last; none where it has guessed nothing."""
+        """Figures since they were taken last: of engines that came back, and of what the generator has guessed; none of what
+        has not been."""
+        num_restarts = self.generator.take_restarts()
+        restarts = {"generation/engine_restarts": float(num_restarts)} if num_restarts else {}
         drafts, self.drafts = self.drafts, None
         if drafts is None or not drafts.num_drafts:
-            return {}
-        return {
+            return restarts
+        return restarts | {
             "speculative/draft_tokens": float(drafts.num_draft_tokens),
             "speculative/accepted_tokens": float(drafts.num_accepted_tokens),
             "speculative/acceptance_rate": drafts.num_accepted_tokens / drafts.num_draft_tokens,
@@ -88,12 +91,13 @@ class Refitter:
 
     def _export(self, weight_version: int) -> ExportWeightsRequest:
         """What to send to a generator that holds weights of the last version that it has acknowledged, or none."""
+        lacks_weights = self.version < 0 or self.generator.lacks_weights
         return ExportWeightsRequest(
             weight_version=weight_version,
             dtype=self.dtype,
             max_bucket_bytes=self.max_bucket_bytes,
             sharded=CHANNELS[self.channel].sharded,
-            adapters="merged" if not self.apart else "apart" if self.version < 0 else "alone",
+            adapters="merged" if not self.apart else "apart" if lacks_weights else "alone",
         )
 
     def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:

@@ -54,7 +54,7 @@ NUM_CPUS = 4
 SITE = Path(__file__).parent / "site"
 started_ray = ExitStack()
 """What ends the Ray that is shared."""
-BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second")
+BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second", "generation/engine_restarts")
 
 
 class Notes(Progress):
@@ -154,7 +154,7 @@ def write_recipe(folder: Path) -> Path:
 
 
 def read_metrics(run_directory: Path) -> list[dict[str, float]]:
-    """metrics.jsonl without what depends on the clock."""
+    """metrics.jsonl without what depends on the clock, or tells of what went wrong."""
     records = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if not name.startswith(BY_THE_CLOCK)} for record in records]
 

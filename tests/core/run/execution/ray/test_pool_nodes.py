@@ -1,9 +1,11 @@
 """Several nodes, which here are several of Ray's on one machine: ranks spread over them, and one that leaves."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from rlcore.config.cluster import ClusterConfig
@@ -44,6 +46,37 @@ class Leaves(Notes):
         if self.is_replaced and "restart 1" in text:
             self.cluster.second = self.cluster.add_node(**NODE)
             self.last = -1
+
+
+def test_an_engine_that_fails_on_one_node_joins_the_stream_again_in_flight(run: Run, tmp_path: Path, nodes: Any) -> None:
+    """Beside the trainer, on devices of its own; what it had taken is generated on the other node."""
+    options = (
+        "cluster.nodes=2",
+        "cluster.gpus_per_node=2",
+        "cluster.placement=separate",
+        "cluster.generator_gpus_per_node=1",
+        f"cluster.address={nodes.address}",
+        "algorithm.ranked.generation_ratio=true",
+        "async.max_staleness=2",
+        "environment.ranked.num_train_rows=64",
+        "evaluation.every_n_steps=0",
+        "logging.rollouts_every_n_steps=1",
+        "trainer.ranked.pause_s=0.2",
+        "training.updates_per_step=1",
+        f"generator.ranked.folder={tmp_path}",
+        "generator.ranked.fault={kind='memory', rank=1, hook='stream', version=0}",
+    )
+    notes = Notes()
+    with ray_session(ClusterConfig(nodes=2, address=nodes.address), "cpu", None):
+        run(*options, progress=notes)
+    failed = [text for text in notes.texts if "the engine of rank 1 " in text]
+    assert len(failed) == 1, notes.texts
+    directory = tmp_path / "runs" / "run"
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert sum(record.get("generation/engine_restarts", 0) for record in records) == 1
+    samples = pandas.concat([pandas.read_parquet(path) for path in (directory / "rollouts").glob("step-*.parquet")])
+    prompts = samples.groupby(["step", "group"])["prompt"].first()
+    assert len(prompts) == prompts.nunique() == 24, "each prompt once"
 
 
 def test_a_node_that_leaves_costs_a_restart_on_another_or_the_run(run: Run, tmp_path: Path, nodes: Any) -> None:

@@ -1,11 +1,19 @@
 """Dealing: every prompt once, to a host with the least work under way."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.run.execution.ray.stream_dealer import StreamDealer
-from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
+from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams, WorkerError
+
+
+def dealer_of(num_hosts: int) -> StreamDealer:
+    dealer = StreamDealer(num_hosts)
+    for host in range(num_hosts):
+        dealer.join(host)
+    return dealer
 
 
 def request_of(limits: list[list[int]], first: int, conversations: list[int] | None = None) -> GenerateRequest:
@@ -34,7 +42,7 @@ def limits_of_a_request(draw: st.DrawFn) -> list[list[int]]:
 def test_every_prompt_goes_whole_to_a_host_with_the_least_work(
     requests: list[list[list[int]]], num_hosts: int, data: st.DataObject
 ) -> None:
-    dealer, first = StreamDealer(num_hosts), 0
+    dealer, first = dealer_of(num_hosts), 0
     under_way: list[dict[int, int]] = [{} for _ in range(num_hosts)]
     for limits in requests:
         request = request_of(limits, first)
@@ -72,7 +80,7 @@ def hosts_of(dealer: StreamDealer, limits: list[list[int]], first: int, conversa
 
 
 def test_a_conversation_stays_on_its_host() -> None:
-    dealer, talks = StreamDealer(3), [7, 3, 11, 4, 5, 6]
+    dealer, talks = dealer_of(3), [7, 3, 11, 4, 5, 6]
     first = hosts_of(dealer, [[10]] * 6, 0, talks)
     assert sorted(first) == [0, 0, 1, 1, 2, 2]
     for turn in range(1, 4):
@@ -82,7 +90,7 @@ def test_a_conversation_stays_on_its_host() -> None:
 
 
 def test_a_host_with_much_more_to_do_gives_its_conversations_away() -> None:
-    dealer = StreamDealer(2)
+    dealer = dealer_of(2)
     found = [hosts_of(dealer, [[10]], number, [1])[0] for number in range(9)]  # samples of one, which do not end
     assert min(found.count(host) for host in (0, 1)) >= 3
     (before,) = hosts_of(dealer, [[1000]], 9, [2])
@@ -91,6 +99,40 @@ def test_a_host_with_much_more_to_do_gives_its_conversations_away() -> None:
 
 
 def test_samples_of_no_conversation_go_where_there_is_least_to_do() -> None:
-    dealer = StreamDealer(2)
+    dealer = dealer_of(2)
     found = [next(iter(dealer.deal(request_of([[10]], number, [-1])))) for number in range(4)]
     assert found == [0, 1, 0, 1]
+
+
+@settings(deadline=None)
+@given(limits=limits_of_a_request(), data=st.data())
+def test_what_a_host_that_leaves_has_under_way_is_dealt_again_under_its_numbers(
+    limits: list[list[int]], data: st.DataObject
+) -> None:
+    dealer, num_samples = dealer_of(3), len(limits[0])
+    dealt = dealer.deal(request_of(limits, 0, conversations=list(range(len(limits) * num_samples))))
+    host = data.draw(st.sampled_from(sorted(dealt)))
+    taken = dealt[host][0].tolist()
+    ended = data.draw(st.sets(st.sampled_from(taken)))
+    dealer.done(host, np.array(sorted(ended), np.int64))
+    owed = dealer.leave(host)
+    assert sorted(number for numbers, _ in owed for number in numbers.tolist()) == sorted(set(taken) - ended)
+    assert not dealer.is_busy(host)
+    again = [part for numbers, request in owed for part in dealer.deal(request, numbers).items()]
+    assert host not in {other for other, _ in again}
+    for _, (numbers, part) in again:
+        assert part.seeds.tolist() == part.conversations.tolist() == numbers.tolist()
+        prompts = np.repeat(part.prompts.tokens, part.num_samples)
+        assert prompts.tolist() == [number // num_samples for number in numbers.tolist()]
+        assert part.max_tokens.tolist() == [limits[number // num_samples][number % num_samples] for number in numbers.tolist()]
+        assert part.num_samples in (1, num_samples)
+    new = [number for numbers, _ in dealer.deal(request_of(limits, 0)).values() for number in numbers.tolist()]
+    assert min(new) == len(limits) * num_samples, "new samples get new numbers"
+    dealer.join(host)
+    assert set(dealer.deal(request_of([[1]], 0))) == {host}, "it has nothing to do"
+
+
+def test_with_no_host_nothing_can_be_dealt() -> None:
+    dealer = StreamDealer(1)
+    with pytest.raises(WorkerError, match="no engine"):
+        dealer.deal(request_of([[1]], 0))

@@ -132,10 +132,20 @@ class Dispatch:
 
 def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
     """The request for some of its prompts; seeds and limits go with their samples."""
-    rows, samples = request.prompts, samples_of(request, prompts)
+    return _part(request, prompts, samples_of(request, prompts), request.num_samples)
+
+
+def request_of_samples(request: GenerateRequest, samples: Int64Array) -> GenerateRequest:
+    """The request for some of its samples, int64 [M], each with a prompt of its own."""
+    return _part(request, samples // request.num_samples, samples, 1)
+
+
+def _part(request: GenerateRequest, prompts: Int64Array, samples: Int64Array, num_samples: int) -> GenerateRequest:
+    rows = request.prompts
     return evolve(
         request,
         prompts=RaggedTokens(tokens=take_rows(rows.tokens, rows.offsets, prompts), offsets=offsets_of(rows.lengths[prompts])),
+        num_samples=num_samples,
         seeds=request.seeds[samples],
         max_tokens=request.max_tokens[samples],
         conversations=None if request.conversations is None else request.conversations[samples],

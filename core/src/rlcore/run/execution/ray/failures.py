@@ -55,6 +55,7 @@ class RemoteError:
                 cls: type[BaseException] = pickle.loads(pickled)
                 args, attributes = pickle.loads(self.pickled_state)
                 error = cls.__new__(cls, *args)
+                error.args = args  # which MemoryError takes in its constructor
                 vars(error).update(attributes)
                 return error
         return RlcoreError(self.text)

@@ -15,6 +15,7 @@ from rlcore.config.cluster import ClusterConfig
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.calls import BESIDE, COLLECT, Calls, Rank
 from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, TrainedModel, WorkerEnv
+from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.failures import PoolName, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import end_everywhere
 from rlcore.run.execution.ray.placement import reserved
@@ -153,8 +154,9 @@ def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout])
         return Backends(trainer=trainer, generator=None, route=None)
     cluster = prepared.recipe.cluster
     assert cluster is not None
-    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], hosts=_hosts(prepared, cluster))
-    return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls), critic=critic)
+    engines = Engines(calls, _hosts(prepared, cluster))
+    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)
+    return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls, engines=engines), critic=critic)
 
 
 def _trainer(

@@ -13,6 +13,7 @@ from rlcore.run.execution.groups import MinibatchTrainer, TokensRequest
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.commands import RefittedRank, TrainedModel
 from rlcore.run.execution.ray.dispatch import Dispatch
+from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.pool_stream import PoolStream
 from rlcore.run.protocols import RefitCommand, ResponseFeed
 from rlcore.run.train_step.metrics import step_metrics
@@ -124,12 +125,25 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
 class PoolGenerator(_PoolGroup):
     """A generator on every rank that hosts one; prompts are dealt out among them."""
 
-    hosts: Sequence[int]
-    """The ranks with a generator."""
+    engines: Engines
+
+    @property
+    def hosts(self) -> Sequence[int]:
+        """The ranks with a generator."""
+        return self.engines.hosts
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether an engine has failed since the last refit."""
+        return not self.engines.are_whole
+
+    def take_restarts(self) -> int:
+        """How many engines have come back since the last time."""
+        return self.engines.take_restarts()
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends, each prompt on the host with the least work under way."""
-        PoolStream(self.calls, self.hosts, feed).run(weight_version)
+        PoolStream(self.engines, feed).run(weight_version)
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every generator holds."""
@@ -155,22 +169,31 @@ class PoolRoute:
     """Weights go from every trainer rank to the generator beside it."""
 
     calls: Calls
+    engines: Engines
 
     def sync_weights(self, order: RefitCommand) -> spi.DraftCounts | None:
-        """Export and refit on all ranks; ContractError unless all exported the same."""
-        refitted: list[RefittedRank] = self.calls.all("refit", order)
-        digests = [rank.digests for rank in refitted]
-        for rank, found in enumerate(digests):
-            differing = [name for name in found.keys() | digests[0].keys() if found.get(name) != digests[0].get(name)]
+        """Export and refit on all ranks; ContractError unless all exported the same. Engines that fail are left out."""
+        not_awaited = frozenset() if order.export.sharded else self.engines.not_awaited
+        limit_s = None if self.engines.are_whole or not_awaited else self.calls.cluster.start_timeout_s
+        found = self.calls.outcomes("refit", evolve(order, not_awaited=not_awaited), limit_s=limit_s)
+        outcomes = self.engines.survivors(found, is_shared=order.export.sharded)
+        refitted: list[RefittedRank] = self.calls.values(outcomes)
+        digests = dict(zip(outcomes, (rank.digests for rank in refitted), strict=True))
+        first = next(iter(digests.values()))
+        for rank, own in digests.items():
+            differing = [name for name in own.keys() | first.keys() if own.get(name) != first.get(name)]
             if differing:
                 self.calls.lose("ranks export different weights")
                 names = ", ".join(sorted(differing)[:3])
                 worker = self.calls.workers[rank]
                 raise spi.ContractError(
-                    f"export_weights: {worker} exports other values than rank 0, in {len(differing)} tensors: {names}"
+                    f"export_weights: {worker} exports other values than rank {min(digests)}, in "
+                    f"{len(differing)} tensors: {names}"
                 )
         if order.export.sharded:
             self._compare_shards(refitted)
+        holding = [rank for rank, one in zip(outcomes, refitted, strict=True) if not one.is_starting]
+        self.engines.refitted(holding, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
         return sum(drafts, spi.DraftCounts()) if drafts else None
 

@@ -3,80 +3,128 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 
-from rlcore.run.execution.ray.calls import COLLECT, Calls, PoolLostError
+from rlcore.run.execution.ray.calls import COLLECT, PoolLostError
+from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.stream_dealer import StreamDealer
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest
+from rlcore.run.execution.streams import not_begun
 from rlcore.run.protocols import ResponseFeed
 from rlcore.spi import WorkerError
 
 
 class PoolStream:
-    """Deals what a feed brings to the hosts, in the thread that runs it; a thread for each host brings back its samples."""
+    """Deals what a feed brings to the hosts, in the thread that runs it; a thread for each host brings back its samples. What a
+    host took whose engine fails is dealt to the others."""
 
-    def __init__(self, calls: Calls, hosts: Sequence[int], feed: ResponseFeed) -> None:
-        """`hosts` are the ranks with a generator."""
-        self._calls = calls
-        self._hosts = hosts
+    def __init__(self, engines: Engines, feed: ResponseFeed) -> None:
+        self._calls = engines.calls
+        self._engines = engines
+        self._hosts = engines.hosts
         self._feed = feed
-        self._dealer = StreamDealer(len(hosts))
+        self._dealer = StreamDealer(len(engines.hosts))
+        self._changing = threading.Lock()
+        """Held while a host leaves or joins, and while the end begins: nothing is dealt behind that."""
         self._is_ending = threading.Event()
+        self._collectors: list[threading.Thread] = []
         self._errors: list[BaseException] = []
 
     def run(self, weight_version: int) -> None:
-        """Run until the feed ends and all that was taken has come back. WorkerError where a host dies, or where
-        none of its samples ends for as long as a call may take; the streams of the other hosts are ended too."""
-        collectors: list[threading.Thread] = []
-        with self._calls.streaming(len(self._hosts)):
+        """Run until the feed ends and all that was taken has come back. WorkerError where a host dies, where the engines of all
+        have failed, or where none of a host's samples ends for as long as a call may take; the other streams are ended too."""
+        living = self._engines.living
+        with self._calls.streaming(len(living)):
             try:
-                self._calls.beside("stream_begin", dict.fromkeys(self._hosts, (weight_version,)))
-                for host in range(len(self._hosts)):
-                    collectors.append(threading.Thread(target=self._bring_back, args=(host,), name="collect", daemon=True))
-                    collectors[-1].start()
-                self._deal()
+                with self._engines.streaming(self):
+                    self._begin(living, weight_version)
+                    self._deal()
             except WorkerError as error:
                 self._fail(error)
             finally:
-                self._is_ending.set()
+                with self._changing:
+                    self._is_ending.set()
                 self._end()
-                for collector in collectors:
+                for collector in self._collectors:
                     collector.join()
         if self._errors:
             raise min(self._errors, key=lambda error: isinstance(error, PoolLostError))
 
+    def rejoin(self, rank: int, weight_version: int) -> None:
+        """See Engines."""
+        with self._changing:
+            if not self._is_ending.is_set():
+                self._begin([rank], weight_version)
+
+    def _begin(self, ranks: Sequence[int], weight_version: int) -> None:
+        if not ranks:
+            raise WorkerError("stream: no engine holds weights: all have failed since the last refit")
+        self._calls.beside("stream_begin", dict.fromkeys(ranks, (weight_version,)))
+        for rank in ranks:
+            host = self._hosts.index(rank)
+            self._dealer.join(host)
+            self._collectors.append(threading.Thread(target=self._bring_back, args=(host,), name="collect", daemon=True))
+            self._collectors[-1].start()
+
     def _deal(self) -> None:
         while (requests := self._feed.take(wait=True)) is not None:
-            dealt: dict[int, list[NumberedRequest]] = defaultdict(list)
-            for request in requests:
-                for host, numbered in self._dealer.deal(request).items():
-                    dealt[self._hosts[host]].append(numbered)
-            if dealt:
-                self._calls.beside("stream_add", {rank: (numbered,) for rank, numbered in dealt.items()})
+            with self._changing:  # what is dealt to a host that leaves is to be with it, or with the others
+                self._add(self._dealer.deal(request) for request in requests)
+
+    def _add(self, dealt: Iterable[Mapping[int, NumberedRequest]]) -> None:
+        by_rank: dict[int, list[NumberedRequest]] = defaultdict(list)
+        for parts in dealt:
+            for host, numbered in parts.items():
+                by_rank[self._hosts[host]].append(numbered)
+        if by_rank:
+            self._calls.beside("stream_add", {rank: (numbered,) for rank, numbered in by_rank.items()})
 
     def _bring_back(self, host: int) -> None:
         """Collect the samples of a host until its stream has ended."""
-        rank, since = self._hosts[host], time.monotonic()
         try:
-            while True:
-                collected: Collected = self._calls.beside("stream_collect", {rank: ()}, COLLECT)[0]
-                for samples, responses in collected.parts:
-                    self._dealer.done(host, samples)
-                    # A copy, or an answer would stay in Ray's store as long as anyone keeps a sample of it.
-                    self._feed.deliver(samples, deepcopy(responses))
-                if collected.has_ended:
-                    self._require_ending(rank)
-                    return
-                if collected.parts or not (self._dealer.is_busy(host) or self._is_ending.is_set()):
-                    since = time.monotonic()
-                self._calls.require_progress("stream", rank, since)
-        except BaseException as error:  # which would be lost in this thread
+            try:
+                self._collect(host)
+            except BaseException as error:  # which would be lost in this thread
+                self._give_way(host, error)
+        except BaseException as error:
             self._fail(error)
+
+    def _collect(self, host: int) -> None:
+        rank, since = self._hosts[host], time.monotonic()
+        while True:
+            collected: Collected = self._calls.beside("stream_collect", {rank: ()}, COLLECT)[0]
+            for samples, responses in collected.parts:
+                self._dealer.done(host, samples)
+                # A copy, or an answer would stay in Ray's store as long as anyone keeps a sample of it.
+                self._feed.deliver(samples, deepcopy(responses))
+            if collected.has_ended:
+                self._require_ending(rank)
+                return
+            if collected.parts or not (self._dealer.is_busy(host) or self._is_ending.is_set()):
+                since = time.monotonic()
+            self._calls.require_progress("stream", rank, since)
+
+    def _give_way(self, host: int, error: BaseException) -> None:
+        """Deal what a host has not brought back to the others, where they can go on; else its error is the stream's."""
+        if not self._engines.outlive(error):
+            raise error
+        with self._changing:
+            owed = self._dealer.leave(host)
+            if not self._engines.take_out(self._hosts[host]):
+                self._fail(error)  # before what is dealt next finds no host
+                return
+            num_samples = sum(len(numbers) for numbers, _ in owed)
+            self._engines.go_on(self._hosts[host], error, f"{num_samples} samples are dealt to the others")
+            if self._is_ending.is_set():
+                for numbers, _ in owed:
+                    self._feed.deliver(numbers, not_begun(len(numbers)))
+            else:
+                self._add(self._dealer.deal(request, numbers) for numbers, request in owed)
 
     def _require_ending(self, rank: int) -> None:
         if not self._is_ending.is_set():
-            raise WorkerError(f"stream: {self._calls.workers[rank]} was closed before the stream had ended")
+            raise PoolLostError(f"stream: {self._calls.workers[rank]} was closed before the stream had ended")
 
     def _end(self) -> None:
         try:

@@ -207,15 +207,19 @@ class Worker:
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
         drafts: spi.DraftCounts | None = None
-        taken = 0
+        taken, is_starting = 0, False
         if self._generator is not None:
             version = order.export.weight_version
             try:
                 request = spi.RefitRequest(
-                    weight_version=version, channel=order.channel, weights=export, may_alias=order.may_alias
+                    weight_version=version,
+                    channel=order.channel,
+                    weights=export,
+                    may_alias=order.may_alias,
+                    waits=self._rank not in order.not_awaited,
                 )
                 result = self._generator.refit(request)
-                drafts, taken = result.drafts, result.shard_digest or 0
+                drafts, taken, is_starting = result.drafts, result.shard_digest or 0, result.is_starting
             finally:
                 for _ in export.buckets:
                     pass
@@ -223,7 +227,7 @@ class Worker:
             for _ in export.buckets:
                 pass
         shards_sent = None if export.shards is None else export.shards.digest
-        return RefittedRank(digests=sent, shards_sent=shards_sent, shards_taken=taken, drafts=drafts)
+        return RefittedRank(digests=sent, shards_sent=shards_sent, shards_taken=taken, drafts=drafts, is_starting=is_starting)
 
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""

@@ -24,6 +24,7 @@ from rlcore.spi import (
     ObserverContext,
     Provider,
     RefitError,
+    RefitResult,
     SaveStateResult,
     SinkContext,
     TrainerContext,
@@ -39,7 +40,7 @@ from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
-Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "stop", "differ", "fail_refit", "wait"]
+Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "stop", "differ", "fail_refit", "wait", "memory"]
 
 
 @frozen(kw_only=True)
@@ -173,6 +174,7 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
         "not_finite": NonFiniteError("the loss is nan on purpose"),
         "bound": BoundError("too large on purpose", {"entropy": 3.5}),
         "fail_refit": RefitError("a refit that fails on purpose"),
+        "memory": MemoryError("out of memory on purpose"),
     }
     if fault.kind in errors:
         raise errors[fault.kind]
@@ -306,6 +308,8 @@ class RankedGenerator(FakeGenerator):
     @hookimpl
     def refit(self, request):
         self.require_engine()
+        if not request.waits and (Path(self.options.folder) / f"starting-{self.rank_info.rank}").exists():
+            return RefitResult(weight_version=request.weight_version, digests={}, is_starting=True)
         go_wrong(self.options.fault, self.rank_info.rank, "refit", request.weight_version, self.options.folder)
         time.sleep(self.options.pause_s)
         result = FakeGenerator.refit(self, request)
