@@ -2,8 +2,8 @@
 
 Run `python benchmarks/loading.py [--ranks 2] [--layout tensor_parallel=2]`. Weights are random, in bfloat16, and become float32
 master weights. Memory is the anonymous part of a rank's resident set, which leaves out the pages of files that it reads, above
-what the rank held before; the peak is looked at every 2 ms. The floor is the rank's share of the parameters. What is read of the
-files is that of all ranks together, whose floor is the files' size.
+what the rank held before; the peak is looked at every 2 ms. The floor is the rank's share of the parameters. What is read
+of the files is that of all ranks together, whose floor is the files' size.
 """
 
 import json
@@ -132,7 +132,7 @@ def main(num_ranks: int, architecture: str, layout: tuple[str, ...], quick: bool
         size = make_model(directory, architecture, **({"num_hidden_layers": 1} if quick else {})) * 4
         print(f"{architecture}, {size / 4e6:.0f}M parameters, {num_ranks} ranks {options or ''}; a rank's share: ", end="")
         print(
-            f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n\n| each rank loads | peak MiB | left MiB | read MiB | seconds |"
+            f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n\n| each rank loads | peak MiB | left MiB | read MiB | s |"
         )
         print("|---|---|---|---|---|")
         for way in ("whole", "parts"):
@@ -142,9 +142,8 @@ def main(num_ranks: int, architecture: str, layout: tuple[str, ...], quick: bool
             peak, left = (max(each[key] for each in found) / MIB for key in ("peak", "left"))
             read_mib = sum(each["read"] for each in found) / MIB
             took_s = statistics.median(each["s"] for each in found)
-            print(
-                f"| {'the whole model' if way == 'whole' else 'its parts'} | {peak:,.0f} | {left:,.0f} | {read_mib:,.0f} | {took_s:.2f} |"
-            )
+            name = "the whole model" if way == "whole" else "its parts"
+            print(f"| {name} | {peak:,.0f} | {left:,.0f} | {read_mib:,.0f} | {took_s:.2f} |")
 
 
 if __name__ == "__main__":
