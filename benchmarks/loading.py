@@ -131,9 +131,8 @@ def main(num_ranks: int, architecture: str, layout: tuple[str, ...], quick: bool
         directory = Path(folder)
         size = make_model(directory, architecture, **({"num_hidden_layers": 1} if quick else {})) * 4
         print(f"{architecture}, {size / 4e6:.0f}M parameters, {num_ranks} ranks {options or ''}; a rank's share: ", end="")
-        print(
-            f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n\n| each rank loads | peak MiB | left MiB | read MiB | s |"
-        )
+        print(f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n")
+        print("| each rank loads | peak MiB | left MiB | read MiB | s |")
         print("|---|---|---|---|---|")
         for way in ("whole", "parts"):
             arguments = (num_ranks, directory, free_port(), options, way)
