@@ -68,7 +68,7 @@ class _Stored:
     steps: Mapping[str, int]
     """The optimizer's count for each parameter."""
     blocks: Mapping[str, Mapping[str, ShardSlice]]
-    """Of each parameter: its block in each file, by the file's stem, that has one."""
+    """By parameter, and by the stem of each file that has something of it: which block."""
 
 
 def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -143,7 +143,7 @@ class Dispatch:
 
     @property
     def num_microbatches(self) -> int:
-        """Of each rank."""
+        """How many microbatches each rank has."""
         return (len(self.bounds) - 1) // self.num_ranks
 
     def passes(self, lengths: Int64Array, max_tokens: int, first: int) -> Int64Array:
