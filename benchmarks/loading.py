@@ -2,7 +2,8 @@
 
 Run `python benchmarks/loading.py [--ranks 2] [--layout tensor_parallel=2]`. Weights are random, in bfloat16, and become float32
 master weights. Memory is the anonymous part of a rank's resident set, which leaves out the pages of files that it reads, above
-what the rank held before; the peak is looked at every 2 ms. The floor is the rank's share of the parameters.
+what the rank held before; the peak is looked at every 2 ms. The floor is the rank's share of the parameters. What is read
+of the files is that of all ranks together, whose floor is the files' size.
 """
 
 import json
@@ -82,6 +83,7 @@ def load(rank: int, num_ranks: int, directory: Path, port: int, options: dict[st
     from rlcore_fsdp2.policy import make_policy
     from rlcore_torchkit import process_group
     from rlcore_torchkit.models import load_model
+    from rlcore_torchkit.safetensors_files import TensorFiles
 
     torch.set_num_threads(1)
     spec, config = ModelSpec(path=str(directory), dtype="bfloat16"), Fsdp2Config(**options)
@@ -89,15 +91,24 @@ def load(rank: int, num_ranks: int, directory: Path, port: int, options: dict[st
     meshes = ParallelLayout.of(config, rank, num_ranks).meshes("cpu")
     load_model(spec, dtype=torch.float32, device="meta")  # imports what any way of loading imports
     torch.distributed.barrier()
+    num_read, read = [0], TensorFiles.read
+
+    def counted(files: TensorFiles, name: str, bounds: Any) -> torch.Tensor:
+        block = read(files, name, bounds)
+        num_read[0] += block.nbytes
+        return block
+
+    TensorFiles.read = counted  # type: ignore[method-assign]
     memory, began = Memory(), time.perf_counter()
     memory.start()
     if way == "whole":
         model = load_model(spec, dtype=torch.float32)
+        num_read[0] = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     else:
         model, _ = make_policy(spec, config, meshes, torch.device("cpu"))
     took_s = time.perf_counter() - began
     peak, left = memory.stop()
-    (directory / f"{way}-{rank}.json").write_text(json.dumps({"peak": peak, "left": left, "s": took_s}))
+    (directory / f"{way}-{rank}.json").write_text(json.dumps({"peak": peak, "left": left, "s": took_s, "read": num_read[0]}))
     del model
     torch.distributed.barrier()
     process_group.leave()
@@ -120,15 +131,18 @@ def main(num_ranks: int, architecture: str, layout: tuple[str, ...], quick: bool
         directory = Path(folder)
         size = make_model(directory, architecture, **({"num_hidden_layers": 1} if quick else {})) * 4
         print(f"{architecture}, {size / 4e6:.0f}M parameters, {num_ranks} ranks {options or ''}; a rank's share: ", end="")
-        print(f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n\n| each rank loads | peak MiB | left MiB | seconds |")
-        print("|---|---|---|---|")
+        print(f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n")
+        print("| each rank loads | peak MiB | left MiB | read MiB | s |")
+        print("|---|---|---|---|---|")
         for way in ("whole", "parts"):
             arguments = (num_ranks, directory, free_port(), options, way)
             torch.multiprocessing.spawn(load, arguments, nprocs=num_ranks)
             found = [json.loads((directory / f"{way}-{rank}.json").read_text()) for rank in range(num_ranks)]
             peak, left = (max(each[key] for each in found) / MIB for key in ("peak", "left"))
+            read_mib = sum(each["read"] for each in found) / MIB
             took_s = statistics.median(each["s"] for each in found)
-            print(f"| {'the whole model' if way == 'whole' else 'its parts'} | {peak:,.0f} | {left:,.0f} | {took_s:.2f} |")
+            name = "the whole model" if way == "whole" else "its parts"
+            print(f"| {name} | {peak:,.0f} | {left:,.0f} | {read_mib:,.0f} | {took_s:.2f} |")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class LocalCalls:
 
     def together(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """One answer a rank."""
-        with self.time.work({"train_step": "train", "token_figures": "logprobs"}.get(name, name)):
+        with self.time.work({"train_step": "train", "hold_step": "logprobs", "token_figures": "logprobs"}.get(name, name)):
             replies = [pickled(getattr(self, name)(*given)) for given in arguments]
         return [unpickled(*reply) for reply in replies]
 
@@ -180,10 +180,14 @@ class LocalCalls:
         """Workers that answer at once are never late."""
 
     def train_step(self, model: str, request: TrainStepRequest, parts: Any, number: int, returns: bool) -> TrainStepResult:
-        received(parts)[number].microbatches()
+        if parts is not None:
+            received(parts)[number].microbatches()
         metrics = dict.fromkeys(MISMATCH_METRICS, 1.0) if request.loss.generation_mismatch else {}
         version = request.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.0, grad_norm=1.0, learning_rate=1e-6, metrics=metrics)
+
+    def hold_step(self, model: str, columns: Any, updates: Any, parts: Any, number: int) -> None:
+        received(parts)[number].microbatches()
 
     def token_figures(self, model: str, request: LogprobsRequest, parts: Any, number: int, leads: bool) -> Float32Array:
         return np.full(len(received(parts)[number].tokens), -1.0, np.float32)

@@ -18,6 +18,7 @@ TRIED = {
     "driver_overhead.py",
     "fp8_rollouts.py",
     "generation.py",
+    "group_start.py",
     "grpo_step.py",
     "headline.py",
     "import_coverage.py",
@@ -100,9 +101,14 @@ def test_scale_sim(script: Script) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_group_start(script: Script) -> None:
+    found = rows(script("group_start.py", "--quick"), "| 4 | eager", "| 4 | lazy")
+    assert [figures[0] for figures in found.values()] == ["16", "8"]
+
+
 def test_loading(script: Script) -> None:
     found = rows(script("loading.py", "--quick", "--ranks", 1), "| the whole model", "| its parts")
-    assert {len(figures) for figures in found.values()} == {3}
+    assert {len(figures) for figures in found.values()} == {4}
 
 
 def test_logprobs_memory(script: Script) -> None:

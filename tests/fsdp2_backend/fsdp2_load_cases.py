@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,11 +13,12 @@ from fsdp2_support import make_config
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.spi import ModelSpec
+from rlcore.spi import ModelSpec, RankInfo
+from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy, make_reference
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import is_first_copy, local
 from rlcore_torchkit.models import load_model
 from rlcore_torchkit.safetensors_files import TensorFiles
 
@@ -58,7 +60,7 @@ def assert_is(model: Any, expected: Any) -> None:
 
 
 def check_layout(place: Place, architecture: str, **options: Any) -> None:
-    """A rank reads each element of its own parts once and no other."""
+    """Each element is read by one of the ranks that hold it, once, and a rank reads no other."""
     config = make_config(**options)
     layout = ParallelLayout.of(config, place.rank, place.num_ranks)
     # With expert parallelism tensor ranks hold the same experts.
@@ -73,11 +75,90 @@ def check_layout(place: Place, architecture: str, **options: Any) -> None:
             model = make()
         own = sum(local(parameter).numel() for parameter in model.parameters())
         total = sum(parameter.numel() for parameter in expected.parameters())
-        assert sum(blocks) == own
+        assert sum(blocks) == sum(local(each).numel() for each in model.parameters() if is_first_copy(each))
+        assert sum_over_ranks(sum(blocks)) == total
         assert own <= SHARE * total * num_copies / place.num_ranks
         assert_is(model, expected)
         assert {parameter.requires_grad for parameter in model.parameters()} == {dtype == torch.float32}
     dist.barrier()
+
+
+@CASES.add
+def checkpoint_files(place: Place) -> None:
+    """Rank 0 alone reads the indices; each element is read by one rank, and a rank opens the files of its own parts."""
+    config, directory = make_config(replicate=2), place.models / f"checkpoint-of-{place.num_ranks}"
+    meshes = ParallelLayout.of(config, place.rank, place.num_ranks).meshes("cpu")
+    policy = make_policy(ModelSpec(path=str(place.models / "qwen3")), config, meshes, CPU)[0]
+    optimizer = torch.optim.AdamW(policy.parameters())
+    for parameter in policy.parameters():
+        parameter.grad = parameter.detach().clone()
+    optimizer.step()
+    if place.rank == 0:
+        directory.mkdir()
+    dist.barrier()
+    checkpoint.save(directory, RankInfo(rank=place.rank, world_size=place.num_ranks), policy, optimizer, 7)
+    saved = {name: local(parameter).detach().clone() for name, parameter in policy.named_parameters()}
+    for parameter in policy.parameters():
+        local(parameter).detach().zero_()
+    dist.barrier()
+    texts, blocks, opened = [], [], []
+    real_text, real_open = Path.read_text, checkpoint.safe_open
+    counted_text = mock.patch.object(Path, "read_text", lambda path, **given: texts.append(path) or real_text(path, **given))
+    counted_open = mock.patch.object(
+        checkpoint, "safe_open", lambda path, kind: opened.append(path.stem) or Counted(real_open(path, kind), blocks)
+    )
+    with counted_text, counted_open:
+        assert checkpoint.load(directory, policy, optimizer) == 7
+    assert len(texts) == (place.num_ranks if place.rank == 0 else 0)
+    for name, parameter in policy.named_parameters():
+        assert torch.equal(local(parameter), saved[name]), name
+    replicas = place.num_ranks // 2
+    own = [] if place.rank >= replicas else [f"trainer-{place.rank:05d}"]
+    assert opened == [f"trainer-{rank:05d}" for rank in range(place.num_ranks if place.rank == 0 else 0)] + own
+    num_elements = sum(parameter.numel() for parameter in policy.parameters())
+    assert sum_over_ranks(sum(blocks)) == 3 * num_elements, "weights and two moments"
+    dist.barrier()
+
+
+class Counted:
+    """An open file that counts what is read of it."""
+
+    def __init__(self, opened: Any, blocks: list[int]) -> None:
+        self._opened, self._blocks = opened, blocks
+
+    def __enter__(self) -> "Counted":
+        self._file = self._opened.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._opened.__exit__(*raised)
+
+    def keys(self) -> Any:
+        return self._file.keys()
+
+    def get_slice(self, key: str) -> "Slice":
+        return Slice(self._file.get_slice(key), self._blocks)
+
+
+class Slice:
+    """A tensor of such a file."""
+
+    def __init__(self, real: Any, blocks: list[int]) -> None:
+        self._real, self._blocks = real, blocks
+
+    def get_shape(self) -> Any:
+        return self._real.get_shape()
+
+    def __getitem__(self, bounds: Any) -> Tensor:
+        block = self._real[bounds]
+        self._blocks.append(block.numel())
+        return block
+
+
+def sum_over_ranks(number: int) -> int:
+    found = torch.tensor([number])
+    dist.all_reduce(found)
+    return int(found)
 
 
 @CASES.add

@@ -222,9 +222,23 @@ def check_reads(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
         with opened(directory, layout) as model:
             with reading() as num_read:
                 model.load()
-            num_parameters = sum(parameter.numel() for part in model.parts for parameter in part.parameters())
-            assert sum(num_read) == num_parameters
+            parameters = [parameter for part in model.parts for parameter in part.parameters()]
+            num_parameters = sum(parameter.numel() for parameter in parameters)
+            mine = [one.numel() for one in parameters if dist.get_rank(parallel.holders_of(one)) == 0]
+            assert sum(num_read) == sum(mine)
             assert num_parameters < 0.7 * sum(tensor.numel() for tensor in in_files(directory).values())
+
+
+def check_reads_of_copies(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """Data-parallel ranks together read each element of the files once."""
+    for layout in layouts:
+        with opened(directory, layout) as model:
+            with reading() as num_read:
+                model.load()
+            together = torch.tensor([sum(num_read)])
+            dist.all_reduce(together)
+            assert int(together) == sum(tensor.numel() for tensor in in_files(directory).values())
+            assert not any(parameter.isnan().any() for part in model.parts for parameter in part.parameters())
 
 
 @contextmanager
@@ -316,7 +330,11 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
 
     def on(function: Callable[..., None], model: str, *names: str) -> Callable[[Path, int], None]:
         def run(root: Path, rank: int) -> None:
-            folder = () if function in (check_reads, check_conversion) else (root / f"{function.__name__}-{model}",)
+            folder = (
+                ()
+                if function in (check_reads, check_reads_of_copies, check_conversion)
+                else (root / f"{function.__name__}-{model}",)
+            )
             function(root / model, *folder, [cases[name].layout(rank, num_ranks) for name in names])
 
         return run
@@ -324,6 +342,8 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
     if num_ranks == 2:
         found |= {
             "reads/llama": on(check_reads, "llama", "tp2", "pp2", "pp2xvpp2"),
+            "reads of copies/qwen2": on(check_reads_of_copies, "qwen2", "dp2"),
+            "reads of copies/qwen3_moe": on(check_reads_of_copies, "qwen3_moe", "dp2"),
             "reads/qwen3_moe": on(check_reads, "qwen3_moe", "tp2xep2"),
             "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
             "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),

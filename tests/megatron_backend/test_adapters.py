@@ -15,6 +15,7 @@ from megatron_support import split, step_request
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckpointError, CloseRequest, ConfigError, LoadStateRequest, SaveStateRequest
+from rlcore_megatron.checkpoint_check import read_metadata
 from rlcore_megatron.distributed_weights import stored_shapes
 
 
@@ -63,7 +64,7 @@ def test_one_process_resumes_a_layout(layout, root, results, tmp_path):
 def test_checkpoints_hold_adapters_alone(layout, root, results):
     """Whole ones by name, and their two moments; of nothing else."""
     results(4 if layout == "tp2xpp2" else 2)
-    stored = stored_shapes(root / f"{layout}-qwen3" / "resume" / "state")
+    stored = stored_shapes(read_metadata(root / f"{layout}-qwen3" / "resume" / "state"))
     adapters = {
         name.removeprefix("base_model.model."): tensor for name, tensor in load_file(root / "qwen3.safetensors").items()
     }

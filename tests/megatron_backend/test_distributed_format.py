@@ -11,6 +11,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing import load as load_as_megatron
 
 from rlcore.spi import CheckpointError, StorageError
+from rlcore_megatron.checkpoint_check import read_metadata
 from rlcore_megatron.distributed_format import read, write
 
 
@@ -31,7 +32,11 @@ def test_parts_are_read_as_other_parts(tmp_path: Path) -> None:
     files = write(tmp_path / "state", [*halves(whole), ShardedTensor.from_rank_offsets("b", other)])
     assert sorted(files) == sorted(path.name for path in (tmp_path / "state").iterdir())
     found, again = torch.zeros(6, 4), torch.zeros(2, 3).bfloat16()
-    read(tmp_path / "state", [ShardedTensor.from_rank_offsets("a", found), *halves(again, "b")])
+    read(
+        tmp_path / "state",
+        [ShardedTensor.from_rank_offsets("a", found), *halves(again, "b")],
+        read_metadata(tmp_path / "state"),
+    )
     assert torch.equal(found, whole)
     assert torch.equal(again, other)
 
@@ -40,7 +45,7 @@ def test_of_replicas_the_main_one_is_written(tmp_path: Path) -> None:
     tensors = [ShardedTensor.from_rank_offsets("a", torch.full((3,), float(number)), replica_id=number) for number in (1, 0)]
     write(tmp_path / "state", tensors)
     found = torch.ones(3)
-    read(tmp_path / "state", [ShardedTensor.from_rank_offsets("a", found)])
+    read(tmp_path / "state", [ShardedTensor.from_rank_offsets("a", found)], read_metadata(tmp_path / "state"))
     assert not found.any()
 
 
@@ -56,7 +61,7 @@ def test_content_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> No
     (file,) = (tmp_path / "state").glob("*.distcp")
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read(tmp_path / "state", halves(torch.zeros(6, 4)))
+        read(tmp_path / "state", halves(torch.zeros(6, 4)), read_metadata(tmp_path / "state"))
 
 
 @pytest.mark.parametrize("limit", [16, 4096])

@@ -8,13 +8,14 @@ from megatron_weights_cases import Opened, assert_equal, in_files, opened
 from rlcore.spi import CheckpointError, ModelError
 from rlcore.testing.models import make_model
 from rlcore_megatron import distributed_weights
+from rlcore_megatron.checkpoint_check import read_metadata
 from rlcore_megatron.layout import ParallelLayout
 
 
 def test_what_is_written_is_read_again(directory: Path, model: Opened, tmp_path: Path) -> None:
     model.load()
     distributed_weights.write(tmp_path / "kept", model.parts)
-    shapes = distributed_weights.stored_shapes(tmp_path / "kept")
+    shapes = distributed_weights.stored_shapes(read_metadata(tmp_path / "kept"))
     assert shapes["decoder.final_layernorm.weight"] == (16,)
     for part in model.parts:
         for parameter in part.parameters():

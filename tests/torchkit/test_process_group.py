@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from rlcore.spi import ContractError, RankInfo
@@ -94,6 +95,57 @@ def test_ranks_of_one_machine_connect_by_its_loopback(monkeypatch: pytest.Monkey
     process_group.leave()
     assert os.environ["GLOO_SOCKET_IFNAME"] in process_group.LOOPBACKS
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7", "the user's own choice"
+
+
+class CountingStore(dist.Store):
+    """A store in this process that counts what is read of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.read = dist.HashStore(), list[str]()
+
+    def set(self, key, value):
+        self.inner.set(key, value)
+
+    def get(self, key):
+        self.read.append(key)
+        return self.inner.get(key)
+
+    def wait(self, keys, *timeout):
+        self.inner.wait(keys, *timeout)
+
+
+@pytest.mark.parametrize(
+    ("lazy_from", "chosen", "expected"),
+    [(1, None, 2 * 6 + 2), (2, None, 6 * 6), (1, "0", 6 * 6)],
+    ids=["many", "few", "the user's"],
+)
+def test_each_rank_reads_as_little_of_the_store_however_many_there_are(
+    lazy_from: int, chosen: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_group, "LAZY_FROM", lazy_from)
+    monkeypatch.setenv(process_group.LAZY_GLOO, "")  # to be put back afterwards
+    monkeypatch.delenv(process_group.LAZY_GLOO)
+    if chosen is not None:
+        monkeypatch.setenv(process_group.LAZY_GLOO, chosen)
+    process_group.join(ONE, 60.0)
+    process_group.leave()
+    store, groups = CountingStore(), {}
+
+    def use(rank: int) -> list[float]:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 6, timedelta(seconds=60))
+        added, sent = torch.full((3,), float(rank)), torch.full((1,), float(rank))
+        groups[rank].allreduce([added]).wait()
+        if rank == 5:
+            groups[rank].send([sent], 2, 0).wait()
+        if rank == 2:
+            groups[rank].recv([sent], 5, 0).wait()
+        return [*added.tolist(), *sent.tolist()]
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(use, range(6)))
+    assert found == [[15.0] * 3 + [5.0 if rank == 2 else rank] for rank in range(6)]
+    assert len(store.read) == expected
 
 
 @pytest.mark.parametrize("rendezvous", ["tcp://127.0.0.1", "tcp://:29500"])

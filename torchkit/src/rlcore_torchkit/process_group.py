@@ -15,6 +15,11 @@ from rlcore.spi.errors import ContractError
 
 LOOPBACKS = ("lo", "lo0")
 """What Linux and macOS call the interface."""
+LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+"""torch's variable for groups of gloo whose ranks connect when they first exchange something."""
+LAZY_FROM = 256
+"""Ranks from which on they do. Among fewer all pairs connect at once: whoever waits for a rank that has died is told at once,
+and not after 100 s."""
 
 _num_users = 0
 _is_ours = False
@@ -55,6 +60,9 @@ def _initialize(rank_info: RankInfo, timeout_s: float) -> None:
         "world_size": rank_info.world_size,
         "timeout": timedelta(seconds=timeout_s),
     }
+    # Otherwise every rank reads every other's list of addresses, one for each pair, from rank 0's store, for each group.
+    if rank_info.world_size >= LAZY_FROM:
+        os.environ.setdefault(LAZY_GLOO, "1")
     if rank_info.world_size == 1:
         keep_on_loopback()
         store = dist.HashStore()  # type: ignore[attr-defined]  # no socket for a group of one

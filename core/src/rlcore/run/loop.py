@@ -21,7 +21,7 @@ from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.protocols import CollectedRollouts, LoopPosition, Minibatch, TrainerGroup
+from rlcore.run.protocols import CollectedRollouts, LogprobsColumn, LoopPosition, Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timeline import DRIVER
@@ -311,23 +311,26 @@ class Loop:
     def _with_logprobs(self, minibatches: Sequence[Minibatch], loss: spi.LossSpec) -> list[tuple[Minibatch, spi.LossSpec]]:
         """Each minibatch and the loss on it, with the trainer's log-probabilities that the algorithm needs."""
         needs, version = self.algorithm.needs, self.position.weight_version
-        batch, columns = minibatches[0].batch, list(loss.token_columns)
+        batch, columns, wanted = minibatches[0].batch, list(loss.token_columns), list[LogprobsColumn]()
         if needs.reference_logprobs and not needs.reference_logprobs_in_rollouts:
-            batch = self._with_reference(batch)
             columns.append(spi.REFERENCE_LOGPROBS)
+            if self.reference_store is None and self.reference.is_beside(self.trainer):
+                wanted.append(LogprobsColumn(name=spi.REFERENCE_LOGPROBS, model="reference"))
+            else:
+                batch = self._with_reference(batch)
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
         if needs.head == "tokens" and self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
-        updates = [(evolve(minibatches[0], batch=batch), first)]
         if needs.previous_logprobs and len(minibatches) > 1:
-            with self.clock.phase("logprobs"):
-                sequences = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[1:]]))
-                previous = self.trainer.logprobs(batch, sequences, "policy", version)
-            batch = batch.with_token_column(spi.PREVIOUS_LOGPROBS, previous)
+            wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=1))
             columns.append(spi.PREVIOUS_LOGPROBS)
             later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
-        return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[1:]]
+        found = [evolve(minibatch, batch=batch) for minibatch in minibatches]
+        if wanted:
+            with self.clock.phase("logprobs"):
+                found = self.trainer.with_logprobs(found, wanted, columns, version)
+        return [(minibatch, later if number else first) for number, minibatch in enumerate(found)]
 
     def _with_reference(self, batch: spi.TokenBatch) -> spi.TokenBatch:
         """The batch with the reference policy's log-probabilities of all tokens."""

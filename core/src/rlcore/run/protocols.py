@@ -3,7 +3,7 @@
 Each is one object, whatever number of processes stands behind it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,6 +27,8 @@ class Minibatch:
     """The global counts of these sequences."""
     schedule_step: int
     """The number of this update among those that the run plans, from 0."""
+    held: object | None = None
+    """What the trainer knows it by, where `TrainerGroup.with_logprobs` has sent its data to the ranks."""
 
     @classmethod
     def of(cls, batch: spi.TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
@@ -34,6 +36,17 @@ class Minibatch:
         lengths = num_loss_tokens[sequences]
         counts = spi.GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
         return cls(batch=batch, sequences=sequences, counts=counts, schedule_step=schedule_step)
+
+
+@frozen(kw_only=True)
+class LogprobsColumn:
+    """Log-probabilities that the loss of some of a step's updates reads."""
+
+    name: str
+    """The token column."""
+    model: Literal["policy", "reference"]
+    first: int = 0
+    """The number of the update from which on they are read."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -114,6 +127,13 @@ class TrainerGroup(Group, Protocol):
         self, batch: spi.TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
+
+    def with_logprobs(
+        self, minibatches: Sequence[Minibatch], columns: Sequence[LogprobsColumn], read: Collection[str], weight_version: int
+    ) -> list[Minibatch]:
+        """The minibatches of a step, which share a batch, with these columns for their updates: each is to be trained on at
+        most once, in this order. `read` are the token columns that the updates read. The new ones may stay with the ranks that
+        computed them, where the driver does not see them."""
 
     def values(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: the values after every token of some of the batch's sequences, and 0.0 in the others. Of a trainer with

@@ -4,17 +4,20 @@ Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME`, `ex
 `trainer-rrrrr.json` with each name's global shape and the part's offset and shape. Of a part that several ranks hold the first
 writes it, and the others write an empty one. Frozen parameters are not in it: with adapters, these alone are.
 
+In loading, rank 0 alone reads what describes the checkpoint. A rank opens the files that hold something of its parts, and of a
+part that several ranks hold the first reads it and sends it to the others.
+
 torch.distributed.checkpoint would do the same, but its index is a pickle, and reading a pickle runs what it says.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from attrs import asdict
+from attrs import asdict, frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -22,7 +25,8 @@ from torch import Tensor, nn
 from rlcore.spi import CheckpointError, RankInfo
 from rlcore_fsdp2.adapters import trained
 from rlcore_fsdp2.shard_slice import ShardSlice
-from rlcore_fsdp2.sharding import is_first_copy, local
+from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
+from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.hf_directory import model_storage_errors
 from rlcore_torchkit.trainer_hooks import check_same_shapes
 
@@ -56,21 +60,58 @@ def _written(tensor: Tensor) -> Tensor:
     return part.contiguous() if is_first_copy(tensor) else part.new_empty((0,) * tensor.ndim)
 
 
-def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Fill `model` and `optimizer` from the files of any layout; returns the weight version.
+@frozen(kw_only=True)
+class _Stored:
+    """What a checkpoint's files hold."""
 
-    Everything is checked before the first byte is copied. Raises CheckpointError.
+    weight_version: int
+    steps: Mapping[str, int]
+    """The optimizer's count for each parameter."""
+    blocks: Mapping[str, Mapping[str, ShardSlice]]
+    """By parameter, and by the stem of each file that has something of it: which block."""
+
+
+def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Fill `model` and `optimizer` from the files of any layout, together with all other ranks; returns the weight version.
+
+    Everything is checked before the first byte is copied. Raises CheckpointError on every rank.
     """
     parameters = trained(model)
+    stored = first_rank(lambda: _read_stored(directory, parameters))
+    needed = {stem for name, parameter in parameters.items() for stem in _sources(parameter, stored.blocks[name])}
+    with ExitStack() as stack:
+        files = together(lambda: _opened(directory, sorted(needed), stack))
+        _prepare_optimizer(optimizer, parameters, stored.steps)
+        keyed = _keyed(parameters, optimizer)
+        together(lambda: _fill_all(directory, keyed, files, stored))
+    send_copies(keyed.values())
+    return stored.weight_version
+
+
+def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
+    """What is stored, where all of it is there and fits the model."""
     indices = _read_indices(directory)
     _check_same_model(directory, parameters, indices)
-    steps = next(iter(indices.values()))["optimizer_steps"]
-    with _open_all(directory, list(indices)) as files:
-        _check_complete(directory, files, indices, steps)
-        _prepare_optimizer(optimizer, parameters, steps)
-        for key, tensor in _keyed(parameters, optimizer).items():
-            _fill(key, tensor, files, indices)
-    return int(next(iter(indices.values()))["weight_version"])
+    any_index = next(iter(indices.values()))
+    blocks: dict[str, dict[str, ShardSlice]] = {name: {} for name in parameters}
+    with ExitStack() as stack:
+        files = _opened(directory, list(indices), stack)
+        _check_complete(directory, files, indices, any_index["optimizer_steps"])
+    for stem, index in indices.items():
+        for name, part in index["parts"].items():
+            block = ShardSlice(**{field: tuple(values) for field, values in part.items()})
+            blocks[name] |= {} if block.is_empty else {stem: block}
+    return _Stored(weight_version=int(any_index["weight_version"]), steps=any_index["optimizer_steps"], blocks=blocks)
+
+
+def _sources(tensor: Tensor, blocks: Mapping[str, ShardSlice]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Where this rank is to read its part of a tensor, by the file's stem: slices into the part and into the file's block.
+    Nothing where another rank sends it."""
+    mine = ShardSlice.of(tensor)
+    if mine.is_empty or not is_first_copy(tensor):
+        return {}
+    overlaps = {stem: mine.overlap(block) for stem, block in blocks.items()}
+    return {stem: overlap for stem, overlap in overlaps.items() if overlap is not None}
 
 
 def _keyed(parameters: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -126,11 +167,16 @@ def _check_same_model(directory: Path, parameters: Tensors, indices: Mapping[str
         check_same_shapes(directory, {name: tuple(part["global_shape"]) for name, part in index["parts"].items()}, ours)
 
 
+def _opened(directory: Path, stems: Sequence[str], stack: ExitStack) -> dict[str, Any]:
+    """The files of these stems, which stay open as long as the stack."""
+    with _reading(directory):
+        return {stem: stack.enter_context(safe_open(directory / f"{stem}.safetensors", "pt")) for stem in stems}
+
+
 @contextmanager
-def _open_all(directory: Path, stems: list[str]) -> Iterator[dict[str, Any]]:
+def _reading(directory: Path) -> Iterator[None]:
     try:
-        with ExitStack() as stack:
-            yield {stem: stack.enter_context(safe_open(directory / f"{stem}.safetensors", "pt")) for stem in stems}
+        yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: a tensor file cannot be read ({error}); resume from another checkpoint") from error
 
@@ -149,13 +195,10 @@ def _check_complete(directory: Path, files: Mapping[str, Any], indices: Mapping[
 
 
 @torch.no_grad()
-def _fill(key: str, tensor: Tensor, files: Mapping[str, Any], indices: Mapping[str, Any]) -> None:
-    """Copy this rank's part of one tensor from the parts that hold it."""
-    name = key.split("/", 1)[1]
-    target, mine = local(tensor), ShardSlice.of(tensor)
-    for stem, file in files.items():
-        theirs = ShardSlice(**{field: tuple(values) for field, values in indices[stem]["parts"][name].items()})
-        overlap = mine.overlap(theirs)
-        if overlap is not None and not mine.is_empty:
-            into, source = overlap
-            target[into].copy_(file.get_slice(key)[source])
+def _fill_all(directory: Path, keyed: Tensors, files: Mapping[str, Any], stored: _Stored) -> None:
+    """Copy this rank's parts of all tensors from the files that hold something of them."""
+    for key, tensor in keyed.items():
+        target = local(tensor)
+        for stem, (into, source) in _sources(tensor, stored.blocks[key.split("/", 1)[1]]).items():
+            with _reading(directory):
+                target[into].copy_(files[stem].get_slice(key)[source])

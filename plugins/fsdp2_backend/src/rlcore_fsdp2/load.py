@@ -1,4 +1,7 @@
-"""The weights of a model that is divided over ranks: each rank reads its own parts of the files and nothing else of them."""
+"""The weights of a model that is divided over ranks: each rank reads its own parts of the files and nothing else of them.
+
+Of ranks that hold the same part one reads it, and sends it to the others.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +14,7 @@ from torch import Tensor
 from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_fsdp2.shard_slice import ShardSlice
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_torchkit.models import architecture_of, may_lack_value_head
@@ -23,8 +26,8 @@ _EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 
 @torch.no_grad()
 def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
-    """Give a causal language model, or one with a head of values, on device "meta", already divided and sharded, its values;
-    each rank for itself.
+    """Give a causal language model, or one with a head of values, on device "meta", already divided and sharded, its values,
+    together with all other ranks.
 
     Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
     the same on every rank, where tensors of the architecture are missing or have another shape.
@@ -40,8 +43,9 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
         }
         files.raise_problems([problem for each in tensors.values() for tensor in each for problem in _problems(tensor, files)])
         for name, parameter in parameters.items():
-            for tensor in tensors[name]:
+            for tensor in tensors[name] if is_first_copy(parameter) else ():
                 _fill(parameter, tensor, files)
+        send_copies(parameters.values())
         if is_tied:
             _check_tied(parameters, f"{modules.embedding}.weight", f"{modules.head}.weight", files)
 

@@ -1,9 +1,11 @@
 """FSDP2 applied to a Hugging Face causal language model: one group per decoder layer, and one for all the rest."""
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
@@ -68,3 +70,15 @@ def is_first_copy(tensor: Tensor) -> bool:
     mesh = tensor.device_mesh
     replicated = [dim for dim, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
     return all(mesh.get_local_rank(dim) == 0 for dim in replicated)
+
+
+def send_copies(tensors: Iterable[Tensor]) -> None:
+    """Give each rank its part of sharded tensors as the one has it that `is_first_copy` names. A collective."""
+    for tensor in tensors:
+        if not isinstance(tensor, DTensor):
+            continue
+        mesh, part = tensor.device_mesh, local(tensor).detach()
+        # What the first dimensions send to ranks that have nothing yet, the later ones replace.
+        for dim, placement in enumerate(tensor.placements):
+            if isinstance(placement, Replicate) and mesh.size(dim) > 1 and part.numel():
+                dist.broadcast(part, group=mesh.get_group(dim), group_src=0)

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from rlcore.spi import CheckpointError, RankInfo
 from rlcore_megatron import optimizer_state
-from rlcore_megatron.agreement import together
-from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
+from rlcore_megatron.checkpoint_check import check_shapes, read_metadata, require_seen
 from rlcore_megatron.distributed_format import read, write
 from rlcore_megatron.optimizer_shards import Shard, parts_of, shards_of
 from rlcore_megatron.optimizer_state import MASTER, MOMENTS
+from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.hf_directory import model_storage_errors
 
 FORMAT = 1
@@ -58,11 +58,12 @@ def save(
 def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -> int:
     """Fill weights and optimizer from the checkpoint of any layout, together with all other ranks; returns the weight version.
 
-    What can be checked is checked before the first byte is copied. CheckpointError on every rank.
+    What can be checked is checked before the first byte is copied, by rank 0, which alone reads what describes the checkpoint.
+    CheckpointError on every rank.
     """
     shards = shards_of(models, optimizer)
-    index = together(lambda: _read_index(directory))
-    metadata = together(lambda: read_metadata(directory / STATE))
+    index, metadata = first_rank(lambda: (_read_index(directory), read_metadata(directory / STATE)))
+    together(lambda: require_seen(directory / STATE))
     check_shapes(
         directory / STATE, metadata, _all_shapes(shards), [_prefix(moment) for moment in MOMENTS if index.optimizer_steps]
     )
@@ -70,7 +71,7 @@ def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -
         model.start_param_sync(force_sync=True)  # waits for what is under way
     optimizer_state.make_state(optimizer, index.optimizer_steps)
     held = _held(shards, index.optimizer_steps)
-    read(directory / STATE, _tensors(held))
+    read(directory / STATE, _tensors(held), metadata)
     with torch.no_grad():
         for filled in held:
             optimizer_state.write(*filled)

@@ -45,10 +45,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(state: Path) -> Metadata:
-    """The description of a checkpoint whose files are all there, in full length. CheckpointError otherwise.
-
-    Megatron reads the same file with the plain unpickler, so call this first.
-    """
+    """The description of a checkpoint whose files are all there, in full length. CheckpointError otherwise."""
     try:
         with (state / ".metadata").open("rb") as file:
             metadata = _Unpickler(file).load()
@@ -60,6 +57,12 @@ def read_metadata(state: Path) -> Metadata:
         )
     _check_files(state, metadata)
     return metadata
+
+
+def require_seen(state: Path) -> None:
+    """CheckpointError where this rank does not see a checkpoint's directory."""
+    if not state.is_dir():
+        raise CheckpointError(f"{state}: found no such directory; expected it on a file system that all ranks share")
 
 
 def _check_files(state: Path, metadata: Metadata) -> None:

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from rlcore.spi import CheckpointError, ConfigError, ModelSpec, Problem, StorageError
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron import distributed_weights
-from rlcore_megatron.agreement import first_rank, together
 from rlcore_megatron.cache_directory import ELSEWHERE, cache_directory, directory_problems
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.load import load_hf
 from rlcore_megatron.weight_mapping import Names
+from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.device_memory import gib
 from rlcore_torchkit.hf_directory import model_storage_errors
 from rlcore_torchkit.safetensors_files import model_file, weight_files

@@ -12,15 +12,24 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, save_config
 from megatron.core.dist_checkpointing.mapping import is_main_replica
+from megatron.core.dist_checkpointing.strategies import torch as strategies
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter, SavePlan, SavePlanner
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    DefaultSavePlanner,
+    FileSystemReader,
+    FileSystemWriter,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+)
 
 from rlcore.spi import CheckpointError
-from rlcore_megatron.agreement import together
 from rlcore_megatron.optimizer_shards import CONTENT
+from rlcore_torchkit.agreement import together
 from rlcore_torchkit.hf_directory import model_storage_errors
 
 COMMON_FILES = (".metadata", COMMON_STATE_FNAME, "metadata.json")
@@ -44,16 +53,41 @@ def write(directory: Path, tensors: Sequence[ShardedTensor]) -> tuple[str, ...]:
     return (*(COMMON_FILES if rank == 0 else ()), *mine)
 
 
-def read(directory: Path, tensors: Sequence[ShardedTensor]) -> None:
-    """Fill this rank's `tensors`, together with all other ranks. CheckpointError on every rank where one of them cannot.
+def read(directory: Path, tensors: Sequence[ShardedTensor], metadata: Metadata) -> None:
+    """Fill this rank's `tensors`, together with all other ranks, from a checkpoint of this description. CheckpointError on
+    every rank where one of them cannot.
 
     Not by Megatron's own function, which unpickles whatever else the checkpoint was written with.
     """
     try:
-        TorchDistLoadShardedStrategy().load(dict(enumerate(tensors)), directory)
+        with _described(metadata):
+            TorchDistLoadShardedStrategy().load(dict(enumerate(tensors)), directory)
     except (CheckpointException, CheckpointingException) as failure:
         found = _cause(failure) if isinstance(failure, CheckpointException) else failure
         raise CheckpointError(f"{directory}: a tensor cannot be read ({found}); take another checkpoint") from failure
+
+
+class _Reader(FileSystemReader):
+    """Reads the tensors of a checkpoint whose description is known: each rank that opens it for itself costs the storage one
+    more read of a file that grows with the ranks, and runs what the pickle says."""
+
+    def __init__(self, directory: Path, metadata: Metadata) -> None:
+        super().__init__(directory)
+        self._known = metadata
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self._known
+
+
+@contextmanager
+def _described(metadata: Metadata) -> Iterator[None]:
+    """Have Megatron read by this description; it makes its reader itself."""
+    made = strategies._get_filesystem_reader
+    strategies._get_filesystem_reader = lambda directory, **_: _Reader(directory, metadata)
+    try:
+        yield
+    finally:
+        strategies._get_filesystem_reader = made
 
 
 def _begin(directory: Path, rank: int) -> None:

@@ -9,14 +9,14 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rlcore.spi import Problem
 from rlcore_megatron import distributed_format
-from rlcore_megatron.agreement import together
-from rlcore_megatron.checkpoint_check import read_metadata
+from rlcore_megatron.checkpoint_check import read_metadata, require_seen
 from rlcore_megatron.optimizer_shards import CONTENT
 from rlcore_megatron.weight_source import EMBEDDING
+from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.safetensors_files import raise_model_problems
 
 MAX_NAMED = 5
@@ -41,7 +41,9 @@ def read(directory: Path, model_chunks: Sequence[Any]) -> None:
     What else the checkpoint holds (an optimizer, arguments) is not looked at. ModelError on every rank where it lacks
     something; CheckpointError where its files are incomplete or damaged.
     """
-    stored = together(lambda: stored_shapes(directory))
+    metadata = first_rank(lambda: read_metadata(directory))
+    together(lambda: require_seen(directory))
+    stored = stored_shapes(metadata)
     names = sorted((name for name in stored if name.endswith(EMBEDDING)), key=len)
     prefix = names[0].removesuffix(EMBEDDING) if names else ""
     content = {
@@ -50,12 +52,12 @@ def read(directory: Path, model_chunks: Sequence[Any]) -> None:
     }
     tensors = [_renamed(tensor, stored) for tensor in _tensors(model_chunks, prefix, content)]
     together(lambda: _check(str(directory), tensors, stored))
-    distributed_format.read(directory, tensors)
+    distributed_format.read(directory, tensors, metadata)
 
 
-def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in a checkpoint, by name; CheckpointError where one of its files is missing or cut."""
-    entries = read_metadata(directory).state_dict_metadata
+def stored_shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in a checkpoint, by name."""
+    entries = metadata.state_dict_metadata
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 

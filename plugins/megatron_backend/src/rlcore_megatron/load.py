@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.spi import Head, ModelError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.models import may_lack_value_head
+from rlcore_megatron.parallel import holders_of
 from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import Names
 from rlcore_megatron.weight_source import HfTensor, Source, Stack
@@ -18,8 +20,9 @@ from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 @torch.no_grad()
 def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout, head: Head = "tokens") -> None:
-    """Fill every parameter of `model_chunks`, in its own dtype, with its rank's share of the tensors at `spec`. A head of
-    values that a language model's files do not hold is zero.
+    """Fill every parameter of `model_chunks`, in its own dtype, with its rank's share of the tensors at `spec`, together with
+    all other ranks: of those that hold the same share one reads it. A head of values that a language model's files do not hold
+    is zero.
 
     ModelError, the same on every rank, where tensors of the architecture are missing or have another shape.
     """
@@ -32,8 +35,12 @@ def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Paral
             for name, parameter in model_chunk.named_parameters():
                 if sources[name].tensors[0].name in absent:
                     parameter.zero_()
-                else:
+                elif dist.get_rank(holders_of(parameter)) == 0:
                     _fill(parameter, sources[name], files, layout)
+    for parameter in [parameter for model_chunk in model_chunks for parameter in model_chunk.parameters()]:
+        holders = holders_of(parameter)
+        if dist.get_world_size(holders) > 1:
+            dist.broadcast(parameter.data, group=holders, group_src=0)
 
 
 def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> None:

@@ -111,6 +111,14 @@ class Groups:
         )
 
 
+def holders_of(parameter: Any) -> dist.ProcessGroup:
+    """The ranks that hold the same of the model as this rank does in a parameter; those that add its gradients up."""
+    state: Any = parallel_state
+    if getattr(parameter, "allreduce", True):
+        return state.get_data_parallel_group(with_context_parallel=True)
+    return state.get_expert_data_parallel_group()
+
+
 def is_last_stage() -> bool:
     """Whether this rank holds the head of the model."""
     return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.protocols import Minibatch
+from rlcore.run.protocols import LogprobsColumn, Minibatch
 from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
 from rlcore.spi import (
     ADVANTAGES,
@@ -131,6 +131,17 @@ def test_values_are_in_the_places_of_their_tokens_and_need_no_column() -> None:
     whole = trainer(1000, head="value").values(batch, np.arange(4), 0)
     assert np.abs(whole).min() > 0
     np.testing.assert_array_equal(found, np.where(np.repeat([True, False, True, True], [3, 5, 2, 6]), whole, 0.0))
+
+
+def test_columns_of_log_probabilities_are_of_the_updates_that_read_them() -> None:
+    batch, group = batch_of([3, 4, 5, 6]), trainer(8)
+    minibatches = [minibatch(batch, [0, 2]), minibatch(batch, [3])]  # nothing is learned from sequence 1
+    columns = [LogprobsColumn(name="a", model="policy"), LogprobsColumn(name="b", model="reference", first=1)]
+    found = group.with_logprobs(minibatches, columns, (ADVANTAGES,), 0)
+    assert [one.sequences.tolist() for one in found] == [[0, 2], [3]]
+    for one in found:
+        np.testing.assert_array_equal(one.batch.token_columns["a"], group.logprobs(batch, np.array([0, 2, 3]), "policy", 0))
+        np.testing.assert_array_equal(one.batch.token_columns["b"], group.logprobs(batch, np.array([3]), "reference", 0))
 
 
 @settings(max_examples=20)

@@ -32,6 +32,7 @@ def test_the_trainer_is_asked_at_its_version_and_a_pool_at_0() -> None:
     for reference in (None, pool):
         backends = Backends(trainer=trainer, generator=None, route=None, reference=reference)  # type: ignore[arg-type]
         assert Reference.of(backends).logprobs(batch, np.array([0]), 4).shape == (3,)
+        assert Reference.of(backends).is_beside(trainer) == (reference is None)  # type: ignore[arg-type]
     assert (trainer.asked, pool.asked) == ([("reference", 4)], [("reference", 0)])
 
 

@@ -1,7 +1,7 @@
 """Trainer and generator of a run in one process, as the loop sees them: whole batches in, whole results out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.protocols import Minibatch, ResponseFeed
+from rlcore.run.protocols import LogprobsColumn, Minibatch, ResponseFeed
 from rlcore.run.train_step.microbatches import group_offsets, plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
@@ -71,10 +71,8 @@ class MinibatchTrainer(ABC):
         """Whether the provider declares a capability."""
 
     @abstractmethod
-    def _train(
-        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
-    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """The step on these of the batch's sequences; with their log-probabilities [T] where the request asks for them."""
+    def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
+        """The step on the minibatch; with its log-probabilities [T] where the request asks for them."""
 
     @abstractmethod
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
@@ -98,23 +96,39 @@ class MinibatchTrainer(ABC):
             schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
             logprobs=logprobs,
         )
-        batch = _with_columns(minibatch.batch, {*loss.token_columns, spi.ROUTED_EXPERTS})
-        return self._train(request, batch, minibatch.sequences)
+        return self._train(request, minibatch)
 
     def logprobs(
         self, batch: spi.TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
-        request = spi.LogprobsRequest(
+        request = self._logprobs_request(model, weight_version)
+        return self._evaluate(request, without_columns(batch, model), sequences)
+
+    def with_logprobs(
+        self,
+        minibatches: Sequence[Minibatch],
+        columns: Sequence[LogprobsColumn],
+        read: Collection[str],  # noqa: ARG002 - a pool sends these
+        weight_version: int,
+    ) -> list[Minibatch]:
+        """See TrainerGroup: here they come to the driver. A pool has them stay where they are computed."""
+        batch = minibatches[0].batch
+        for column in columns:
+            sequences = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[column.first :]]))
+            found = self.logprobs(batch, sequences, column.model, weight_version)
+            batch = batch.with_token_column(column.name, found)
+        return [evolve(minibatch, batch=batch) for minibatch in minibatches]
+
+    def _logprobs_request(self, model: Literal["policy", "reference"], weight_version: int) -> spi.LogprobsRequest:
+        return spi.LogprobsRequest(
             microbatches=(), model=model, temperature=self.temperature, entropy=False, weight_version=weight_version
         )
-        bare = evolve(_with_columns(batch, {spi.ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
-        return self._evaluate(request, bare, sequences)
 
     def values(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: the values after every token of some of the batch's sequences, and 0.0 in the others."""
         request = spi.ValuesRequest(microbatches=(), weight_version=weight_version)
-        bare = evolve(_with_columns(batch, set()), sequence_columns={}, sampling_mask=None)
+        bare = evolve(with_columns(batch, set()), sequence_columns={}, sampling_mask=None)
         return self._evaluate(request, bare, sequences)
 
 
@@ -126,9 +140,8 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
     temperature: float
     whole_groups: bool = False
 
-    def _train(
-        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
-    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
+    def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
+        batch, sequences = read_by(request.loss, minibatch.batch), minibatch.sequences
         plan = self._plan(batch, sequences, self._groups(batch, sequences))
         result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))
         return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
@@ -164,6 +177,17 @@ def _cut(batch: spi.TokenBatch, plan: list[Int64Array]) -> tuple[spi.TokenBatch,
     return tuple(batch.select(sequences) for sequences in plan)
 
 
-def _with_columns(batch: spi.TokenBatch, kept: set[str]) -> spi.TokenBatch:
+def read_by(loss: spi.LossSpec, batch: spi.TokenBatch) -> spi.TokenBatch:
+    """The batch with what an update with this loss may read."""
+    return with_columns(batch, {*loss.token_columns, spi.ROUTED_EXPERTS})
+
+
+def without_columns(batch: spi.TokenBatch, model: Literal["policy", "reference"]) -> spi.TokenBatch:
+    """The batch with what log-probabilities of a model may read: of columns the experts alone that the policy's tokens went
+    to."""
+    return evolve(with_columns(batch, {spi.ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
+
+
+def with_columns(batch: spi.TokenBatch, kept: Collection[str]) -> spi.TokenBatch:
     """The batch with the per-token columns alone that may be read."""
     return evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})

@@ -43,6 +43,10 @@ class Reference:
         with closing(ReferenceAhead(compute, keeps=keeps)) as ahead:
             yield evolve(reference, ahead=ahead)
 
+    def is_beside(self, trainer: TrainerGroup) -> bool:
+        """Whether the trainer's ranks hold it, and are asked when an update needs it."""
+        return self.group is trainer and self.ahead is None
+
     def logprobs(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others. `weight_version` is
         the policy's."""

@@ -53,9 +53,17 @@ class RankPart:
             images=None if batch.images is None else batch.images[sequences],
         )
 
-    def microbatches(self) -> tuple[TokenBatch, ...]:
-        """Return the microbatches of one rank as views, without a copy."""
-        return tuple(self._microbatch(start, end) for start, end in pairwise(self.bounds.tolist()))
+    def microbatches(self, bounds: Int64Array | None = None) -> tuple[TokenBatch, ...]:
+        """Return the microbatches of one rank as views, without a copy: all of them, or those with other bounds."""
+        return tuple(
+            self._microbatch(start, end) for start, end in pairwise((self.bounds if bounds is None else bounds).tolist())
+        )
+
+    def with_token_column(self, name: str, found: Sequence[AnyArray], first: int) -> "RankPart":
+        """This part with one more column, given its values from microbatch number `first` on; 0 before."""
+        num_before = int(self.offsets[self.bounds[first]] - self.offsets[0])
+        column = np.concatenate([np.zeros(num_before, found[0].dtype), *found])
+        return evolve(self, token_columns={**self.token_columns, name: column})
 
     def _microbatch(self, start: int, end: int) -> TokenBatch:
         offsets = self.offsets[start : end + 1]
@@ -115,6 +123,42 @@ class Dispatch:
             num_ranks=num_ranks,
         )
 
+    @classmethod
+    def joined(cls, dispatches: "Sequence[Dispatch]") -> "Dispatch":
+        """All of them at once: each rank gets its microbatches of the first one, then those of the second one, …"""
+        pieces = [dispatch._piece(rank) for rank in range(dispatches[0].num_ranks) for dispatch in dispatches]
+        sequences, sizes, are_fillers = (np.concatenate(found) for found in zip(*pieces, strict=True))
+        return cls(
+            sequences=sequences,
+            bounds=offsets_of(sizes),
+            fillers=np.flatnonzero(are_fillers),
+            num_ranks=dispatches[0].num_ranks,
+        )
+
+    def _piece(self, rank: int) -> tuple[Int64Array, Int64Array, BoolArray]:
+        """A rank's sequences, how many each of its microbatches has, and which of them are fillers."""
+        bounds = self.bounds[rank * self.num_microbatches : (rank + 1) * self.num_microbatches + 1]
+        numbers = np.arange(bounds[0], bounds[-1])
+        return self.sequences[numbers], np.diff(bounds), np.isin(numbers, self.fillers)
+
+    @property
+    def num_microbatches(self) -> int:
+        """How many microbatches each rank has."""
+        return (len(self.bounds) - 1) // self.num_ranks
+
+    def passes(self, lengths: Int64Array, max_tokens: int, first: int) -> Int64Array:
+        """int64 [P+1]: which of a rank's microbatches, from number `first` on, may run as one where nothing is trained, given
+        the length of each of the batch's sequences. Pass p is the microbatches passes[p] to passes[p+1]; it has no more than
+        `max_tokens` on any rank, unless it is one microbatch."""
+        num_tokens = np.add.reduceat(lengths[self.sequences], self.bounds[:-1]).reshape(self.num_ranks, -1)
+        passes, together = [first], num_tokens[:, first]
+        for number in range(first + 1, self.num_microbatches):
+            together = together + num_tokens[:, number]
+            if together.max() > max_tokens:
+                passes.append(number)
+                together = num_tokens[:, number]
+        return np.array([*passes, self.num_microbatches])
+
     def parts(self, batch: TokenBatch) -> list[RankPart]:
         """What each data-parallel rank gets: views of one copy, since memory that is new costs more than the copying."""
         taken = batch.select(self.sequences)
@@ -122,7 +166,7 @@ class Dispatch:
             for name, column in {"loss_mask": taken.loss_mask, **taken.token_columns}.items():
                 if name != ROUTED_EXPERTS:
                     column[taken.offsets[filler] : taken.offsets[filler + 1]] = 0
-        size = (len(self.bounds) - 1) // self.num_ranks
+        size = self.num_microbatches
         return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]
 
     def join(self, batch: TokenBatch, parts: Sequence[Float32Array]) -> Float32Array:

@@ -1,7 +1,7 @@
 """Trainer, generator and the way between them, on the ranks of a pool."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,17 @@ from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.registry.discovery import Entry
-from rlcore.run.execution.groups import MinibatchTrainer, TokensRequest
+from rlcore.run.execution.groups import MinibatchTrainer, TokensRequest, read_by, with_columns
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.commands import RefittedRank, TrainedModel
 from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.engines import Engines
+from rlcore.run.execution.ray.held_step import HeldColumn, HeldMinibatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
-from rlcore.run.protocols import RefitCommand, ResponseFeed
+from rlcore.run.protocols import LogprobsColumn, Minibatch, RefitCommand, ResponseFeed
 from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.microbatches import WIDTH
-from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.arrays import Float32Array, Int64Array, offsets_of
 
 TOLERANCE = 1e-6
 """Relative and absolute tolerance: ranks may round a reduction differently."""
@@ -55,12 +56,39 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     """The model's hidden size, by which attention weighs more or less."""
     whole_groups: bool = False
 
-    def _train(
-        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
-    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
+    def with_logprobs(
+        self, minibatches: Sequence[Minibatch], columns: Sequence[LogprobsColumn], read: Collection[str], weight_version: int
+    ) -> list[Minibatch]:
+        """See TrainerGroup. Each rank gets what it needs for all updates at once, and keeps the log-probabilities that it
+        computes: a token passes through the driver once a step."""
+        batch = with_columns(minibatches[0].batch, {*read, spi.GENERATION_LOGPROBS, spi.ROUTED_EXPERTS})
+        dispatches = [self._dispatch(batch, one.sequences, self._groups(batch, one.sequences)) for one in minibatches]
+        updates, whole = offsets_of([dispatch.num_microbatches for dispatch in dispatches]), Dispatch.joined(dispatches)
+        held = [
+            HeldColumn(
+                name=column.name,
+                request=self._logprobs_request(column.model, weight_version),
+                passes=whole.passes(batch.lengths, self.max_tokens_per_microbatch, int(updates[column.first])),
+            )
+            for column in columns
+        ]
+        parts = self._parts(batch, whole)
+        self.calls.together("hold_step", [(self.model, held, updates, *parts[rank]) for rank in sorted(parts)])
+        return [
+            evolve(minibatch, held=HeldMinibatch(number=number, dispatch=dispatch))
+            for number, (minibatch, dispatch) in enumerate(zip(minibatches, dispatches, strict=True))
+        ]
+
+    def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """The step, each data-parallel rank with its part of the sequences."""
-        dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
-        parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
+        batch, sequences, held = read_by(request.loss, minibatch.batch), minibatch.sequences, minibatch.held
+        leaders = [ranks[0] for ranks in self.members]
+        parts: dict[int, tuple[Any, int]]
+        if isinstance(held, HeldMinibatch):
+            dispatch, parts = held.dispatch, {rank: (None, held.number) for ranks in self.members for rank in ranks}
+        else:
+            dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
+            parts = self._parts(batch, dispatch)
         given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         results: list[spi.TrainStepResult] = self.calls.together("train_step", given)
         for rank, result in enumerate(results):

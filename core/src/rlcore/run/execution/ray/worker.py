@@ -39,13 +39,14 @@ from rlcore.run.execution.ray.commands import (
 )
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.failures import PoolName, RemoteError, Reply, WorkerInfo
+from rlcore.run.execution.ray.held_step import HeldColumn, HeldStep
 from rlcore.run.execution.ray.orphan_processes import mark_children
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest, WorkerStream
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.protocols import RefitCommand
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import Float32Array, Int64Array
 
 
 class Worker:
@@ -65,6 +66,7 @@ class Worker:
         self._thread: int | None = None
         self._doing = ""
         self._stream: WorkerStream | None = None
+        self._held: HeldStep | None = None
 
     def call(self, name: str, *arguments: Any) -> Reply:
         """Carry out one of the methods below; what it raises is returned, so that it keeps its class."""
@@ -182,12 +184,29 @@ class Worker:
         self._generator = build_generator(generator, order.context, order.config, observers)
         self._tokenizer = pickle.loads(order.tokenizer)
 
+    def hold_step(
+        self,
+        model: TrainedModel,
+        columns: Sequence[HeldColumn],
+        updates: Int64Array,
+        parts: Sequence[RankPart],
+        number: int,
+    ) -> None:
+        """Keep this rank's share of a step, one of those that came to its node, for the updates, and compute the
+        log-probabilities that they read; what is left of a step before is forgotten."""
+        self._held = None
+        held = HeldStep(parts[number], updates)
+        for column in columns:
+            held.compute(self._trainer_handle(model), column)
+        self._held = held
+
     def train_step(
-        self, model: TrainedModel, request: spi.TrainStepRequest, parts: Sequence[RankPart], number: int, returns: bool
+        self, model: TrainedModel, request: spi.TrainStepRequest, parts: Sequence[RankPart] | None, number: int, returns: bool
     ) -> spi.TrainStepResult:
-        """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
-        no log-probabilities."""
-        result = self._trainer_handle(model).train_step(evolve(request, microbatches=parts[number].microbatches()))
+        """This rank's share of an optimizer step: one of those that came to its node or, where `parts` is None, what it holds
+        for the update of this number. Ranks that only help another one return no log-probabilities."""
+        microbatches = self._take_held(number, request.loss) if parts is None else parts[number].microbatches()
+        result = self._trainer_handle(model).train_step(evolve(request, microbatches=microbatches))
         return result if returns else evolve(result, logprobs=None)
 
     def token_figures(
@@ -284,6 +303,14 @@ class Worker:
             for handle in (self._trainer, self._critic, self._generator):
                 if handle is not None:
                     stack.enter_context(closed_after(handle))
+
+    def _take_held(self, number: int, loss: spi.LossSpec) -> tuple[spi.TokenBatch, ...]:
+        held = self._held
+        if held is None:
+            raise spi.ContractError("a worker is to train on what it does not hold; this is a defect of the driver")
+        if held.is_last(number):
+            self._held = None
+        return held.take(number, loss)
 
     def _release_port(self) -> None:
         if self._reserved is not None:

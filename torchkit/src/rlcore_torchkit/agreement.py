@@ -11,7 +11,10 @@ Result = TypeVar("Result")
 
 
 def together(action: Callable[[], Result]) -> Result:
-    """The result of `action` on this rank; where it raises an RlcoreError on any, that of the first such rank on every one."""
+    """The result of `action` on this rank; where it raises an RlcoreError on any, that of the first such rank on every one. A
+    process without a group is the only rank."""
+    if not dist.is_initialized():
+        return action()
     error, result = None, None
     try:
         result = action()
@@ -28,6 +31,8 @@ def together(action: Callable[[], Result]) -> Result:
 
 def first_rank(action: Callable[[], Result]) -> Result:
     """The result of `action` on rank 0, which alone runs it, or its RlcoreError, on every rank."""
+    if not dist.is_initialized():
+        return action()
     results = [together(lambda: action() if dist.get_rank() == 0 else None)]
     dist.broadcast_object_list(results, src=0)
     return results[0]  # type: ignore[return-value]

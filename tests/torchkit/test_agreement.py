@@ -8,12 +8,12 @@ import torch.distributed as dist
 from attrs import frozen
 
 from rlcore.spi import ConfigError, ContractError, Problem, StorageError
-from rlcore_megatron.agreement import first_rank, together
+from rlcore_torchkit.agreement import first_rank, together
 
 PROBLEMS = (Problem(path="a", found="b", expected="c"), Problem(path="d", found="e", expected="f"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -24,11 +24,20 @@ def fail(error: BaseException) -> Any:
     raise error
 
 
+@pytest.mark.parametrize("run", [together, first_rank])
+def test_a_process_without_a_group_is_the_only_rank(run: Any) -> None:
+    assert run(lambda: 4) == 4
+    with pytest.raises(StorageError, match="no space"):
+        run(lambda: fail(StorageError("no space")))
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_what_succeeds_everywhere_gives_each_rank_its_own_result() -> None:
     assert together(lambda: 3) == 3
     assert first_rank(lambda: {"a": 1}) == {"a": 1}
 
 
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("run", [together, first_rank])
 def test_errors_of_the_interface_keep_class_and_content(run: Any) -> None:
     with pytest.raises(StorageError, match="no space"):
@@ -38,6 +47,7 @@ def test_errors_of_the_interface_keep_class_and_content(run: Any) -> None:
     assert raised.value.problems == PROBLEMS
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_any_other_error_is_this_ranks_own() -> None:
     with pytest.raises(ZeroDivisionError):
         together(lambda: 1 // 0)
@@ -54,6 +64,7 @@ class Played:
         found[:] = [self.before, own, self.after]
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_the_first_ranks_error_is_everyones(monkeypatch: pytest.MonkeyPatch) -> None:
     refused, full = (ContractError, "refused"), (StorageError, "full")
     for played, own, expected in (
