@@ -4,7 +4,7 @@
 
 Each rank is a thread with a context of gloo's own, and all of them are in one process. They meet in a store that counts its
 calls and bytes, as the ranks of a run meet in torch's TCPStore on rank 0. Then each takes part in an all-reduce. Eager groups
-exchange addresses for every pair and connect every pair; lazy ones, which rlcore makes of 256 ranks and more (TORCH_GLOO_LAZY_INIT),
+exchange addresses for every pair and connect every pair; lazy ones (TORCH_GLOO_LAZY_INIT), ours from 256 ranks on,
 connect a pair when it is used. Each row runs in a process of its own. Bytes are of values alone.
 """
 
