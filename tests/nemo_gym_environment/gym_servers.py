@@ -56,6 +56,8 @@ class Gym:
         """What the agent server replies in place of running: a status and a text."""
         self.verdict: dict[str, Any] = {}
         """What the resources server says besides, or in place of, its own verdict."""
+        self.instances: Any = None
+        """What the head server replies in place of its list."""
         self.hands_on_metadata = True
         self.judges_with_policy = False
         self.num_running = 0
@@ -76,6 +78,8 @@ class Gym:
         return application
 
     async def _instances(self, request: web.Request) -> web.Response:
+        if self.instances is not None:
+            return web.Response(text=self.instances)
         agent = {"process_name": AGENT, "server_type": "responses_api_agents", "name": "simple_agent", "url": self.url}
         other = {"process_name": "policy_model", "server_type": "responses_api_models", "name": "openai_model", "url": self.url}
         return web.json_response([other, agent])
@@ -87,7 +91,9 @@ class Gym:
             task = await request.json()
             self.tasks.append(task)
             if self.reply is not None:
-                return web.Response(status=self.reply[0], text=self.reply[1])
+                status, content, *headers = self.reply
+                content = content.encode() if isinstance(content, str) else content
+                return web.Response(status=status, body=content, headers=dict(headers))
             async with aiohttp.ClientSession(self.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
                 return web.json_response(await self._episode(http, task))
         finally:

@@ -1,6 +1,7 @@
 """Episodes on servers that speak as NeMo Gym's do, and on its own where they are installed; the policy is a real session."""
 
 import asyncio
+import gzip
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from rlcore.run.train import train
 from rlcore.sessions.record import Segment
 from rlcore.sessions.server import serving as serving_sessions
 from rlcore.sessions.session import Sessions
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, PluginError, RewardError, Row, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_nemo_gym.config import NemoGymConfig
@@ -155,10 +156,19 @@ def test_the_agent_may_be_named_by_the_recipe_or_be_an_address(gym: Gym) -> None
     task = {name: value for name, value in row().items() if name != "agent_ref"}
     for options in ({"agent": "double_simple_agent"}, {"agent_url": f"{gym.url}/", "head_url": "http://127.0.0.1:1"}):
         assert Played(backend_of(gym, **options), Script(f"8{END}"), task).result.reward == 1.0
-    with pytest.raises(DataError, match=r"agent_ref None.*environment.nemo_gym.agent"):
-        Played(backend_of(gym), Script(), task)
-    with pytest.raises(PluginError, match="'other'.*'double_simple_agent'"):
-        Played(backend_of(gym, agent="other"), Script(), task)
+
+
+def test_an_agent_server_that_is_not_there_fails_the_episode_alone(gym: Gym) -> None:
+    with pytest.raises(RewardError, match=r"agent_ref None.*environment.nemo_gym.agent"):
+        Played(backend_of(gym), Script(), {name: value for name, value in row().items() if name != "agent_ref"})
+    with pytest.raises(RewardError, match="'other'.*'double_simple_agent'"):
+        Played(backend_of(gym, agent="other"), Script(), row())
+    gym.instances = "[]"
+    with pytest.raises(RewardError, match="'double_simple_agent'; it has none"):
+        Played(backend_of(gym), Script(), row())
+    gym.instances = "[" * 100_000
+    with pytest.raises(RewardError, match="nested too deeply"):
+        Played(backend_of(gym), Script(), row())
 
 
 def test_episodes_at_once_are_told_apart(gym: Gym) -> None:
@@ -182,11 +192,17 @@ def test_episodes_at_once_are_told_apart(gym: Gym) -> None:
     ("reply", "said"),
     [
         ((500, "it broke"), "status 500: it broke"),
-        ((200, "<html>"), "no JSON: <html>"),
+        ((200, "<html>"), "no JSON that can be read: <html>"),
         ((200, "[1]"), r"\[1\].*`reward`"),
+        ((200, "[" * 100_000), r"no JSON that can be read: \[\["),
+        ((307, "", ("Location", "/verify")), "status 307"),
+        ((200, gzip.compress(bytes(2**21)), ("Content-Encoding", "gzip")), "more than 1048576 bytes"),
     ],
 )
-def test_a_server_that_fails_fails_the_episode(gym: Gym, reply: tuple[int, str], said: str) -> None:
+def test_a_server_that_fails_fails_the_episode(
+    gym: Gym, reply: tuple[Any, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore_nemo_gym.agent_servers.MAX_REPLY_BYTES", 2**20)
     gym.reply = reply
     with pytest.raises(RewardError, match=said) as caught:
         Played(backend_of(gym), Script(), row())

@@ -11,7 +11,7 @@ from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError
 from rlcore_nemo_gym.agent_servers import find_agent, run_episode
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.policy_server import KEY, PolicyEpisode, PolicyServer
-from rlcore_nemo_gym.rows import PARAMS, params_of, read_rows
+from rlcore_nemo_gym.rows import PARAMS, agent_of, params_of, read_rows
 from rlcore_nemo_gym.server_thread import SECTION
 
 FAILURE = "_ng_failure_class"
@@ -34,7 +34,7 @@ class NemoGymBackend:
 
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:  # noqa: ARG002
         """Run an episode. DataError for a row that is none of NeMo Gym's, RewardError where a server is not there or fails, or
-        the policy was not asked."""
+        the policy was not asked: what other rows may not meet."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s)
         with self._policy.episode(session) as episode:
             task = self._task(row, episode)
@@ -53,10 +53,11 @@ class NemoGymBackend:
         self._policy.close()
 
     def _agent(self, row: Row) -> str:
-        reference = row.get("agent_ref")
-        name = self._config.agent or (reference.get("name") if isinstance(reference, Mapping) else None)
-        if not isinstance(name, str):
-            raise DataError(f"found the agent_ref {brief(reference)}; expected one with a name, or {SECTION}.agent")
+        name = self._config.agent or agent_of(row)
+        if name is None:
+            raise RewardError(
+                f"found the agent_ref {brief(row.get('agent_ref'))}; expected one with a name, or {SECTION}.agent"
+            )
         return name
 
     def _task(self, row: Row, episode: PolicyEpisode) -> Mapping[str, Any]:
