@@ -15,7 +15,7 @@ from rlcore.sessions.served_model import Answered, Choice
 from rlcore.spi import FinishReason, ToolCall
 
 FIRST_CALL = "call_first"
-"""What the `call_id` begins with of a call that begins its answer: clients send answers back item by item, and a message that is
+"""Begins the `call_id` of a call that begins its answer: clients send answers back item by item, and a message that is
 of no answer may stand before it."""
 
 
