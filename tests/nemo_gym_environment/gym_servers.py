@@ -48,6 +48,8 @@ class Gym:
     def __init__(self, policy_url: str) -> None:
         self.url = ""
         self.policy_url = policy_url
+        self.policy_path = "/responses"
+        """Where the model server asks the policy."""
         self.tasks: list[dict[str, Any]] = []
         """What the agent server was given."""
         self.asked: list[dict[str, Any]] = []
@@ -56,6 +58,8 @@ class Gym:
         """What the agent server replies in place of running: a status and a text."""
         self.verdict: dict[str, Any] = {}
         """What the resources server says besides, or in place of, its own verdict."""
+        self.policy_input: list[Any] = []
+        """What the agent puts in front of a row's input."""
         self.instances: Any = None
         """What the head server replies in place of its list."""
         self.hands_on_metadata = True
@@ -101,7 +105,7 @@ class Gym:
 
     async def _episode(self, http: aiohttp.ClientSession, task: dict[str, Any]) -> dict[str, Any]:
         await _posted(http, "/seed_session", task)
-        params, outputs = task["responses_create_params"], []
+        params, outputs = task["responses_create_params"], list(self.policy_input)
         while True:
             response = await _posted(http, "/v1/responses", params | {"input": params["input"] + outputs})
             outputs += response["output"]
@@ -111,7 +115,8 @@ class Gym:
             for call in calls:
                 result = json.dumps(await _posted(http, f"/{call['name']}", json.loads(call["arguments"])))
                 outputs.append({"type": "function_call_output", "call_id": call["call_id"], "output": result})
-        reply: dict[str, Any] = await _posted(http, "/verify", task | {"response": response | {"output": outputs}})
+        said = outputs[len(self.policy_input) :]
+        reply: dict[str, Any] = await _posted(http, "/verify", task | {"response": response | {"output": said}})
         return reply
 
     async def _respond(self, request: web.Request) -> web.Response:
@@ -121,7 +126,7 @@ class Gym:
             del body["metadata"]
         self.asked.append(body)
         async with aiohttp.ClientSession() as http:
-            return web.json_response(await _posted(http, f"{self.policy_url}/responses", body | {"model": "any"}))
+            return web.json_response(await _posted(http, f"{self.policy_url}{self.policy_path}", body | {"model": "any"}))
 
     async def _seed(self, request: web.Request) -> web.Response:
         response, key = web.json_response({}), str(len(self._called))

@@ -216,9 +216,34 @@ def test_what_the_policy_refused_is_said(gym: Gym) -> None:
         Played(backend_of(gym), Script(), task)
 
 
-def test_a_first_prompt_without_room_is_an_error(gym: Gym) -> None:
-    with pytest.raises(RewardError, match=r"rollout.max_prompt_tokens"):
+def test_a_first_prompt_without_room_is_judged_without_an_answer(gym: Gym) -> None:
+    played = Played(backend_of(gym), Script(), row(), max_sequence_length=10)
+    assert (played.result.reward, played.result.metrics) == (0.0, {"answers": 0.0, "too_long": 1.0})
+    assert played.said() == []
+    gym.verdict = {"reward": None}
+    with pytest.raises(RewardError, match="reward None"):
         Played(backend_of(gym), Script(), row(), max_sequence_length=10)
+
+
+def test_an_agent_may_make_the_input_and_rows_may_have_a_developer(gym: Gym) -> None:
+    task = row()
+    gym.policy_input = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "twice 4?"}]
+    task["responses_create_params"]["input"] = []
+    script = Script(f"8{END}")
+    assert Played(backend_of(gym), script, task).result.reward == 1.0
+    assert ChatMl().show(script.requests[0].prompt.tolist()).count("<|im_start|>system\nBe kind.") == 1
+    as_it_is = Script(f"8{END}")
+    Played(backend_of(gym, developer_as_system=False), as_it_is, task)
+    assert "<|im_start|>developer\nBe kind." in ChatMl().show(as_it_is.requests[0].prompt.tolist())
+
+
+def test_requests_for_other_routes_are_said(gym: Gym) -> None:
+    gym.policy_path = "/chat/completions"
+    with pytest.raises(RewardError, match=r"status 500.*POST /v1/chat/completions; expected POST /v1/responses"):
+        Played(backend_of(gym), Script(), row())
+    gym.hands_on_metadata = False
+    with pytest.raises(RewardError, match=rf"{gym.policy_url}.*POST /v1/chat/completions; expected POST /v1/responses"):
+        Played(backend_of(gym), Script(), row())
 
 
 def test_an_agent_that_does_not_ask_the_policy_is_an_error(gym: Gym) -> None:

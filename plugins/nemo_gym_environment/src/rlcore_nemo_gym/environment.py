@@ -23,7 +23,7 @@ class NemoGymBackend:
 
     def __init__(self, context: EnvironmentContext, config: NemoGymConfig) -> None:  # noqa: ARG002 - agents draw their own seeds
         self._config = config
-        self._policy = PolicyServer(config.policy_host, config.policy_port)
+        self._policy = PolicyServer(config.policy_host, config.policy_port, developer_as_system=config.developer_as_system)
 
     def rows(self, split: str) -> Sequence[Row] | None:
         """The rows of the files; None where they come from the recipe's data."""
@@ -44,7 +44,7 @@ class NemoGymBackend:
                     reply = await run_episode(http, url, task)
                 except RewardError as error:
                     raise RewardError(f"{error}{self._reason(episode)}") from error
-        if not episode.num_answers:
+        if not episode.num_answers and not episode.is_too_long:
             raise RewardError(f"the agent server {url} rewards an episode without an answer{self._reason(episode)}")
         return episode_result(reply, url, episode, self._config)
 
@@ -78,9 +78,11 @@ class NemoGymBackend:
             return f". The policy had refused a request: {episode.refusal}"
         if episode.is_too_long and not episode.num_answers:
             return f": the row's {PARAMS} have more tokens than rollout.max_prompt_tokens leaves room for"
-        if self._policy.num_strangers:
+        if episode.num_strangers:
             remedy = f"Use an agent that hands on {PARAMS}.metadata, and give judges a model server of their own"
             return f". Requests came to {address} without metadata.{KEY}. {remedy}"
+        if episode.stray is not None:
+            return f". The policy at {address} had refused a request: {episode.stray}"
         if not episode.num_answers:
             return f". Nothing came to {address}: expected it as openai_base_url of the agent's model server"
         return ""
