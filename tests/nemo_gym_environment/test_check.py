@@ -55,7 +55,6 @@ def test_what_is_no_address_is_a_problem(url: str) -> None:
 
 def test_all_problems_are_said_together(gym: Gym, tmp_path: Path) -> None:
     with listening("127.0.0.1", 0) as taken:
-        taken.listen()
         port, missing = taken.getsockname()[1], str(tmp_path / "nowhere.jsonl")
         problems = found(train_files=(missing,), policy_port=port, agent="a", agent_url=gym.url)
     assert problems.keys() == {"train_files", "policy_port", "agent_url"}

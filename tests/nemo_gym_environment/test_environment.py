@@ -331,8 +331,11 @@ def test_rows_come_from_files_or_the_recipe(gym: Gym, tmp_path: Path) -> None:
     backend = backend_of(gym, train_files=(str(file),))
     assert list(backend.rows("train") or ()) == [row()]
     assert backend.rows("evaluation") is None
+    backend.close()
+    backend = backend_of(gym, evaluation_files=(str(tmp_path / "nowhere"),))
     with pytest.raises(DataError, match="environment.nemo_gym.evaluation_files.*nowhere"):
-        backend_of(gym, evaluation_files=(str(tmp_path / "nowhere"),)).rows("evaluation")
+        backend.rows("evaluation")
+    backend.close()
 
 
 def test_a_run_trains_on_episodes_of_the_servers(gym: Gym, tmp_path: Path) -> None:

@@ -1,18 +1,20 @@
 """Requests reach the session of the episode that their metadata names."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from rlcore.sessions.server import serving
 from rlcore.sessions.session import Sessions
 from rlcore.spi import ConfigError, SessionEndpoint
 from rlcore_nemo_gym.policy_server import KEY, PolicyServer
-from rlcore_nemo_gym.server_thread import listening
+from rlcore_nemo_gym.server_thread import ServerThread, listening
 
 from ..core.sessions.chat_model import END, Script, served  # type: ignore[import-not-found]
 from .gym_servers import free_port
@@ -122,10 +124,22 @@ def test_a_server_that_was_closed_listens_again_for_another_episode(policy: Poli
 
 
 def test_an_address_that_is_taken_is_said(policy: Policy) -> None:
-    with listening("127.0.0.1", policy.port) as taken:
-        taken.listen()
-        with pytest.raises(ConfigError) as caught, policy.server.episode(policy.endpoint):
-            pass
-    (problem,) = caught.value.problems
-    assert problem.path == "environment.nemo_gym.policy_port"
-    assert str(policy.port) in problem.found
+    with pytest.raises(ConfigError) as at_the_start:
+        PolicyServer("127.0.0.1", policy.port)  # the first one's episodes have not begun
+    policy.server.close()
+    with (
+        listening("127.0.0.1", policy.port),
+        pytest.raises(ConfigError) as at_an_episode,
+        policy.server.episode(policy.endpoint),
+    ):
+        pass
+    for caught in (at_the_start, at_an_episode):
+        (problem,) = caught.value.problems
+        assert problem.path == "environment.nemo_gym.policy_port"
+        assert str(policy.port) in problem.found
+
+
+def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
+    policy.server.close()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as no_listener, pytest.raises(ValueError, match="Stream Socket"):
+        ServerThread(web.Application(), no_listener).start()

@@ -5,6 +5,7 @@ An agent server of NeMo Gym has one model server, whose address is fixed when it
 
 import json
 import secrets
+import socket
 import threading
 import time
 import uuid
@@ -46,22 +47,28 @@ class PolicyEpisode:
 
 
 class PolicyServer:
-    """Hands requests on to the sessions of their episodes. It runs in a thread of its own from the first episode on."""
+    """Hands requests on to the sessions of their episodes. It has its address from the start, so that another run finds it
+    taken before its model is loaded, and a thread of its own from the first episode on."""
 
     def __init__(self, host: str, port: int, *, developer_as_system: bool = True) -> None:
+        """ConfigError where nothing can listen at the address."""
         self._host, self._port = host, port
         self._developer_as_system = developer_as_system
         self._episodes: dict[str, PolicyEpisode] = {}
         self._starting = threading.Lock()
         self._thread: ServerThread | None = None
+        self._socket: socket.socket | None = listening(host, port)
 
     @contextmanager
     def episode(self, session: SessionEndpoint) -> Iterator[PolicyEpisode]:
-        """An episode whose requests are answered until the block ends. ConfigError where nothing can listen at the address."""
+        """An episode whose requests are answered until the block ends. After `close`, ConfigError where nothing can listen at
+        the address again."""
         with self._starting:
             if self._thread is None:
-                self._thread = ServerThread(self._application(), listening(self._host, self._port))
-                self._thread.start()
+                listens, self._socket = self._socket or listening(self._host, self._port), None
+                thread = ServerThread(self._application(), listens)
+                thread.start()
+                self._thread = thread
         key = secrets.token_hex(16)
         self._episodes[key] = PolicyEpisode(session=session, metadata={KEY: key})
         try:
@@ -75,6 +82,9 @@ class PolicyServer:
             if self._thread is not None:
                 self._thread.close()
                 self._thread = None
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_BODY_BYTES)
