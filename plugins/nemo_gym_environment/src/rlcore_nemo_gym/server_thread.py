@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from concurrent.futures import Future
 
 from aiohttp import web
 
@@ -43,24 +44,22 @@ class ServerThread(threading.Thread):
         self._application, self._socket = application, listens
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
-        self._serves = threading.Event()
-        self._error: BaseException | None = None
+        self._serving: Future[None] = Future()
 
     def start(self) -> None:
         """Start, and return once it serves. Raises why it does not."""
         super().start()
-        self._serves.wait()
-        if self._error is not None:
-            raise self._error
+        self._serving.result()
 
     def run(self) -> None:
         """Serve until `close` is called."""
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:
-            self._error = error
+            if self._serving.done():  # nobody waits for it any more
+                raise
+            self._serving.set_exception(error)
         finally:
-            self._serves.set()
             self._loop.close()
             self._socket.close()
 
@@ -75,7 +74,7 @@ class ServerThread(threading.Thread):
         await runner.setup()
         try:
             await web.SockSite(runner, self._socket).start()
-            self._serves.set()
+            self._serving.set_result(None)
             await self._ended.wait()
         finally:
             await runner.cleanup()
