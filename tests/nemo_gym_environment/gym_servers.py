@@ -48,6 +48,8 @@ class Gym:
     def __init__(self, policy_url: str) -> None:
         self.url = ""
         self.policy_url = policy_url
+        self.policy_path = "/responses"
+        """Where the model server asks the policy."""
         self.tasks: list[dict[str, Any]] = []
         """What the agent server was given."""
         self.asked: list[dict[str, Any]] = []
@@ -56,6 +58,10 @@ class Gym:
         """What the agent server replies in place of running: a status and a text."""
         self.verdict: dict[str, Any] = {}
         """What the resources server says besides, or in place of, its own verdict."""
+        self.policy_input: list[Any] = []
+        """What the agent puts in front of a row's input."""
+        self.instances: Any = None
+        """What the head server replies in place of its list."""
         self.hands_on_metadata = True
         self.judges_with_policy = False
         self.num_running = 0
@@ -76,6 +82,8 @@ class Gym:
         return application
 
     async def _instances(self, request: web.Request) -> web.Response:
+        if self.instances is not None:
+            return web.Response(text=self.instances)
         agent = {"process_name": AGENT, "server_type": "responses_api_agents", "name": "simple_agent", "url": self.url}
         other = {"process_name": "policy_model", "server_type": "responses_api_models", "name": "openai_model", "url": self.url}
         return web.json_response([other, agent])
@@ -87,7 +95,9 @@ class Gym:
             task = await request.json()
             self.tasks.append(task)
             if self.reply is not None:
-                return web.Response(status=self.reply[0], text=self.reply[1])
+                status, content, *headers = self.reply
+                content = content.encode() if isinstance(content, str) else content
+                return web.Response(status=status, body=content, headers=dict(headers))
             async with aiohttp.ClientSession(self.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
                 return web.json_response(await self._episode(http, task))
         finally:
@@ -95,7 +105,7 @@ class Gym:
 
     async def _episode(self, http: aiohttp.ClientSession, task: dict[str, Any]) -> dict[str, Any]:
         await _posted(http, "/seed_session", task)
-        params, outputs = task["responses_create_params"], []
+        params, outputs = task["responses_create_params"], list(self.policy_input)
         while True:
             response = await _posted(http, "/v1/responses", params | {"input": params["input"] + outputs})
             outputs += response["output"]
@@ -105,7 +115,8 @@ class Gym:
             for call in calls:
                 result = json.dumps(await _posted(http, f"/{call['name']}", json.loads(call["arguments"])))
                 outputs.append({"type": "function_call_output", "call_id": call["call_id"], "output": result})
-        reply: dict[str, Any] = await _posted(http, "/verify", task | {"response": response | {"output": outputs}})
+        said = outputs[len(self.policy_input) :]
+        reply: dict[str, Any] = await _posted(http, "/verify", task | {"response": response | {"output": said}})
         return reply
 
     async def _respond(self, request: web.Request) -> web.Response:
@@ -115,7 +126,7 @@ class Gym:
             del body["metadata"]
         self.asked.append(body)
         async with aiohttp.ClientSession() as http:
-            return web.json_response(await _posted(http, f"{self.policy_url}/responses", body | {"model": "any"}))
+            return web.json_response(await _posted(http, f"{self.policy_url}{self.policy_path}", body | {"model": "any"}))
 
     async def _seed(self, request: web.Request) -> web.Response:
         response, key = web.json_response({}), str(len(self._called))

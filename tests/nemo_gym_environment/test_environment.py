@@ -1,6 +1,7 @@
 """Episodes on servers that speak as NeMo Gym's do, and on its own where they are installed; the policy is a real session."""
 
 import asyncio
+import gzip
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from rlcore.run.train import train
 from rlcore.sessions.record import Segment
 from rlcore.sessions.server import serving as serving_sessions
 from rlcore.sessions.session import Sessions
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, PluginError, RewardError, Row, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_nemo_gym.config import NemoGymConfig
@@ -155,10 +156,19 @@ def test_the_agent_may_be_named_by_the_recipe_or_be_an_address(gym: Gym) -> None
     task = {name: value for name, value in row().items() if name != "agent_ref"}
     for options in ({"agent": "double_simple_agent"}, {"agent_url": f"{gym.url}/", "head_url": "http://127.0.0.1:1"}):
         assert Played(backend_of(gym, **options), Script(f"8{END}"), task).result.reward == 1.0
-    with pytest.raises(DataError, match=r"agent_ref None.*environment.nemo_gym.agent"):
-        Played(backend_of(gym), Script(), task)
-    with pytest.raises(PluginError, match="'other'.*'double_simple_agent'"):
-        Played(backend_of(gym, agent="other"), Script(), task)
+
+
+def test_an_agent_server_that_is_not_there_fails_the_episode_alone(gym: Gym) -> None:
+    with pytest.raises(RewardError, match=r"agent_ref None.*environment.nemo_gym.agent"):
+        Played(backend_of(gym), Script(), {name: value for name, value in row().items() if name != "agent_ref"})
+    with pytest.raises(RewardError, match="'other'.*'double_simple_agent'"):
+        Played(backend_of(gym, agent="other"), Script(), row())
+    gym.instances = "[]"
+    with pytest.raises(RewardError, match="'double_simple_agent'; it has none"):
+        Played(backend_of(gym), Script(), row())
+    gym.instances = "[" * 100_000
+    with pytest.raises(RewardError, match="nested too deeply"):
+        Played(backend_of(gym), Script(), row())
 
 
 def test_episodes_at_once_are_told_apart(gym: Gym) -> None:
@@ -182,11 +192,17 @@ def test_episodes_at_once_are_told_apart(gym: Gym) -> None:
     ("reply", "said"),
     [
         ((500, "it broke"), "status 500: it broke"),
-        ((200, "<html>"), "no JSON: <html>"),
+        ((200, "<html>"), "no JSON that can be read: <html>"),
         ((200, "[1]"), r"\[1\].*`reward`"),
+        ((200, "[" * 100_000), r"no JSON that can be read: \[\["),
+        ((307, "", ("Location", "/verify")), "status 307"),
+        ((200, gzip.compress(bytes(2**21)), ("Content-Encoding", "gzip")), "more than 1048576 bytes"),
     ],
 )
-def test_a_server_that_fails_fails_the_episode(gym: Gym, reply: tuple[int, str], said: str) -> None:
+def test_a_server_that_fails_fails_the_episode(
+    gym: Gym, reply: tuple[Any, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore_nemo_gym.agent_servers.MAX_REPLY_BYTES", 2**20)
     gym.reply = reply
     with pytest.raises(RewardError, match=said) as caught:
         Played(backend_of(gym), Script(), row())
@@ -200,9 +216,34 @@ def test_what_the_policy_refused_is_said(gym: Gym) -> None:
         Played(backend_of(gym), Script(), task)
 
 
-def test_a_first_prompt_without_room_is_an_error(gym: Gym) -> None:
-    with pytest.raises(RewardError, match=r"rollout.max_prompt_tokens"):
+def test_a_first_prompt_without_room_is_judged_without_an_answer(gym: Gym) -> None:
+    played = Played(backend_of(gym), Script(), row(), max_sequence_length=10)
+    assert (played.result.reward, played.result.metrics) == (0.0, {"answers": 0.0, "too_long": 1.0})
+    assert played.said() == []
+    gym.verdict = {"reward": None}
+    with pytest.raises(RewardError, match="reward None"):
         Played(backend_of(gym), Script(), row(), max_sequence_length=10)
+
+
+def test_an_agent_may_make_the_input_and_rows_may_have_a_developer(gym: Gym) -> None:
+    task = row()
+    gym.policy_input = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "twice 4?"}]
+    task["responses_create_params"]["input"] = []
+    script = Script(f"8{END}")
+    assert Played(backend_of(gym), script, task).result.reward == 1.0
+    assert ChatMl().show(script.requests[0].prompt.tolist()).count("<|im_start|>system\nBe kind.") == 1
+    as_it_is = Script(f"8{END}")
+    Played(backend_of(gym, developer_as_system=False), as_it_is, task)
+    assert "<|im_start|>developer\nBe kind." in ChatMl().show(as_it_is.requests[0].prompt.tolist())
+
+
+def test_requests_for_other_routes_are_said(gym: Gym) -> None:
+    gym.policy_path = "/chat/completions"
+    with pytest.raises(RewardError, match=r"status 500.*POST /v1/chat/completions; expected POST /v1/responses"):
+        Played(backend_of(gym), Script(), row())
+    gym.hands_on_metadata = False
+    with pytest.raises(RewardError, match=rf"{gym.policy_url}.*POST /v1/chat/completions; expected POST /v1/responses"):
+        Played(backend_of(gym), Script(), row())
 
 
 def test_an_agent_that_does_not_ask_the_policy_is_an_error(gym: Gym) -> None:
@@ -290,8 +331,11 @@ def test_rows_come_from_files_or_the_recipe(gym: Gym, tmp_path: Path) -> None:
     backend = backend_of(gym, train_files=(str(file),))
     assert list(backend.rows("train") or ()) == [row()]
     assert backend.rows("evaluation") is None
+    backend.close()
+    backend = backend_of(gym, evaluation_files=(str(tmp_path / "nowhere"),))
     with pytest.raises(DataError, match="environment.nemo_gym.evaluation_files.*nowhere"):
-        backend_of(gym, evaluation_files=(str(tmp_path / "nowhere"),)).rows("evaluation")
+        backend.rows("evaluation")
+    backend.close()
 
 
 def test_a_run_trains_on_episodes_of_the_servers(gym: Gym, tmp_path: Path) -> None:

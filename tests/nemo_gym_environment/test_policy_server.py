@@ -1,18 +1,20 @@
 """Requests reach the session of the episode that their metadata names."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from rlcore.sessions.server import serving
 from rlcore.sessions.session import Sessions
 from rlcore.spi import ConfigError, SessionEndpoint
 from rlcore_nemo_gym.policy_server import KEY, PolicyServer
-from rlcore_nemo_gym.server_thread import listening
+from rlcore_nemo_gym.server_thread import ServerThread, listening
 
 from ..core.sessions.chat_model import END, Script, served  # type: ignore[import-not-found]
 from .gym_servers import free_port
@@ -22,17 +24,17 @@ class Policy:
     """A policy server, and a session that says a script."""
 
     def __init__(self, script: Script, sessions: Sessions, address: str, max_tokens: int = 100) -> None:
-        self.script, self.port = script, free_port()
+        self.script, self.sessions, self.port = script, sessions, free_port()
         self.session = sessions.open(max_tokens=max_tokens)
         self.server = PolicyServer("127.0.0.1", self.port)
         url = f"{address}/{self.session.token}/v1"
         self.endpoint = SessionEndpoint(base_url=url, api_key=self.session.token, model="policy")
 
-    def ask(self, metadata: Any = None, **more: Any) -> tuple[int, Any]:
-        return self.post(json.dumps({"model": "any", "input": "hi", "metadata": metadata} | more).encode())
+    def ask(self, metadata: Any = None, path: str = "/v1/responses", **more: Any) -> tuple[int, Any]:
+        return self.post(json.dumps({"model": "any", "input": "hi", "metadata": metadata} | more).encode(), path)
 
-    def post(self, body: bytes) -> tuple[int, Any]:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/responses", data=body)
+    def post(self, body: bytes | None, path: str = "/v1/responses") -> tuple[int, Any]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=body)
         try:
             with urllib.request.urlopen(request, timeout=30) as response:
                 return response.status, json.loads(response.read())
@@ -70,7 +72,28 @@ def test_a_request_of_no_episode_is_refused(policy: Policy) -> None:
         assert policy.ask({KEY: 3})[0] == 401
         assert policy.post(b"[]")[0] == 401
         assert policy.post(b"{")[0] == 400
-    assert (policy.server.num_strangers, episode.num_answers) == (4, 0)
+        with policy.server.episode(policy.endpoint) as later:
+            assert (episode.num_strangers, episode.num_answers, later.num_strangers) == (4, 0, 0)
+
+
+def test_other_routes_are_refused_and_remembered(policy: Policy) -> None:
+    with policy.server.episode(policy.endpoint) as episode:
+        assert policy.ask(episode.metadata, path="/v1/chat/completions")[0] == 404
+        assert (episode.refusal or "").startswith("found POST /v1/chat/completions; expected POST /v1/responses")
+        assert episode.stray is None
+        status, message = policy.post(None, "/v1/models")
+        assert (status, message) == (404, episode.stray)
+        assert message.startswith("found GET /v1/models")
+        assert policy.post(None, "/v1/responses")[1].startswith("found GET /v1/responses")
+        with policy.server.episode(policy.endpoint) as later:
+            assert later.stray is None
+
+
+def test_every_answer_is_the_episodes(policy: Policy) -> None:
+    policy.script.texts = [f"a{END}"]
+    with policy.server.episode(policy.endpoint) as episode:
+        assert policy.ask(episode.metadata, record=False)[0] == 200
+    assert len(policy.sessions.finish(policy.session)) == 1
 
 
 def test_a_refusal_is_kept_and_a_prompt_without_room_is_answered_with_nothing(policy: Policy) -> None:
@@ -101,10 +124,22 @@ def test_a_server_that_was_closed_listens_again_for_another_episode(policy: Poli
 
 
 def test_an_address_that_is_taken_is_said(policy: Policy) -> None:
-    with listening("127.0.0.1", policy.port) as taken:
-        taken.listen()
-        with pytest.raises(ConfigError) as caught, policy.server.episode(policy.endpoint):
-            pass
-    (problem,) = caught.value.problems
-    assert problem.path == "environment.nemo_gym.policy_port"
-    assert str(policy.port) in problem.found
+    with pytest.raises(ConfigError) as at_the_start:
+        PolicyServer("127.0.0.1", policy.port)  # the first one's episodes have not begun
+    policy.server.close()
+    with (
+        listening("127.0.0.1", policy.port),
+        pytest.raises(ConfigError) as at_an_episode,
+        policy.server.episode(policy.endpoint),
+    ):
+        pass
+    for caught in (at_the_start, at_an_episode):
+        (problem,) = caught.value.problems
+        assert problem.path == "environment.nemo_gym.policy_port"
+        assert str(policy.port) in problem.found
+
+
+def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
+    policy.server.close()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as no_listener, pytest.raises(ValueError, match="Stream Socket"):
+        ServerThread(web.Application(), no_listener).start()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.spi import DataError
-from rlcore_nemo_gym.rows import params_of, read_rows
+from rlcore_nemo_gym.rows import agent_of, params_of, read_rows
 
 ROW = {"responses_create_params": {"input": "hi"}, "expected": [1]}
 
@@ -27,7 +27,7 @@ def test_files_come_one_after_another(tmp_path: Path) -> None:
         ("{", "no JSON"),
         ("[1]", "JSON list"),
         ('{"prompt": "a"}', "'prompt'.*responses_create_params"),
-        ('{"responses_create_params": {"input": []}}', "'responses_create_params'"),
+        ('{"responses_create_params": []}', "'responses_create_params'"),
         ('{"responses_create_params": {"input": "a", "metadata": "b"}}', "metadata 'b'"),
     ],
 )
@@ -46,8 +46,21 @@ def test_files_without_rows_are_errors(tmp_path: Path) -> None:
         read_rows((str(tmp_path / "nowhere"),), "key")
 
 
-@pytest.mark.parametrize("row", [{}, {"responses_create_params": None}, {"responses_create_params": {"model": "m"}}])
+@pytest.mark.parametrize("row", [{}, {"responses_create_params": None}, {"responses_create_params": "a"}])
 def test_a_row_asks_something(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="responses_create_params"):
         params_of(row)
     assert params_of(ROW) == {"input": "hi"}
+
+
+@pytest.mark.parametrize("params", [{"input": []}, {"input": "", "tools": []}, {}])
+def test_an_agent_may_fill_in_the_input(tmp_path: Path, params: dict[str, Any]) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"responses_create_params": params}))
+    (row,) = read_rows((str(tmp_path / "rows.jsonl"),), "key")
+    assert params_of(row) == params
+
+
+@pytest.mark.parametrize("reference", [None, "a", {}, {"name": None}, {"name": 3}])
+def test_a_row_may_name_its_agent(reference: Any) -> None:
+    assert agent_of({"agent_ref": reference}) is None
+    assert agent_of({"agent_ref": {"type": "any", "name": "a"}}) == "a"

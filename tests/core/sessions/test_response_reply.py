@@ -79,6 +79,16 @@ def test_items_that_come_back_continue_the_conversation(endpoint: Endpoint) -> N
     assert endpoint.recorded() == [f"let me see {CALL}{CALL}{END}{CALL}{END}it is 1{END}"]
 
 
+def test_calls_alone_behind_an_assistants_message_of_the_prompt_are_an_answer_of_their_own(endpoint: Endpoint) -> None:
+    endpoint.script.texts = [f"{CALL}{CALL}{END}", f"it is 1{END}"]
+    items: list[Any] = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "let me see"}]
+    reply = endpoint.create(input=items, tools=TOOLS)
+    items += [{name: value for name, value in item.model_dump().items() if name != "id"} for item in reply.output]
+    items += [{"type": "function_call_output", "call_id": item.call_id, "output": "1"} for item in reply.output]
+    endpoint.create(input=items, tools=TOOLS)
+    assert endpoint.recorded() == [f"{CALL}{CALL}{END}it is 1{END}"]
+
+
 def test_chat_and_responses_are_one_conversation(endpoint: Endpoint) -> None:
     endpoint.script.texts = [f"a{END}", f"b{END}"]
     question: Any = {"role": "user", "content": "?"}

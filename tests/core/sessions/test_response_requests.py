@@ -64,6 +64,13 @@ def test_calls_belong_to_the_answer_before_them() -> None:
     )
 
 
+def test_a_call_that_begins_an_answer_joins_no_message_before_it() -> None:
+    said, first = {"role": "assistant", "content": "what is it?"}, CALL | {"call_id": "call_first_1"}
+    request = read(input=[said, first, CALL, first])
+    assert [message["role"] for message in request.messages] == ["assistant"] * 3
+    assert [len(message.get("tool_calls", ())) for message in request.messages] == [0, 2, 1]
+
+
 def test_tools_are_those_of_a_chat() -> None:
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     assert read(tools=[TOOL]).tools == ({"type": "function", "function": function},)

@@ -14,6 +14,10 @@ from rlcore.sessions.sampling import ChatTokenizer
 from rlcore.sessions.served_model import Answered, Choice
 from rlcore.spi import FinishReason, ToolCall
 
+FIRST_CALL = "call_first"
+"""Begins the `call_id` of a call that begins its answer: clients send answers back item by item, and a message that is
+of no answer may stand before it."""
+
 
 @frozen(kw_only=True, eq=False)
 class ResponseReply:
@@ -45,8 +49,9 @@ class ResponseReply:
 
     def _output(self, choice: Choice, status: str) -> list[dict[str, Any]]:
         """A message, unless there are calls alone, and the calls."""
-        calls = [_call_item(call) for call in choice.tool_calls]
-        return [*([self._message(choice, status)] if choice.content or not calls else []), *calls]
+        message = [self._message(choice, status)] if choice.content or not choice.tool_calls else []
+        calls = [_call_item(call, "call" if number or message else FIRST_CALL) for number, call in enumerate(choice.tool_calls)]
+        return [*message, *calls]
 
     def _message(self, choice: Choice, status: str) -> dict[str, Any]:
         part: dict[str, Any] = {"type": "output_text", "text": choice.content, "annotations": []}
@@ -82,9 +87,9 @@ class ResponseReply:
         }
 
 
-def _call_item(call: ToolCall) -> dict[str, Any]:
+def _call_item(call: ToolCall, prefix: str) -> dict[str, Any]:
     arguments = json.dumps(dict(call.arguments))
-    item = {"type": "function_call", "id": _id("fc"), "call_id": _id("call"), "status": "completed"}
+    item = {"type": "function_call", "id": _id("fc"), "call_id": _id(prefix), "status": "completed"}
     return {**item, "name": call.name, "arguments": arguments}
 
 

@@ -8,6 +8,7 @@ from attrs import define, field
 
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.requests import AnswerRequest, read_request
+from rlcore.sessions.response_reply import FIRST_CALL
 from rlcore.spi import SamplingParams
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -114,11 +115,11 @@ class _Items:
         return None
 
     def _call(self, item: Mapping[str, Any]) -> str | None:
-        """A call belongs to the answer before it."""
+        """A call belongs to the answer before it, unless it begins one."""
         name, arguments, call_id = (item.get(key) for key in ("name", "arguments", "call_id"))
         if not (isinstance(name, str) and isinstance(arguments, str) and isinstance(call_id, str)):
             return f"found {_shown(item)}; expected the texts name, arguments and call_id"
-        if not self.messages or self.messages[-1]["role"] != "assistant":
+        if not self.messages or self.messages[-1]["role"] != "assistant" or call_id.startswith(f"{FIRST_CALL}_"):
             self.messages.append({"role": "assistant", "content": None})
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self.messages[-1].setdefault("tool_calls", []).append(call)

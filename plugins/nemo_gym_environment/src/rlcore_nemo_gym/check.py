@@ -1,22 +1,25 @@
 """What is wrong with the section, and whether NeMo Gym's servers answer."""
 
-import json
+import asyncio
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rlcore.spi import CheckContext, ConfigError, Problem
-from rlcore_nemo_gym.agent_servers import agent_addresses
+import aiohttp
+
+from rlcore.spi import CheckContext, ConfigError, DataError, Problem
+from rlcore_nemo_gym.agent_servers import OK, agent_addresses, bounded_text, instances_url, listed
 from rlcore_nemo_gym.config import NemoGymConfig
+from rlcore_nemo_gym.rows import agent_of, read_rows
 from rlcore_nemo_gym.server_thread import SECTION, listening
 
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:[1-9]\d{0,4})?/?")
 TIMEOUT_S = 5.0
+"""Most seconds of a whole reply."""
+MAX_LIST_BYTES = 8 * 2**20
 _REMEDY = "Start NeMo Gym, or correct the address."
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past proxies, as episodes are."""
 
 
 def check(context: CheckContext | None, config: NemoGymConfig) -> Sequence[Problem]:  # noqa: ARG001 - the form
@@ -24,13 +27,15 @@ def check(context: CheckContext | None, config: NemoGymConfig) -> Sequence[Probl
     return [*_file_problems(config), *_port_problems(config), *_server_problems(config)]
 
 
+def _files(config: NemoGymConfig) -> Mapping[str, Sequence[str]]:
+    return {f"{SECTION}.train_files": config.train_files, f"{SECTION}.evaluation_files": config.evaluation_files}
+
+
 def _file_problems(config: NemoGymConfig) -> Iterator[Problem]:
-    for name, files in (("train_files", config.train_files), ("evaluation_files", config.evaluation_files)):
+    for path, files in _files(config).items():
         for file in files:
             if not Path(file).expanduser().is_file():
-                yield Problem(
-                    path=f"{SECTION}.{name}", found=f"{file!r}, which is no file", expected="a JSONL file of NeMo Gym"
-                )
+                yield Problem(path=path, found=f"{file!r}, which is no file", expected="a JSONL file of NeMo Gym")
 
 
 def _port_problems(config: NemoGymConfig) -> Iterator[Problem]:
@@ -53,29 +58,61 @@ def _server_problems(config: NemoGymConfig) -> Iterator[Problem]:
         yield from _head_problems(config, path)
     else:
         try:
-            _get(url)
-        except urllib.error.HTTPError as error:  # any answer will do: an agent server has no page of its own in all versions
-            error.close()
-        except OSError as error:
-            yield Problem(
-                path=path, found=f"{url}, which does not answer ({error})", expected="an agent server", remedy=_REMEDY
-            )
+            _get(url)  # any status will do: an agent server has no page of its own in all versions
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            found = f"{url}, which does not answer as one ({_said(error)})"
+            yield Problem(path=path, found=found, expected="an agent server", remedy=_REMEDY)
 
 
 def _head_problems(config: NemoGymConfig, path: str) -> Iterator[Problem]:
-    expected = "NeMo Gym's head server"
     try:
-        agents = agent_addresses(json.loads(_get(f"{config.head_url.rstrip('/')}/server_instances")))
-    except (OSError, ValueError) as error:
-        found = f"{config.head_url}, which has no list of servers ({error})"
-        yield Problem(path=path, found=found, expected=expected, remedy=_REMEDY)
+        status, text = _get(instances_url(config.head_url))
+        if status != OK:
+            raise ValueError(f"found status {status}")
+        agents = agent_addresses(text)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        found = f"{config.head_url}, which has no list of servers ({_said(error)})"
+        yield Problem(path=path, found=found, expected="NeMo Gym's head server", remedy=_REMEDY)
         return
-    if config.agent is not None and config.agent not in agents:
-        known = ", ".join(map(repr, sorted(agents))) or "none"
-        yield Problem(path=f"{SECTION}.agent", found=repr(config.agent), expected=f"an agent server that runs: {known}")
+    if config.agent is None:
+        yield from _row_problems(config, set(agents))
+    elif config.agent not in agents:
+        expected = f"an agent server that runs: {listed(agents)}"
+        yield Problem(path=f"{SECTION}.agent", found=repr(config.agent), expected=expected)
 
 
-def _get(url: str) -> bytes:
-    with _DIRECT.open(url, timeout=TIMEOUT_S) as response:
-        content: bytes = response.read()
-        return content
+def _row_problems(config: NemoGymConfig, agents: set[str]) -> Iterator[Problem]:
+    """Rows whose agent server does not run would fail one by one."""
+    remedy = f"Start it with NeMo Gym, or name one for all rows: {SECTION}.agent."
+    for path, files in _files(config).items():
+        if not all(Path(file).expanduser().is_file() for file in files):
+            continue
+        try:
+            named = Counter(agent_of(row) for row in read_rows(files, path)) if files else Counter()
+        except DataError as error:
+            found, _, expected = str(error).removeprefix(f"{path}: ").removeprefix("found ").partition("; expected ")
+            yield Problem(path=path, found=found, expected=expected)
+            continue
+        for name, number in named.items():
+            if name not in agents:
+                what = "has no name" if name is None else f"names {name!r}"
+                found = f"{number} of {named.total()} rows whose agent_ref {what}"
+                yield Problem(path=path, found=found, expected=f"an agent server that runs: {listed(agents)}", remedy=remedy)
+
+
+def _get(url: str) -> tuple[int, str]:
+    """Status and text of a page, past proxies, as episodes are. In a thread, since a caller may have an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _page(url)).result()
+
+
+async def _page(url: str) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http,
+        http.get(url, allow_redirects=False) as response,
+    ):
+        return response.status, await bounded_text(response, MAX_LIST_BYTES)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -28,6 +28,8 @@ class NemoGymConfig:
     leave_out: tuple[str, ...] = ("model", "temperature", "top_p", "parallel_tool_calls")
     """Keys of a row's `responses_create_params` that the agent is not given: how the policy samples is the recipe's, and an
     answer may have several calls."""
+    developer_as_system: bool = True
+    """Whether messages with the role `developer` reach the chat template as the role `system`: most templates know no other."""
     metrics: tuple[str, ...] = ()
     """Fields of the agent server's reply, numbers or true and false, that become metrics of these names."""
     success_reward: float = 1.0

@@ -11,7 +11,7 @@ from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError
 from rlcore_nemo_gym.agent_servers import find_agent, run_episode
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.policy_server import KEY, PolicyEpisode, PolicyServer
-from rlcore_nemo_gym.rows import PARAMS, params_of, read_rows
+from rlcore_nemo_gym.rows import PARAMS, agent_of, params_of, read_rows
 from rlcore_nemo_gym.server_thread import SECTION
 
 FAILURE = "_ng_failure_class"
@@ -23,7 +23,7 @@ class NemoGymBackend:
 
     def __init__(self, context: EnvironmentContext, config: NemoGymConfig) -> None:  # noqa: ARG002 - agents draw their own seeds
         self._config = config
-        self._policy = PolicyServer(config.policy_host, config.policy_port)
+        self._policy = PolicyServer(config.policy_host, config.policy_port, developer_as_system=config.developer_as_system)
 
     def rows(self, split: str) -> Sequence[Row] | None:
         """The rows of the files; None where they come from the recipe's data."""
@@ -34,7 +34,7 @@ class NemoGymBackend:
 
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:  # noqa: ARG002
         """Run an episode. DataError for a row that is none of NeMo Gym's, RewardError where a server is not there or fails, or
-        the policy was not asked."""
+        the policy was not asked: what other rows may not meet."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s)
         with self._policy.episode(session) as episode:
             task = self._task(row, episode)
@@ -44,7 +44,7 @@ class NemoGymBackend:
                     reply = await run_episode(http, url, task)
                 except RewardError as error:
                     raise RewardError(f"{error}{self._reason(episode)}") from error
-        if not episode.num_answers:
+        if not episode.num_answers and not episode.is_too_long:
             raise RewardError(f"the agent server {url} rewards an episode without an answer{self._reason(episode)}")
         return episode_result(reply, url, episode, self._config)
 
@@ -53,10 +53,11 @@ class NemoGymBackend:
         self._policy.close()
 
     def _agent(self, row: Row) -> str:
-        reference = row.get("agent_ref")
-        name = self._config.agent or (reference.get("name") if isinstance(reference, Mapping) else None)
-        if not isinstance(name, str):
-            raise DataError(f"found the agent_ref {brief(reference)}; expected one with a name, or {SECTION}.agent")
+        name = self._config.agent or agent_of(row)
+        if name is None:
+            raise RewardError(
+                f"found the agent_ref {brief(row.get('agent_ref'))}; expected one with a name, or {SECTION}.agent"
+            )
         return name
 
     def _task(self, row: Row, episode: PolicyEpisode) -> Mapping[str, Any]:
@@ -77,9 +78,11 @@ class NemoGymBackend:
             return f". The policy had refused a request: {episode.refusal}"
         if episode.is_too_long and not episode.num_answers:
             return f": the row's {PARAMS} have more tokens than rollout.max_prompt_tokens leaves room for"
-        if self._policy.num_strangers:
+        if episode.num_strangers:
             remedy = f"Use an agent that hands on {PARAMS}.metadata, and give judges a model server of their own"
             return f". Requests came to {address} without metadata.{KEY}. {remedy}"
+        if episode.stray is not None:
+            return f". The policy at {address} had refused a request: {episode.stray}"
         if not episode.num_answers:
             return f". Nothing came to {address}: expected it as openai_base_url of the agent's model server"
         return ""

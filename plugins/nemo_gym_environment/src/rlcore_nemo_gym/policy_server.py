@@ -5,6 +5,7 @@ An agent server of NeMo Gym has one model server, whose address is fixed when it
 
 import json
 import secrets
+import socket
 import threading
 import time
 import uuid
@@ -38,27 +39,36 @@ class PolicyEpisode:
     is_too_long: bool = False
     """Whether a request had no room for an answer."""
     refusal: str | None = None
-    """What the session said of the last request that it refused."""
+    """What was said of the last request that was refused."""
+    num_strangers: int = 0
+    """Requests without an episode, of anyone's, since this one began."""
+    stray: str | None = None
+    """What was said of the last request since then that was for another route, and without an episode."""
 
 
 class PolicyServer:
-    """Hands requests on to the sessions of their episodes. It runs in a thread of its own from the first episode on."""
+    """Hands requests on to the sessions of their episodes. It has its address from the start, so that another run finds it
+    taken before its model is loaded, and a thread of its own from the first episode on."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, developer_as_system: bool = True) -> None:
+        """ConfigError where nothing can listen at the address."""
         self._host, self._port = host, port
+        self._developer_as_system = developer_as_system
         self._episodes: dict[str, PolicyEpisode] = {}
         self._starting = threading.Lock()
         self._thread: ServerThread | None = None
-        self.num_strangers = 0
-        """Requests that named no episode."""
+        self._socket: socket.socket | None = listening(host, port)
 
     @contextmanager
     def episode(self, session: SessionEndpoint) -> Iterator[PolicyEpisode]:
-        """An episode whose requests are answered until the block ends. ConfigError where nothing can listen at the address."""
+        """An episode whose requests are answered until the block ends. After `close`, ConfigError where nothing can listen at
+        the address again."""
         with self._starting:
             if self._thread is None:
-                self._thread = ServerThread(self._application(), listening(self._host, self._port))
-                self._thread.start()
+                listens, self._socket = self._socket or listening(self._host, self._port), None
+                thread = ServerThread(self._application(), listens)
+                thread.start()
+                self._thread = thread
         key = secrets.token_hex(16)
         self._episodes[key] = PolicyEpisode(session=session, metadata={KEY: key})
         try:
@@ -72,27 +82,58 @@ class PolicyServer:
             if self._thread is not None:
                 self._thread.close()
                 self._thread = None
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_BODY_BYTES)
         application.router.add_post("/v1/responses", self._respond)
+        application.router.add_route("*", "/{path:.*}", self._refuse_route)
         application.cleanup_ctx.append(_http_client)
         return application
 
     async def _respond(self, request: web.Request) -> web.Response:
         try:
             body = await request.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _error(400, f"the request's body is no JSON that can be read: {error}")
-        metadata = body.get("metadata") if isinstance(body, dict) else None
-        key = metadata.get(KEY) if isinstance(metadata, dict) else None
+        key = _key(body)
         episode = self._episodes.get(key) if isinstance(key, str) else None
         if episode is None:
-            self.num_strangers += key is None
+            for one in tuple(self._episodes.values()):  # any of them may have sent it
+                one.num_strangers += key is None
             found = f"no metadata.{KEY}" if key is None else "an episode that has ended"
             expected = "that of an episode under way, which agents hand on with responses_create_params.metadata"
             return _error(401, f"found {found}; expected {expected}")
+        body = {name: value for name, value in body.items() if name != "record"}  # each answer is the episode's
+        if self._developer_as_system and isinstance(body.get("input"), list):
+            body["input"] = list(map(_as_system, body["input"]))
         return await _handed_on(request.app[_CLIENT], episode, body)
+
+    async def _refuse_route(self, request: web.Request) -> web.Response:
+        message = f"found {request.method} {request.path}; expected POST /v1/responses, which is all that the policy answers"
+        try:
+            key = _key(await request.json())
+        except (ValueError, RecursionError):
+            key = None
+        episode = self._episodes.get(key) if isinstance(key, str) else None
+        if episode is not None:
+            episode.refusal = message
+        else:
+            for one in tuple(self._episodes.values()):
+                one.stray = message
+        return _error(404, message)
+
+
+def _key(body: Any) -> Any:
+    """What a request's metadata has in the place of an episode's key; None where there is nothing."""
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    return metadata.get(KEY) if isinstance(metadata, dict) else None
+
+
+def _as_system(item: Any) -> Any:
+    return {**item, "role": "system"} if isinstance(item, dict) and item.get("role") == "developer" else item
 
 
 async def _handed_on(http: aiohttp.ClientSession, episode: PolicyEpisode, body: dict[str, Any]) -> web.Response:

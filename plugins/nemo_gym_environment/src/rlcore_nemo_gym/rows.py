@@ -30,9 +30,9 @@ def read_rows(files: Sequence[str], key: str) -> Sequence[Row]:
 
 
 def params_of(row: Row) -> Mapping[str, Any]:
-    """Return what a row asks of a model. DataError where it asks nothing."""
+    """Return what a row asks of a model; the input may be empty, where the agent makes it. DataError where it asks nothing."""
     params = row.get(PARAMS)
-    if not isinstance(params, Mapping) or not params.get("input"):
+    if not isinstance(params, Mapping):
         fields = ", ".join(map(repr, row)) or "none"
         raise DataError(f"found a row with the fields {fields}; expected one of NeMo Gym, {_FORM}")
     if not isinstance(params.get("metadata") or {}, Mapping):
@@ -40,10 +40,17 @@ def params_of(row: Row) -> Mapping[str, Any]:
     return params
 
 
+def agent_of(row: Row) -> str | None:
+    """Return the name of the agent server that a row is for; None where it names none."""
+    reference = row.get("agent_ref")
+    name = reference.get("name") if isinstance(reference, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
 def _require_row(line: bytes, where: str) -> None:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is no JSON ({error}); expected {_FORM}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where} holds a JSON {type(row).__name__}; expected {_FORM}")

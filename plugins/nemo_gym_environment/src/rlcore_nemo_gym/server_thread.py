@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from concurrent.futures import Future
 
 from aiohttp import web
 
@@ -14,7 +15,8 @@ CLOSE_S = 2.0
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound there. ConfigError where that cannot be."""
+    """Return a socket that listens there, since two may be bound to one address while none listens. ConfigError where that
+    cannot be."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -24,6 +26,7 @@ def listening(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
+        bound.listen()
     except OSError as error:
         bound.close()
         found = f"{port} on {host}: {(error.strerror or str(error)).lower()}"
@@ -41,19 +44,22 @@ class ServerThread(threading.Thread):
         self._application, self._socket = application, listens
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
-        self._listens = threading.Event()
+        self._serving: Future[None] = Future()
 
     def start(self) -> None:
-        """Start, and return once it listens."""
+        """Start, and return once it serves. Raises why it does not."""
         super().start()
-        self._listens.wait()
+        self._serving.result()
 
     def run(self) -> None:
         """Serve until `close` is called."""
         try:
             self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if self._serving.done():  # nobody waits for it any more
+                raise
+            self._serving.set_exception(error)
         finally:
-            self._listens.set()
             self._loop.close()
             self._socket.close()
 
@@ -68,7 +74,7 @@ class ServerThread(threading.Thread):
         await runner.setup()
         try:
             await web.SockSite(runner, self._socket).start()
-            self._listens.set()
+            self._serving.set_result(None)
             await self._ended.wait()
         finally:
             await runner.cleanup()
