@@ -103,8 +103,8 @@ def main() -> None:
         arguments.ranks = [4]
     if arguments.row:
         gets, mib, sockets, making, reducing = measure(arguments.ranks[0])
-        print(f"| {gets:,} | {mib:,.3f} | {sockets:,} | {making:.2f} | {reducing:.2f} |", flush=True)
-        os._exit(0)  # gloo's threads end with the process
+        print(f"| {gets:,} | {mib:,.3f} | {sockets:,} | {making:.2f} | {reducing:.2f} |")
+        return
     print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|")
     for num_ranks in arguments.ranks:
         for kind, is_lazy in (("eager", "0"), ("lazy", "1")):

@@ -50,6 +50,7 @@ import rlcore.run.report.timing as timing
 import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.ray.dispatch import RankPart
+from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.execution.ray.worker_stream import Collected
 from rlcore.run.plan.prepare import prepare
@@ -297,7 +298,8 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
                 max_tokens_per_microbatch=MAX_TOKENS,
                 temperature=1.0,
             )
-            generator = PoolGenerator(calls=calls, entry=registry.of("generator")[0], hosts=range(num_ranks))
+            engines = Engines(calls=calls, hosts=range(num_ranks))
+            generator = PoolGenerator(calls=calls, entry=registry.of("generator")[0], engines=engines)
             yield Backends(trainer=trainer, generator=generator, route=NoRoute())
 
         yield opened

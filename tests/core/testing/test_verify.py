@@ -70,7 +70,7 @@ def test_a_good_plugin_passes():
 def test_what_is_wrong_is_shown():
     result = CliRunner().invoke(cli, ["verify", "forgetful"])
     assert result.exit_code == 1
-    assert "1 passed, 3 failed, 0 skipped" in result.stdout
+    assert "2 passed, 3 failed, 0 skipped" in result.stdout
     assert "no summary: an early end" in result.stdout
 
 

@@ -265,7 +265,7 @@ def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any) -> N
             time.sleep(0.01)
         return EpisodeResult(reward=float(len(await ask(session, row["prompt"]))))
 
-    found = collect(play, "mask", timeout_s=2.0)
+    found = collect(play, "mask", timeout_s=5.0)
     assert found.valid.tolist() == [True, True, False, True]
     assert begun.count("a") == 4
     undisturbed = collect(play)
