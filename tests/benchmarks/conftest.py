@@ -29,7 +29,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
         is_script = command[0] == sys.executable and Path(command[1]).parent == BENCHMARKS
         if not is_script:
             return run_command(command, **options)
-        return subprocess.CompletedProcess(command, 0, run_here(*command[1:]), "")
+        with monkeypatch.context() as patch:
+            for variable, value in (options.get("env") or {}).items():
+                patch.setenv(variable, value)
+            return subprocess.CompletedProcess(command, 0, run_here(*command[1:]), "")
 
     def run_here(file: str, *arguments: str) -> str:
         with monkeypatch.context() as patch, redirect_stdout(io.StringIO()) as output:
