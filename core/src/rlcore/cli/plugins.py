@@ -1,21 +1,21 @@
 """`rlcore plugins`: what is installed, what is usable or why not, and which one "auto" would take."""
 
 import json
-import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Literal
 
 import click
 from attrs import frozen
 
+from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.discovery import ObserverEntry, Registry, discover
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.spi.provider import ROLES
 from rlcore.spi.version import SPI_VERSION
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _WIDTH_WITHOUT_TERMINAL = 240
 
@@ -32,24 +32,31 @@ def plugins_json(registry: Registry, device: Device) -> dict[str, Any]:
     }
 
 
-def plugins_grid(registry: Registry, device: Device, *, verbose: bool = False) -> "Table":
+def plugins_lines(registry: Registry, device: Device, width: int, *, verbose: bool = False) -> Iterator[str]:
     """The listing for a terminal of any width: name, whether "auto" takes it, and whether it is usable or why not.
 
     `verbose` adds two lines to each plugin: where it comes from, and its capabilities.
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(3):
-        grid.add_column(overflow="fold")
-    for heading, entries in _listed(registry, device):
-        grid.add_row(Text(heading, style="bold"))
-        for entry in entries:
-            grid.add_row(Text(f"  {entry.name}", overflow="fold"), entry.mark, Text(entry.status), style=entry.style)
+    # Not rich's tables, whose import takes as long as all the rest.
+    found = list(_listed(registry, device))
+    entries = [entry for _, of_kind in found for entry in of_kind]
+    names = min(max((len(entry.name) for entry in entries), default=1), width // 3)
+    marks = max([1, *(len(entry.mark) for entry in entries)])
+    widths = names, marks, max(1, width - names - marks - 6)
+    for heading, of_kind in found:
+        yield click.style(heading, bold=True)
+        for entry in of_kind:
+            for line in _in_columns((entry.name, entry.mark, entry.status), widths):
+                yield click.style(line, **entry.style)
             for detail in entry.details if verbose else ():
-                grid.add_row("", "", Text(detail), style="dim")
-    return grid
+                yield from (click.style(line, dim=True) for line in _in_columns(("", "", detail), widths))
+
+
+def _in_columns(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """The lines of one row, whose cells are wrapped."""
+    wrapped = (textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True))
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        yield "".join(f"  {part:<{width}}" for part, width in zip(parts, widths, strict=True)).rstrip()
 
 
 @click.command("plugins")
@@ -68,15 +75,11 @@ def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu",
     if as_json:
         click.echo(json.dumps(plugins_json(registry, kind), indent=2))
         return
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
-    console.print(f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {kind}", highlight=False)
-    console.print(plugins_grid(registry, kind, verbose=verbose))
-    for line in _footnotes(registry, kind):
-        console.print(line, markup=False, highlight=False)
+    width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 1)).columns
+    heading = f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {kind}"
+    lines = [*textwrap.wrap(heading, width), *plugins_lines(registry, kind, width, verbose=verbose)]
+    lines += [line for note in _footnotes(registry, kind) for line in textwrap.wrap(note, width)]
+    click.echo("\n".join(lines), color=color_setting())
 
 
 def _footnotes(registry: Registry, device: Device) -> list[str]:
@@ -92,7 +95,8 @@ class _Listed:
     mark: str
     """Beside the name: what is in use without being named."""
     status: str
-    style: str
+    style: Mapping[str, Any]
+    """As click.style takes it."""
     details: tuple[str, ...]
 
 
@@ -112,23 +116,24 @@ def _listed_row(row: Row) -> _Listed:
         details.append(f"{origin}, SPI {_version(provider.spi)}, priority {provider.priority}")
         if provider.capabilities:
             details.append(", ".join(sorted(map(str, provider.capabilities))))
+    style: dict[str, Any]
     if row.usable:
-        status, style = "; ".join(filter(None, ("usable", row.reason))), ""
+        status, style = "; ".join(filter(None, ("usable", row.reason))), {}
     elif entry.disabled:
-        status, style = f"disabled ({origin})", "dim"
+        status, style = f"disabled ({origin})", {"dim": True}
     else:
-        status, style = f"not usable ({origin}): {row.reason}", "red"
+        status, style = f"not usable ({origin}): {row.reason}", {"fg": "red"}
     return _Listed(entry.name, "auto" if row.auto else "", status, style, tuple(details))
 
 
 def _listed_observer(observer: ObserverEntry) -> _Listed:
     origin, mark = observer.origin, "global" if observer.is_global else ""
     if observer.disabled:
-        return _Listed(observer.name, "", f"disabled ({origin})", "dim", ())
+        return _Listed(observer.name, "", f"disabled ({origin})", {"dim": True}, ())
     if observer.error is not None:
-        return _Listed(observer.name, mark, f"not usable ({origin}): {observer.error}", "red", ())
+        return _Listed(observer.name, mark, f"not usable ({origin}): {observer.error}", {"fg": "red"}, ())
     status = "in use in every run" if observer.is_global else "usable, by its name in observers.names"
-    return _Listed(observer.name, mark, status, "", (origin,))
+    return _Listed(observer.name, mark, status, {}, (origin,))
 
 
 def _row_json(row: Row) -> dict[str, Any]:
