@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from attrs import frozen
 
-from rlcore.spi import ConfigError, ContractError, Problem, StorageError
+from rlcore.spi import ConfigError, ContractError, Problem, RlcoreError, StorageError
 from rlcore_torchkit.agreement import first_rank, together
 
 PROBLEMS = (Problem(path="a", found="b", expected="c"), Problem(path="d", found="e", expected="f"))
@@ -48,8 +48,8 @@ def test_errors_of_the_interface_keep_class_and_content(run: Any) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_any_other_error_is_this_ranks_own() -> None:
-    with pytest.raises(ZeroDivisionError):
+def test_any_other_error_is_told_to_all_too() -> None:
+    with pytest.raises(RlcoreError, match=r"rank \d: ZeroDivisionError"):
         together(lambda: 1 // 0)
 
 

@@ -11,15 +11,18 @@ Result = TypeVar("Result")
 
 
 def together(action: Callable[[], Result]) -> Result:
-    """The result of `action` on this rank; where it raises an RlcoreError on any, that of the first such rank on every one. A
-    process without a group is the only rank."""
+    """The result of `action` on this rank; where it raises on any, the first such error on every one, an RlcoreError as it is.
+    A process without a group is the only rank."""
     if not dist.is_initialized():
         return action()
-    error, result = None, None
+    error: tuple[type[RlcoreError], Any] | None = None
+    result = None
     try:
         result = action()
     except RlcoreError as found:
         error = (type(found), found.problems if isinstance(found, ProblemsError) else str(found))
+    except Exception as found:  # the others would wait, whatever it is
+        error = (RlcoreError, f"rank {dist.get_rank()}: {type(found).__name__}: {found}")
     errors: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error)
     first = next((found for found in errors if found is not None), None)

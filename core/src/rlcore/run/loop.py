@@ -97,6 +97,7 @@ class Loop:
                 self._end_step(position.unlogged)
         if position.saved_step == position.step:
             self._evaluate_checkpoint()  # of a run that was killed in between
+        self._report_checkpoints(wait=False)
         while position.step < recipe.run.num_steps:
             self.clock.begin_step()
             samples = self._sample(position.step + 1)

@@ -74,6 +74,8 @@ def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - w
         return Outcome(figures=read_figures(printed, output, wanted.result_file, wanted.result_key))
     except (_FailedError, NoFiguresError, OSError) as error:
         return Outcome(failure=str(error))
+    except Exception as error:  # such as a pattern that no glob takes, or a number beyond all floats
+        return Outcome(failure=f"{type(error).__name__}: {error}")
 
 
 def _run(command: Sequence[str], wanted: Evaluation) -> None:

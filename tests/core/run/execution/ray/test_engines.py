@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,8 @@ def test_a_refit_fails_as_a_whole_where_the_others_cannot_go_on() -> None:
     engines, died = Engines(calls, [0, 1]), WorkerError("died")
     for outcomes, is_shared in (({0: died, 1: died}, False), ({0: "refitted", 1: died}, True)):
         assert engines.survivors(outcomes, is_shared=is_shared) == outcomes
+    starting = SimpleNamespace(is_starting=True)
+    assert engines.survivors({0: starting, 1: died}, is_shared=False) == {0: starting, 1: died}, "none would hold weights"
     stream: Any = None
     with engines.streaming(PoolStream(engines, stream)):
         assert engines.survivors({0: "refitted", 1: died}, is_shared=False) == {0: "refitted", 1: died}

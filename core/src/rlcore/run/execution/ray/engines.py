@@ -97,7 +97,8 @@ class Engines:
         are_deaths = all(rank in self.hosts and isinstance(error, WorkerError) for rank, error in failed.items())
         is_outlived = are_deaths and all(map(self.outlive, failed.values()))
         streams = self._stream is not None and not failed.keys() <= self._out
-        if not failed or not is_outlived or is_shared or streams or len(failed) == len(self.hosts):
+        holding = [rank for rank in self.hosts if rank not in failed and not getattr(outcomes[rank], "is_starting", False)]
+        if not failed or not is_outlived or is_shared or streams or not holding:
             return dict(outcomes)
         for rank, error in failed.items():
             self.take_out(rank)

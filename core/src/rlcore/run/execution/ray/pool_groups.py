@@ -201,6 +201,7 @@ class PoolRoute:
 
     def sync_weights(self, order: RefitCommand) -> spi.DraftCounts | None:
         """Export and refit on all ranks; ContractError unless all exported the same. Engines that fail are left out."""
+        were_out = set(self.engines.hosts).difference(self.engines.living)
         not_awaited = frozenset() if order.export.sharded else self.engines.not_awaited
         limit_s = None if self.engines.are_whole or not_awaited else self.calls.cluster.start_timeout_s
         found = self.calls.outcomes("refit", evolve(order, not_awaited=not_awaited), limit_s=limit_s)
@@ -220,8 +221,9 @@ class PoolRoute:
                 )
         if order.export.sharded:
             self._compare_shards(refitted)
-        holding = [rank for rank, one in zip(outcomes, refitted, strict=True) if not one.is_starting]
-        self.engines.refitted(holding, order.export.weight_version)
+        # One that has failed since it was refitted, beside the others' refits, holds no weights any more.
+        back = [rank for rank, one in zip(outcomes, refitted, strict=True) if rank in were_out and not one.is_starting]
+        self.engines.refitted(back, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
         return sum(drafts, spi.DraftCounts()) if drafts else None
 
