@@ -63,3 +63,12 @@ def test_the_home_of_nobody_is_said(prepared: Callable[..., Any]) -> None:
     (problem,) = raised.value.problems
     assert problem.path == "run.directory"
     assert problem.found.startswith("~no-such-user/x ")
+
+
+def test_what_programs_found_of_forgotten_steps_is_forgotten(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    for step in (2, 4):
+        (directory.evaluations / f"step-{step:06d}" / "model").mkdir(parents=True)
+    directory.metrics_file.write_text("")
+    directory.rewind(2, last_rollouts=2)
+    assert [path.name for path in directory.evaluations.iterdir()] == ["step-000002"]

@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -192,6 +193,9 @@ class RunDirectory:
         for file in self.rollouts.glob("evaluation-*.parquet"):
             if int(file.stem.rpartition("-")[2]) > step:
                 file.unlink()
+        for folder in self.evaluations.glob("step-*"):  # of a model that is forgotten, whether this run measures any or not
+            if (step_of(folder) or 0) > step:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def write_rollouts(self, name: str, table: pa.Table) -> None:
         """rollouts/NAME.parquet."""
