@@ -16,8 +16,9 @@ changes the recipe.
 
 Model FLOPs of a sequence of l tokens are 2 N l + 2 L D l^2 forward, with N the weights in matrix products, L layers and
 D = heads x head dimension; training takes three times as many. Recomputed work does not count. The log-probabilities take one
-pass over all sequences for the reference and one over those of the second and later updates. The peak is 989 TFLOP/s for each
-GPU, dense bfloat16 of an H100 or H200 SXM.
+pass over all sequences for the reference and one over those of the second and later updates, or the first alone with
+`--previous-logprobs generation`. The peak is 989 TFLOP/s for each GPU, dense bfloat16 of an H100 or H200 SXM, also where
+products are of 8 bits.
 """
 
 import argparse
@@ -70,6 +71,8 @@ class Work:
     """0 runs in one process, without `[cluster]`."""
     max_staleness: int = 0
     """Steps that generation runs ahead at most."""
+    previous_logprobs: str = "trainer"
+    """Whose log-probabilities of the policy the ratio is taken against: the trainer's, which computes them, or the generator's."""
 
     @property
     def num_samples(self) -> int:
@@ -95,7 +98,7 @@ def recipe_of(work: Work) -> dict[str, Any]:
     keys = {
         "algorithm.name": "grpo",
         "algorithm.grpo.kl_coefficient": 0.01,
-        "algorithm.grpo.previous_logprobs": "trainer",
+        "algorithm.grpo.previous_logprobs": work.previous_logprobs,
         "environment.name": "headline",
         "environment.headline.num_prompts": 64 * work.num_prompts,
         "environment.headline.prompt_length": work.prompt_length,
@@ -188,7 +191,7 @@ def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
     devices = max(work.gpus, 1)
     own["tokens_per_s"] = tokens / own["total"] / devices
     own["train_share"] = 3 * forward / own["train"] / devices / PEAK_FLOPS
-    passes = 1 + (work.num_updates - 1) / work.num_updates
+    passes = 1 + (work.num_updates - 1) / work.num_updates * (work.previous_logprobs == "trainer")
     own["logprobs_share"] = passes * forward / own["logprobs"] / devices / PEAK_FLOPS
     return own
 
@@ -250,6 +253,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trainer", choices=("fsdp2", "megatron"))
     parser.add_argument("--generator", choices=("vllm", "transformers"))
     parser.add_argument("--async", type=int, default=0, dest="max_staleness", help="steps that generation runs ahead at most")
+    parser.add_argument("--previous-logprobs", choices=("trainer", "generation"), help="of which side, of the policy")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the recipe")
     parser.add_argument("--quick", action="store_true", help="a tiny shape on a CPU, to try the script")
     parser.add_argument("--limit", type=float, default=560.0, help="seconds that the call takes at most; done steps are kept")
@@ -260,7 +264,7 @@ def parse() -> argparse.Namespace:
 
 
 def chosen_work(arguments: argparse.Namespace) -> Work:
-    names = ("shape", "gpus", "num_prompts", "device", "trainer", "generator", "max_staleness")
+    names = ("shape", "gpus", "num_prompts", "device", "trainer", "generator", "max_staleness", "previous_logprobs")
     given: Mapping[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     work = evolve(QUICK if arguments.quick else Work(), **given)
     return evolve(work, dtype="float32" if work.device == "cpu" else "bfloat16")

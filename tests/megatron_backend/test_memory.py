@@ -190,3 +190,11 @@ def test_norms_behind_attention_and_mlp_are_counted() -> None:
     with_norms, without = (estimate(dims, ONE, load).activations for load in loads)
     elements = 4 * dims.hidden_size * loads[0].max_sequence_length * (dims.num_layers + 1)
     assert with_norms - without == pytest.approx(4 * elements)
+
+
+def test_weights_in_8_bits_are_copied_by_rows_and_by_columns() -> None:
+    load, dims = load_of(LARGE, 8), ModelDims.of(LARGE)
+    plain, copied = (estimate(dims, config, load) for config in (ONE, evolve(ONE, fp8=True)))
+    tables = 2 * dims.vocab_size * dims.hidden_size
+    assert copied.weights - plain.weights == 2 * int(Parameters.of(dims, ONE).total - tables)
+    assert (copied.gradients, copied.optimizer) == (plain.gradients, plain.optimizer)

@@ -10,6 +10,7 @@ from attrs import evolve
 from megatron_support import TEMPERATURE, Reference, exported, make_backend, make_batch, split, step_request
 
 from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
+from rlcore.spi.lifecycle import RESIDENT
 from rlcore.testing.models import make_model
 from rlcore_megatron.config import MegatronConfig
 
@@ -71,3 +72,25 @@ def test_the_curve_is_that_of_bfloat16(recipe: str, directory: Path, plain: list
     assert losses != plain
     assert own < LOGPROBS_BOUND < first
     assert np.abs(np.subtract(losses, plain)).max() < CURVE_BOUND
+
+
+def test_copies_of_weights_take_no_memory_while_another_has_the_device(directory: Path) -> None:
+    batch = make_batch(num_sequences=8, max_length=48)
+    batch = evolve(batch, token_columns={"advantages": np.ones(batch.num_tokens, np.float32)})
+    request = LogprobsRequest(microbatches=[batch], model="reference", temperature=TEMPERATURE, entropy=False, weight_version=0)
+    taken = {}
+    for name, config in {"bfloat16": MegatronConfig(), **FLOAT8}.items():
+        before = torch.cuda.memory_allocated()
+        trainer = make_backend(directory, config=config, dtype="bfloat16", device="cuda", needs_reference=True)
+        first = trainer.get_logprobs(request).logprobs
+        trainer.set_residency(RESIDENT)
+        np.testing.assert_array_equal(np.concatenate(trainer.get_logprobs(request).logprobs), np.concatenate(first))
+        trainer.train_step(step_request([batch], batch.counts(), 0))
+        busy = torch.cuda.memory_allocated() - before
+        trainer.set_residency(RESIDENT)
+        taken[name] = torch.cuda.memory_allocated() - before
+        print(f"{name}: {busy} bytes after a step, {taken[name]} with the device given away")
+        assert taken[name] < busy
+        trainer.close(CloseRequest())
+    small = 2**20  # scales and their history
+    assert max(taken.values()) < taken["bfloat16"] + small, taken

@@ -20,6 +20,7 @@ from rlcore_megatron.adapters import attach as attach_adapters
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.export import Exporter, one_after_the_other, shard
+from rlcore_megatron.float8_copies import drop_float8_copies
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import family_option_problems, layout_problems, reference_layout_problems
@@ -138,6 +139,8 @@ class MegatronBackend:
         check_routing(request.microbatches, self._dims)
         with self._requested(request) as models, cuda_or_cpu(self._device.type):
             logprobs, entropies = self._passes_of(models).logprobs(request)
+            if models is self._reference:  # the policy's copies serve more calls, a frozen model's only take room from training
+                drop_float8_copies(models)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self.weight_version)
 
     @spi.hookimpl

@@ -8,7 +8,7 @@ are left out.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.spi import LoraSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
@@ -76,7 +76,7 @@ class Estimate:
     """Bytes of the fullest rank."""
 
     weights: int
-    """Bytes of the policy's weights, and of the reference's where there is one."""
+    """Bytes of the policy's weights, of their copies in 8 bits, and of the reference's weights where there is one."""
     gradients: int
     optimizer: int
     """Bytes of the moments, and of float32 masters of narrower weights, divided among the ranks that hold the same weights."""
@@ -167,7 +167,9 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
         )
     largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
-        weights=int((held + (0 if reference is None else Parameters.of(reference, config).total)) * item),
+        weights=int(
+            (held + (0 if reference is None else Parameters.of(reference, config).total)) * item + _float8_bytes(dims, config)
+        ),
         gradients=int(held * gradient),
         optimizer=int(state * owned),
         activations=int(_activation_elements(dims, config, load) * item),
@@ -176,6 +178,12 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
         if item == 4
         else int(_gradient_copy_bytes(config.optimizer, gradient) * owned + _copied_bytes(config.optimizer) * largest),
     )
+
+
+def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
+    """Of weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone. Embedding
+    and head have none."""
+    return 2 * Parameters.of(evolve(dims, vocab_size=0), config).total if config.fp8 else 0
 
 
 def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlcore.spi import SetResidencyRequest
 from rlcore.spi.lifecycle import RESIDENT
 from rlcore_megatron.cpu_shim import cuda_or_cpu
+from rlcore_megatron.float8_copies import drop_float8_copies
 from rlcore_megatron.optimizer_state import optimizers_of
 from rlcore_torchkit.residency import Residency, num_bytes, storages
 
@@ -27,8 +28,10 @@ class MegatronResidency:
         self.residency = Residency(device)
 
     def move(self, request: SetResidencyRequest) -> int:
-        """Bytes left on the device. Gradients are not among them: between two steps they mean nothing."""
+        """Bytes left on the device. Gradients are not among them, nor weights' copies in 8 bits: between two steps they mean
+        nothing."""
         self._drop_gradients()
+        drop_float8_copies(self._models)
         weights, state = self.weights(), self._state()
         self.residency.move(request, weights, state, scratch=self.gradient_buffers())
         return num_bytes([*weights, *state])
