@@ -72,7 +72,7 @@ class Work:
     max_staleness: int = 0
     """Steps that generation runs ahead at most."""
     previous_logprobs: str = "trainer"
-    """Whose log-probabilities of the policy the ratio is taken against: the trainer's, which computes them, or the generator's."""
+    """Whose the policy's are that the ratio is taken against: the trainer's, which computes them, or the generator's."""
 
     @property
     def num_samples(self) -> int:
