@@ -20,8 +20,9 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
 more after it divides them by the temperature."""
-
-
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "custom_ops": ["all"]}
+"""vLLM's compilation_config with its own kernels, in CUDA graphs where all sequences decode, and nothing compiled of torch's
+operations: what a compiler fuses it rounds otherwise."""
 FP8 = {"fp8": "fp8_per_tensor", "fp8_per_block": "fp8_per_block"}
 """vLLM's names for what a section's `quantization` says."""
 ROUTERS = r"re:.*\.(gate|router|shared_expert_gate)$"
@@ -44,6 +45,8 @@ class EngineSettings:
     """Arguments of vLLM's EngineArgs, by its names."""
     adapters: bool = False
     """Whether requests are computed with the adapters that refits bring."""
+    batch_invariant: bool = False
+    """Whether what is computed of a token is the same bits in every batch."""
 
     @property
     def has_drafter(self) -> bool:
@@ -113,6 +116,8 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
     arguments |= speculative_arguments(config, device)
+    if config.batch_invariant:
+        arguments |= {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
@@ -123,6 +128,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         eager=eager,
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
         adapters=context.lora is not None,
+        batch_invariant=config.batch_invariant,
     )
 
 
