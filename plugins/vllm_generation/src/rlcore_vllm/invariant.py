@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rlcore_torchkit.float32_logits import float32_logits
 
+HEAD = "_apply_head"
+"""The method of vLLM's LogitsProcessor that multiplies by the head."""
 Normed: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
@@ -21,7 +23,7 @@ def use_invariant_kernels() -> None:
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     layernorm.rms_norm_batch_invariant = sum_first(layernorm.rms_norm_batch_invariant)
-    LogitsProcessor._apply_head = apply_head
+    setattr(LogitsProcessor, HEAD, apply_head)
 
 
 def sum_first(norm: Callable[..., Any]) -> Callable[..., Normed]:
@@ -37,7 +39,7 @@ def sum_first(norm: Callable[..., Any]) -> Callable[..., Normed]:
 
 
 def apply_head(processor: Any, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
-    """LogitsProcessor._apply_head of a head in float32 without a bias: logits [B, V] from states [B, H]."""
+    """The method HEAD for logits in float32 without a bias: [B, V] from states [B, H]."""
     if processor.head_dtype != torch.float32 or embedding_bias is not None:
         found = f"{processor.head_dtype}, {'no bias' if embedding_bias is None else 'a bias'}"
         raise ValueError(f"batch-invariant head: found {found}; expected torch.float32, no bias")

@@ -116,8 +116,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
     arguments |= speculative_arguments(config, device)
-    if config.batch_invariant:
-        arguments |= {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
+    arguments |= invariant_arguments(config, eager=eager)
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
@@ -137,6 +136,13 @@ def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
     model drafts, vLLM leaves it one of them for each sequence."""
     drafted = 0 if config.speculative_model is None else config.max_num_seqs
     return drafted + max(config.max_num_batched_tokens, config.max_num_seqs, longest_prompt)
+
+
+def invariant_arguments(config: VllmConfig, *, eager: bool) -> dict[str, Any]:
+    """What makes an engine compute by kernels that the trainer can compute by; nothing where it need not."""
+    if not config.batch_invariant:
+        return {}
+    return {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
 
 
 def image_arguments(model: ModelSpec) -> dict[str, Any]:
