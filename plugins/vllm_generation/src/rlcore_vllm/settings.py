@@ -115,8 +115,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
-    arguments |= speculative_arguments(config, device)
-    arguments |= invariant_arguments(config, eager=eager)
+    arguments |= speculative_arguments(config, device) | invariant_arguments(config, eager=eager)
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
