@@ -6,8 +6,9 @@
 Random weights of the shape of Qwen3-0.6B in bfloat16 on one GPU, trainer `fsdp2` and generator `vllm`, a process for each row:
 `ordinary`, and `batch invariant` with `batch_invariant = true` on both sides. 256 prompts of 128 tokens are answered by 512
 tokens each, after a generation that warms up; then the trainer computes the log-probabilities of these samples, and takes steps
-on them, in microbatches of 16,384 tokens. `equal` is the share of the generator's log-probabilities that are the trainer's bits,
-`error` token_mult_prob_error. Engines need CUDA: on a CPU samples are random tokens, and the trainer's figures alone are shown.
+on them, in microbatches of 16,384 tokens. `equal` is the share of the generator's log-probabilities that are the trainer's
+bits, `error` token_mult_prob_error. Engines need CUDA: on a CPU samples are random tokens, and the trainer's figures alone are
+shown.
 """
 
 import tempfile
