@@ -1,13 +1,12 @@
 """Options beside which the trainer does not compute by batch-invariant kernels, each with its key."""
 
 import json
-from importlib import metadata
 
 import pytest
 from attrs import evolve
+from packaging.version import Version
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
-from rlcore_fsdp2 import invariance_check
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_torchkit import batch_invariance
@@ -19,7 +18,7 @@ OPTION = "trainer.fsdp2.batch_invariant"
 def context(model_directory, tmp_path, monkeypatch):
     """On a Hopper with vLLM, a Qwen3 of heads and a vocabulary that the kernels are for."""
     monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(invariance_check, "installed_version", lambda name: metadata.version("pytest"))
+    monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
     changed = json.loads((model_directory("qwen3") / "config.json").read_text()) | {"head_dim": 64, "vocab_size": 128}
     directory = tmp_path / "model"
     directory.mkdir()
@@ -36,9 +35,9 @@ def test_what_they_are_for(context):
     assert problems(context) == problems(context, activation_checkpointing=True) == []
 
 
-def test_vllm_has_to_be_there(context, monkeypatch):
-    monkeypatch.setattr(invariance_check, "installed_version", lambda name: None)
-    assert problems(context) == [(OPTION, "true without vLLM for CUDA")]
+def test_without_the_option_nothing_is_asked(context, monkeypatch):
+    monkeypatch.setattr(batch_invariance, "installed_version", lambda name: None)
+    assert problems(context) == [(OPTION, "true, without vLLM for CUDA")]
     assert list(check(context, Fsdp2Config())) == []
 
 

@@ -5,7 +5,7 @@ import torch
 from attrs import evolve
 from fsdp2_support import TEMPERATURE, assert_same, make_backend, make_batch, make_config, split, step_request
 
-from rlcore.spi import LogprobsRequest
+from rlcore.spi import CloseRequest, LogprobsRequest
 from rlcore.testing.models import make_model
 from rlcore_fsdp2.invariant_model import InvariantAttention, InvariantLinear, InvariantMlp, InvariantNorm
 
@@ -62,3 +62,12 @@ def test_a_step_and_a_request_of_log_probabilities_give_the_same_bits(directory)
         )
         for found, of_step in zip(trainer.get_logprobs(request).logprobs, step.logprobs, strict=True):
             assert torch.equal(torch.from_numpy(found), torch.from_numpy(of_step))
+
+
+def test_weights_that_are_sharded_give_the_same_bits(directory):
+    found, step, trainer = gradients_of(directory, "bfloat16", batch_invariant=True, cpu_offload=True)
+    trainer.close(CloseRequest())
+    expected, whole_step, _ = gradients_of(directory, "bfloat16", batch_invariant=True)
+    for logprobs, right in zip(step.logprobs, whole_step.logprobs, strict=True):
+        assert torch.equal(torch.from_numpy(logprobs), torch.from_numpy(right))
+    assert_same({name: gradient.full_tensor() for name, gradient in found.items()}, expected, tolerance=1e-5)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from attrs import evolve
+from packaging.version import Version
 
 from rlcore.spi import CheckContext, ModelSpec
 from rlcore_torchkit import batch_invariance
@@ -28,8 +29,9 @@ CONFIG = {
 def found(tmp_path, monkeypatch):
     """A function: the problems' paths and what was found, of a model with other keys, a device and a channel."""
 
-    def find(*, capabilities=((9, 0),), device="cuda", dtype="bfloat16", channel="cuda_ipc", **changed):
+    def find(*, version="0.26.0", capabilities=((9, 0),), device="cuda", dtype="bfloat16", channel="cuda_ipc", **changed):
         monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: capabilities and list(capabilities))
+        monkeypatch.setattr(batch_invariance, "installed_version", lambda name: version and Version(version))
         (tmp_path / "config.json").write_text(json.dumps(CONFIG | changed))
         context = CheckContext(
             model=ModelSpec(path=str(tmp_path), dtype=dtype),
@@ -45,6 +47,12 @@ def found(tmp_path, monkeypatch):
 
 def test_what_they_are_for(found):
     assert found() == found(capabilities=None) == found(channel=None) == found(channel="directory", head_dim=64) == []
+
+
+def test_vllm(found):
+    assert found(version=None) == [(OPTION, "true, without vLLM for CUDA")]
+    assert found(version="0.30.1") == [(OPTION, "true, with vLLM 0.30.1")]
+    assert found(version="0.26.3+cu130") == []
 
 
 def test_devices(found):
@@ -83,6 +91,7 @@ def test_values_that_are_malformed_are_left_to_who_says_so(found):
 
 def test_a_model_on_the_hub_is_judged_once_it_is_loaded(monkeypatch):
     monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: None)
+    monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
     context = CheckContext(
         model=ModelSpec(path="someone/something", dtype="bfloat16"), device="cuda", world_size=1, max_sequence_length=64
     )

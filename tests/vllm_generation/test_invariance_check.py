@@ -4,6 +4,7 @@ import json
 
 import pytest
 from attrs import evolve
+from packaging.version import Version
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
 from rlcore.testing.models import make_model
@@ -20,6 +21,7 @@ OPTION = "generator.vllm.batch_invariant"
 def context(tmp_path, monkeypatch):
     """On a Hopper, a Qwen3 of heads and a vocabulary that the kernels are for."""
     monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
     directory = make_model(tmp_path / "model", "qwen3", head_dim=64)

@@ -3,15 +3,20 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.device_memory import compute_capabilities
 from rlcore_torchkit.model_check import config_file
+from rlcore_torchkit.requirements import installed_version
 
 SHARED_KERNELS = "vLLM's batch-invariant"
 """What providers call them (Provider.shared_kernels)."""
+VLLM = SpecifierSet("==0.26.*")
+"""The versions whose kernels were compared."""
 CAPABILITY_MAJOR = 9
 """Hopper's: for it vLLM has the flash attention that gives a decoded token the bits that it has in a prompt."""
 MODEL_TYPE = "qwen3"
@@ -24,7 +29,12 @@ replaces operations of torch."""
 
 
 def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]:
-    """What a device, the model, its dtype or the channel lack for them, where `option` asks for them."""
+    """What vLLM, a device, the model, its dtype or the channel lack for them, where `option` asks for them."""
+    version = installed_version("vllm")
+    if version is None or not VLLM.contains(version.base_version):
+        remedy = f"Install it where trainer and generator run, or set {option} to false"
+        found = "true, without vLLM for CUDA" if version is None else f"true, with vLLM {version}"
+        yield Problem(path=option, found=found, expected=f"vllm{VLLM}, whose kernels these are", remedy=remedy)
     yield from _device_problems(option, context)
     if context.model.dtype != "bfloat16":
         remedy = f"Or set {option} to false"

@@ -8,7 +8,6 @@ from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout_check import SECTION, option_problem
 from rlcore_torchkit.batch_invariance import invariance_problems
-from rlcore_torchkit.requirements import installed_version
 
 OPTION = f"{SECTION}.batch_invariant"
 OTHERWISE = {"tensor_parallel": 1, "context_parallel": 1, "fp8": False, "compile_layers": False}
@@ -19,11 +18,6 @@ def batch_invariance_problems(context: CheckContext, config: Fsdp2Config) -> Ite
     """All of them, of the policy and of the model in [reference]; none where the option is off."""
     if not config.batch_invariant:
         return
-    if installed_version("vllm") is None:
-        remedy = "Install vllm in the trainer's environment, or set it to false"
-        yield option_problem(
-            "batch_invariant", "true without vLLM for CUDA", "the package vllm, whose kernels these are", remedy
-        )
     for option, needed in OTHERWISE.items():
         found = getattr(config, option)
         if found != needed:

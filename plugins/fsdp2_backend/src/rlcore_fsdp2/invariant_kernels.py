@@ -18,8 +18,6 @@ from rlcore_torchkit.attention import PackedSequences, causal_attention
 
 FLASH_ATTENTION = 3
 """The version of vLLM's flash attention that its engines choose on Hopper."""
-KERNEL_MODULES = ("vllm.model_executor.layers.batch_invariant", "vllm.model_executor.determinism.batch_invariant")
-"""Where vLLM has its kernels, by version."""
 
 
 def linear(states: Tensor, weight: Tensor) -> Tensor:
@@ -105,13 +103,7 @@ def rotary_table(head_dim: int, base: float, num_positions: int, dtype: torch.dt
 
 @cache
 def _kernels() -> ModuleType:
-    for name in KERNEL_MODULES[:-1]:
-        try:
-            return import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-    return import_module(KERNEL_MODULES[-1])
+    return import_module("vllm.model_executor.layers.batch_invariant")
 
 
 @cache

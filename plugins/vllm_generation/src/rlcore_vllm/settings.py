@@ -72,7 +72,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     eager = device == "cpu" if config.enforce_eager is None else config.enforce_eager
     reads_weights = context.channel is None
     # An output head that is quantised knows no dtype but its own.
-    head: Mapping[str, Any] = {} if reads_weights else FLOAT32_HEAD
+    head: Mapping[str, Any] = {} if reads_weights and not config.batch_invariant else FLOAT32_HEAD
     arguments: dict[str, Any] = {
         "model": context.model.path,
         "revision": context.model.revision,
