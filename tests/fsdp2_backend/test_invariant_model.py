@@ -5,7 +5,7 @@ import torch
 from attrs import evolve
 from fsdp2_support import TEMPERATURE, assert_same, make_backend, make_batch, make_config, split, step_request
 
-from rlcore.spi import CloseRequest, LogprobsRequest
+from rlcore.spi import CloseRequest, ConfigError, LogprobsRequest
 from rlcore.testing.models import make_model
 from rlcore_fsdp2.invariant_model import InvariantAttention, InvariantLinear, InvariantMlp, InvariantNorm
 
@@ -71,3 +71,10 @@ def test_weights_that_are_sharded_give_the_same_bits(directory):
     for logprobs, right in zip(step.logprobs, whole_step.logprobs, strict=True):
         assert torch.equal(torch.from_numpy(logprobs), torch.from_numpy(right))
     assert_same({name: gradient.full_tensor() for name, gradient in found.items()}, expected, tolerance=1e-5)
+
+
+def test_a_model_that_check_could_not_see_is_refused_once_it_is_loaded(tmp_path):
+    other = make_model(tmp_path / "llama", "llama")
+    with pytest.raises(ConfigError) as raised:
+        make_backend(other, dtype="bfloat16", config=make_config(batch_invariant=True))
+    assert [problem.path for problem in raised.value.problems] == ["trainer.fsdp2.batch_invariant"]
