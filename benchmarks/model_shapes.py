@@ -84,7 +84,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 64,
+        "head_dim": 128,
         "tie_word_embeddings": True,
     },
     "tiny-moe": {

@@ -19,7 +19,7 @@ def context(model_directory, tmp_path, monkeypatch):
     """On a Hopper with vLLM, a Qwen3 of heads and a vocabulary that the kernels are for."""
     monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
-    changed = json.loads((model_directory("qwen3") / "config.json").read_text()) | {"head_dim": 64, "vocab_size": 128}
+    changed = json.loads((model_directory("qwen3") / "config.json").read_text()) | {"head_dim": 128, "vocab_size": 128}
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(changed))

@@ -24,7 +24,7 @@ def context(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
-    directory = make_model(tmp_path / "model", "qwen3", head_dim=64)
+    directory = make_model(tmp_path / "model", "qwen3", head_dim=128)
     changed = json.loads((directory / "config.json").read_text()) | {"vocab_size": 128}
     (directory / "config.json").write_text(json.dumps(changed))
     model = ModelSpec(path=str(directory), dtype="bfloat16")

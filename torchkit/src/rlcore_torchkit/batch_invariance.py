@@ -20,7 +20,8 @@ VLLM = SpecifierSet("==0.26.*")
 CAPABILITY_MAJOR = 9
 """Hopper's: for it vLLM has the flash attention that gives a decoded token the bits that it has in a prompt."""
 MODEL_TYPE = "qwen3"
-HEAD_DIMS = (64, 128)
+HEAD_DIM = 128
+"""The width of heads for which that attention takes blocks of as many keys for one token as for many."""
 VOCABULARY_MULTIPLE = 64
 """To which vLLM fills a vocabulary up; rows of logits that begin elsewhere are summed otherwise."""
 CHANNELS = ("cuda_ipc", "directory")
@@ -64,8 +65,8 @@ def invariant_model_problems(option: str, content: Mapping[str, Any], path: str)
         yield _model_problem(option, path, f"rope_type = {kind}", "default")
     if config.get("attention_bias"):
         yield _model_problem(option, path, "attention_bias = true", "false")
-    if config.get("head_dim") not in HEAD_DIMS:
-        yield _model_problem(option, path, f"head_dim = {config.get('head_dim')}", " or ".join(map(str, HEAD_DIMS)))
+    if config.get("head_dim") != HEAD_DIM:
+        yield _model_problem(option, path, f"head_dim = {config.get('head_dim')}", f"{HEAD_DIM}")
     if config["vocab_size"] % VOCABULARY_MULTIPLE:
         yield _model_problem(option, path, f"vocab_size = {config['vocab_size']}", f"a multiple of {VOCABULARY_MULTIPLE}")
 

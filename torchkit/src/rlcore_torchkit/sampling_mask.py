@@ -69,12 +69,12 @@ class KeptTokens:
         return logits
 
 
-HeadProduct: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Logits [C, W] from states [C, H] and head [W, H]."""
+Product: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""[C, W] from states [C, H] and head [W, H]."""
 
 
 def head_logits(
-    states: Tensor, head: Tensor, kept: KeptTokens | None, cap: float | None = None, product: HeadProduct | None = None
+    states: Tensor, head: Tensor, kept: KeptTokens | None, cap: float | None = None, product: Product | None = None
 ) -> Tensor:
     """[C, W] from states [C, H] and head [W, H]: of the kept tokens alone, where there are any; bounded by a soft `cap`.
     `product` takes the place of the matrix product in the dtype of the states."""

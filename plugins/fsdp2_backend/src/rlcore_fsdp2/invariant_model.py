@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from rlcore_fsdp2 import invariant_kernels as kernels
 from rlcore_torchkit.attention import PackedSequences, causal_attention
 from rlcore_torchkit.decoders import layers_of
-from rlcore_torchkit.float32_logits import float32_logits
 from rlcore_torchkit.logprobs import HeadLogprobs, own_head
 
 
@@ -37,8 +36,8 @@ def use_invariant_kernels(model: Any) -> None:
 
 
 def invariant_head(model: Any) -> HeadLogprobs:
-    """Log-probabilities by logits in float32, as the engine takes them."""
-    return own_head(model, product=float32_logits)
+    """Log-probabilities by logits in float32, divided and normalised as the engine's are."""
+    return own_head(model, scaled=kernels.scaled_logits)
 
 
 class RotaryTable:
