@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
+from packaging.requirements import Requirement
 
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
@@ -15,8 +15,8 @@ from rlcore_torchkit.requirements import installed_version
 
 SHARED_KERNELS = "vLLM's batch-invariant"
 """What providers call them (Provider.shared_kernels)."""
-VLLM = SpecifierSet("==0.26.*")
-"""The versions whose kernels were compared."""
+KERNELS = Requirement("vllm==0.26.*")
+"""The versions that were compared."""
 CAPABILITY_MAJOR = 9
 """Hopper's: for it vLLM has the flash attention that gives a decoded token the bits that it has in a prompt."""
 MODEL_TYPE = "qwen3"
@@ -31,11 +31,11 @@ replaces operations of torch."""
 
 def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]:
     """What vLLM, a device, the model, its dtype or the channel lack for them, where `option` asks for them."""
-    version = installed_version("vllm")
-    if version is None or not VLLM.contains(version.base_version):
+    version = installed_version(KERNELS.name)
+    if version is None or not KERNELS.specifier.contains(version.base_version):
         remedy = f"Install it where trainer and generator run, or set {option} to false"
         found = "true, without vLLM for CUDA" if version is None else f"true, with vLLM {version}"
-        yield Problem(path=option, found=found, expected=f"vllm{VLLM}, whose kernels these are", remedy=remedy)
+        yield Problem(path=option, found=found, expected=f"{KERNELS}, whose kernels these are", remedy=remedy)
     yield from _device_problems(option, context)
     if context.model.dtype != "bfloat16":
         remedy = f"Or set {option} to false"
