@@ -44,6 +44,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": False,
     },
+    "0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
     "3m": {
         "model_type": "qwen3",
         "vocab_size": 512,
@@ -65,6 +76,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
+    "tiny-qwen3": {
+        "model_type": "qwen3",
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
     "tiny-moe": {
         "model_type": "qwen3_moe",
         "vocab_size": 512,
@@ -81,7 +103,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of Qwen2-1.5B, Llama-3.1-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
+"""Those of Qwen2-1.5B, Llama-3.1-8B, Qwen3-30B-A3B and Qwen3-0.6B, one for CPUs, and three to try the scripts with."""
 END_OF_TEXT = "<|endoftext|>"
 
 

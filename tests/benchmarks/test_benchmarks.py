@@ -13,6 +13,7 @@ from .conftest import BENCHMARKS, Script  # type: ignore[import-not-found]
 
 TRIED = {
     "balancing.py",
+    "batch_invariance.py",
     "batched_tokens.py",
     "cpu_step.py",
     "driver_overhead.py",
@@ -76,6 +77,12 @@ def test_refit_shards(script: Script) -> None:
     assert all(float(figure) > 0 for figures in found.values() for figure in figures)
     by_gathering, by_parts = (sum(float(figure) for figure in figures[2:]) for figures in found.values())
     assert by_parts < by_gathering
+
+
+def test_batch_invariance(script: Script) -> None:
+    found = rows(script("batch_invariance.py", "--quick", "--device", "cpu"), "ordinary", "batch invariant")
+    assert all(float(figure.replace(",", "")) > 0 for figures in found.values() for figure in figures)
+    assert {len(figures) for figures in found.values()} == {2}
 
 
 def test_balancing(script: Script) -> None:
@@ -222,6 +229,7 @@ def test_trainer_curves(script: Script, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("batch_invariance.py",),
         ("batched_tokens.py",),
         ("generation.py",),
         ("grpo_step.py",),

@@ -107,3 +107,14 @@ def test_a_model_of_images_reads_them_and_keeps_what_it_computes_for_them(tmp_pa
     assert (found["skip_tokenizer_init"], found["load_format"], found["mm_processor_cache_gb"]) == (False, "auto", 0)
     (directory / "config.json").write_text("{}")
     assert image_arguments(ModelSpec(path=str(directory))) == {}
+
+
+def test_batch_invariant_engines_compile_nothing():
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = arguments_of("cuda", batch_invariant=True)
+    compilation = EngineArgs(model="none", compilation_config=arguments["compilation_config"]).compilation_config
+    assert (compilation.mode, compilation.cudagraph_mode.name, compilation.custom_ops) == (0, "FULL_DECODE_ONLY", ["all"])
+    assert arguments["attention_backend"] == "FLASH_ATTN"
+    assert "compilation_config" not in arguments_of("cuda", batch_invariant=True, enforce_eager=True)
+    assert not {"attention_backend", "compilation_config"} & arguments_of("cuda").keys()

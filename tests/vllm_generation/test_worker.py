@@ -12,7 +12,7 @@ from rlcore.spi import RefitError
 
 pytest.importorskip("vllm")
 
-from rlcore_vllm import worker
+from rlcore_vllm import invariant, worker
 from rlcore_vllm.worker import WorkerExtension
 
 
@@ -87,3 +87,14 @@ def test_a_refit_whose_sender_gave_up_is_abandoned_before_the_next(rank):
     rank.calls.clear()
     rank.rlcore_refit("begin", {})
     assert rank.calls[:3] == ["abandon", "reset", "start"]
+
+
+def test_vllm_has_what_batch_invariant_engines_replace(monkeypatch):
+    from vllm.model_executor.layers import layernorm
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    for owner, name in ((layernorm, "rms_norm_batch_invariant"), (LogitsProcessor, invariant.HEAD)):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    invariant.use_invariant_kernels()
+    assert getattr(LogitsProcessor, invariant.HEAD) is invariant.apply_head
+    assert layernorm.rms_norm_batch_invariant.__qualname__.startswith("sum_first")

@@ -18,6 +18,7 @@ from rlcore.registry.binding import (
     max_concurrent,
     require_module,
     run_check,
+    shared_kernels,
 )
 from rlcore.registry.discovery import Registry
 from rlcore.registry.plugin_errors import owner_of
@@ -595,6 +596,19 @@ def test_a_bound_that_is_no_number_of_calls_is_refused(make_provider, said):
     entry = Registry.from_providers({"environment": [make_provider(max_concurrent=lambda config: said)]}).of("environment")[0]
     with pytest.raises(PluginError, match="environment 'fake' .*max_concurrent"):
         max_concurrent(entry, None)
+
+
+def test_a_backends_provider_names_the_kernels_that_it_shares(make_provider):
+    def entry_of(said):
+        provider = make_provider(shared_kernels=lambda config: said and said + config)
+        return Registry.from_providers({"trainer": [provider]}).of("trainer")[0]
+
+    assert (shared_kernels(entry_of("a"), "b"), shared_kernels(entry_of(None), "b")) == ("ab", None)
+    with pytest.raises(PluginError, match="trainer 'fake' .*shared_kernels"):
+        shared_kernels(entry_of(1), 1)
+    with pytest.raises(TypeError) as raised:
+        shared_kernels(entry_of("a"), 1)
+    assert "shared_kernels of trainer 'fake'" in raised.value.__notes__[0]
 
 
 def test_a_generators_provider_brings_parsers_of_tools_calls(make_provider, tmp_path, monkeypatch):

@@ -175,9 +175,13 @@ def packed_attention(
     _check_supported(module, query, packed, attention_mask, dropout, sliding_window, softcap)
     dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else value.dtype
     query, key, value = (states.squeeze(0).transpose(0, 1).to(dtype) for states in (query, key, value))
-    if query.is_cuda and dtype in FLASH_DTYPES:
-        return _flash_attention(query, key, value, packed, scaling)[None], None
-    return _bucketed_attention(query, key, value, packed, scaling)[None], None
+    return causal_attention(query, key, value, packed, scaling)[None], None
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None) -> Tensor:
+    """[T, H, V] of every sequence to itself, from query, key [T, heads, D] and value [T, heads, V] of one dtype."""
+    attend = _flash_attention if query.is_cuda and query.dtype in FLASH_DTYPES else _bucketed_attention
+    return attend(query, key, value, packed, scaling)
 
 
 def _check_supported(

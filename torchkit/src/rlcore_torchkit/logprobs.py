@@ -21,6 +21,9 @@ from rlcore_torchkit.soft_cap import cap_slopes
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
 """Whether the entropy is computed: not at all, without a gradient, or with one."""
 
+ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
+"""Float32 logits [C, V] from states [C, H], a head [V, H] and a temperature, which has divided them."""
+
 _CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 3 * 2**26}
 """Logits of one chunk where the caller does not say: large enough for efficient products, small beside a model."""
 
@@ -35,20 +38,22 @@ def token_logprobs(
     entropy: EntropyMode = "none",
     kept: KeptTokens | None = None,
     cap: float | None = None,
+    scaled: ScaledLogits | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(hidden weightᵀ / temperature) at the targets: float32 [T], and its entropy in nats: float32 [T] or None.
     With `kept`, of T rows, the softmax is over the kept tokens of each row, its target among them; gradients reach no others.
     With `cap` logits are `soft_capped` before the division.
 
     hidden [T, H] and weight [V, H] (the head's, no bias) get gradients; targets int64 [T]. The product is taken in hidden's
-    dtype (under autocast in autocast's) and everything after it in float32, as samplers do; float64 stays float64.
+    dtype (under autocast in autocast's) and everything after it in float32, as samplers do; float64 stays float64. `scaled`
+    takes the place of product and division; it knows of no cap.
     `chunk_tokens` rows at a time are held as logits, and the backward computes them again; None takes a few million.
     """
     hidden = head_states("token_logprobs", hidden, weight, targets, temperature)
     if chunk_tokens is None:
         chunk_tokens = chunk_rows(hidden.device.type, weight.shape[0])
     apply: Any = _TokenLogprobs.apply
-    logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy, kept, cap)
+    logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy, kept, cap, scaled)
     return logprobs, entropies
 
 
@@ -69,6 +74,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy: EntropyMode,
         mask: KeptTokens | None,
         cap: float | None,
+        scaled: ScaledLogits | None,
     ) -> tuple[Tensor, Tensor | None]:
         head = weight.to(hidden.dtype)
         num_rows, fused = hidden.shape[0], has_kernels(hidden)
@@ -76,6 +82,8 @@ class _TokenLogprobs(torch.autograd.Function):
         entropies = torch.empty_like(logprobs) if entropy != "none" else None
         logsumexps = torch.empty_like(logprobs) if fused else None
         log_softmax = None
+        product = None if scaled is None else partial(_divided, scaled, temperature)
+        divisor = temperature if scaled is None else 1.0
         masks = masks_of(mask, chunk_tokens)
         for start, part in zip(range(0, num_rows, chunk_tokens), masks, strict=False):
             rows = slice(start, start + chunk_tokens)
@@ -83,10 +91,10 @@ class _TokenLogprobs(torch.autograd.Function):
             if logsumexps is not None:
                 from rlcore_torchkit.softmax_kernels import normalise
 
-                logits = head_logits(hidden[rows], head, part, cap)
-                normalise(logits, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
+                logits = head_logits(hidden[rows], head, part, cap, product)
+                normalise(logits, targets[rows], divisor, logprobs[rows], logsumexps[rows], wanted)
                 continue
-            logits = scaled_logits(head_logits(hidden[rows], head, part, cap), temperature)
+            logits = scaled_logits(head_logits(hidden[rows], head, part, cap, product), divisor)
             log_softmax = torch.log_softmax(logits, 1, dtype=logprobs.dtype)
             logprobs[rows] = log_softmax.gather(1, targets[rows, None])[:, 0]
             if wanted is not None:
@@ -95,6 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = log_softmax if num_rows <= chunk_tokens and cap is None else None
         ctx.save_for_backward(hidden, weight, targets, entropies if entropy == "loss" else None, kept, logsumexps)
         ctx.temperature, ctx.chunk_tokens, ctx.mask, ctx.cap = temperature, chunk_tokens, mask, cap
+        ctx.product, ctx.divisor = product, divisor
         if entropies is not None and entropy == "metric":
             ctx.mark_non_differentiable(entropies)
         ctx.set_materialize_grads(False)
@@ -106,7 +115,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_entropy = grad_entropy if entropies is not None else None
         rows = rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
-            return (None,) * 8
+            return (None,) * 9
         head = weight.to(hidden.dtype)
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
@@ -114,23 +123,22 @@ class _TokenLogprobs(torch.autograd.Function):
         masks = masks_of(None if ctx.mask is None or kept is not None else ctx.mask.select(rows), ctx.chunk_tokens)
         for chunk, part in zip(torch.split(rows, ctx.chunk_tokens), masks, strict=False):
             states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
-            logits = kept.index_select(0, chunk) if kept is not None else head_logits(states, head, part, ctx.cap)
+            logits = kept.index_select(0, chunk) if kept is not None else head_logits(states, head, part, ctx.cap, ctx.product)
             slopes = None if ctx.cap is None else cap_slopes(logits, ctx.cap)
             if logsumexps is not None:
                 from rlcore_torchkit.softmax_kernels import gradient_
 
-                grad_logits = gradient_(logits, logsumexps[chunk], targets[chunk], ctx.temperature, *upstream)
+                grad_logits = gradient_(logits, logsumexps[chunk], targets[chunk], ctx.divisor, *upstream)
             else:
-                logits = logits if kept is not None else scaled_logits(logits, ctx.temperature)
+                logits = logits if kept is not None else scaled_logits(logits, ctx.divisor)
                 dtype = hidden.dtype if slopes is None else logits.dtype
                 grad_logits = _grad_logits(logits, kept is not None, targets[chunk, None], upstream, dtype)
-            if slopes is not None:
-                grad_logits = grad_logits.mul_(slopes).to(hidden.dtype)
+            grad_logits = (grad_logits if slopes is None else grad_logits.mul_(slopes)).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, grad_logits @ head)
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
-        return grad_hidden, grad_weight.total if grad_weight is not None else None, *(None,) * 6
+        return grad_hidden, grad_weight.total if grad_weight is not None else None, *(None,) * 7
 
 
 class Upstream(NamedTuple):
@@ -177,6 +185,10 @@ def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, te
 def chunk_rows(device: str, num_columns: int) -> int:
     """Rows of logits that one chunk holds where the caller does not say."""
     return max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // num_columns)
+
+
+def _divided(scaled: ScaledLogits, temperature: float, states: Tensor, head: Tensor) -> Tensor:
+    return scaled(states, head, temperature)
 
 
 def has_kernels(hidden: Tensor) -> bool:
@@ -306,9 +318,9 @@ def patch_head(model: nn.Module, compute: HeadLogprobs | None = None, decode: De
     model.forward = partial(_policy_forward, model, compute or own_head(model), decode)
 
 
-def own_head(model: Any, cap: float | None = None) -> HeadLogprobs:
+def own_head(model: Any, cap: float | None = None, scaled: ScaledLogits | None = None) -> HeadLogprobs:
     """`token_logprobs` with the weight that the model's head has when it is called: FSDP puts another in its place."""
-    return partial(_own_head, model, cap=cap)  # no closure: a copy of the model has to refer to its own head
+    return partial(_own_head, model, cap=cap, scaled=scaled)  # no closure: a copy of the model has to refer to its own head
 
 
 def _own_head(model: Any, hidden: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:

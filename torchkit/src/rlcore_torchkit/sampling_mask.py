@@ -3,7 +3,8 @@
 Shapes: T tokens, R rows of logits, C rows of a chunk, W columns of a part of the vocabulary, M kept tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -68,9 +69,16 @@ class KeptTokens:
         return logits
 
 
-def head_logits(states: Tensor, head: Tensor, kept: KeptTokens | None, cap: float | None = None) -> Tensor:
-    """[C, W] from states [C, H] and head [W, H]: of the kept tokens alone, where there are any; bounded by a soft `cap`."""
-    logits = states @ head.T
+Product: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""[C, W] from states [C, H] and head [W, H]."""
+
+
+def head_logits(
+    states: Tensor, head: Tensor, kept: KeptTokens | None, cap: float | None = None, product: Product | None = None
+) -> Tensor:
+    """[C, W] from states [C, H] and head [W, H]: of the kept tokens alone, where there are any; bounded by a soft `cap`.
+    `product` takes the place of the matrix product in the dtype of the states."""
+    logits = states @ head.T if product is None else product(states, head)
     if cap is not None:
         logits = soft_capped(logits, cap)
     return logits if kept is None else kept.mask_(logits)

@@ -195,6 +195,15 @@ def max_concurrent(entry: Entry, config: object) -> int | None:
     return found
 
 
+def shared_kernels(entry: Entry, config: object) -> str | None:
+    """The kernels that a backend computes by and others have too, by its provider. PluginError where that is no name."""
+    with attributed("raised by shared_kernels of", entry.label):
+        found = _provider(entry).shared_kernels(config)
+    if not (found is None or isinstance(found, str)):
+        raise PluginError(f"{entry.label}: shared_kernels returned {found!r:.60}; expected a name, or None")
+    return found
+
+
 def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCalls | None:
     """The parser of tools' calls that a generator's provider has under a name; None where it has none of it."""
     path = _provider(entry).tool_parser

@@ -37,6 +37,7 @@ _FUNCTIONS = {
     "unavailable": "that returns a reason or None",
     "disabled_capabilities": "of the config that returns capabilities",
     "num_devices": "of the config that returns a number of devices",
+    "shared_kernels": "of the config that returns a name, or None",
     "max_concurrent": "of the config that returns a number of calls, or None",
 }
 """A provider's functions, by field."""

@@ -37,6 +37,10 @@ def _one(config: object) -> int:  # noqa: ARG001 - the form of Provider.num_devi
     return 1
 
 
+def _own_kernels(config: object) -> str | None:  # noqa: ARG001 - the form of Provider.shared_kernels
+    return None
+
+
 @frozen(kw_only=True)
 class Provider:
     """One installable implementation of a role.
@@ -73,6 +77,9 @@ class Provider:
     num_devices: Callable[[Any], int] = _one
     """For generators: the devices that one spans with a section of the recipe. Where a cluster's ranks share their devices with
     generators, so many neighbours share one, which the first of them hosts."""
+    shared_kernels: Callable[[Any], str | None] = _own_kernels
+    """For trainers and generators: what kernels a section of the recipe has it compute by that others have too, or None. A
+    trainer and a generator with the same give a token's log-probability the same bits; a run with one of them alone says so."""
     max_concurrent: Callable[[Any], int | None] = _unlimited
     """For environments: the most calls that can be at work at once with a section of the recipe, such as one for each process
     that computes; None for as many as the core likes. A call above it waits for its place before it begins, and its time limit

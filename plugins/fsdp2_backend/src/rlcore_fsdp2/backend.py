@@ -17,6 +17,7 @@ from rlcore_fsdp2.adapters import Adapters, trained
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import exported_tensors, whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
+from rlcore_fsdp2.invariance_check import OPTION
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
 from rlcore_fsdp2.layout_check import layout_problems, reference_layout_problems, undescribed_problems
 from rlcore_fsdp2.logprobs import compute_logprobs, compute_values
@@ -26,6 +27,7 @@ from rlcore_fsdp2.reduction import reduces_every_microbatch
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
+from rlcore_torchkit.batch_invariance import invariant_model_problems
 from rlcore_torchkit.decoders import described_family, is_described, is_image_model
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.image_forward import check_images
@@ -289,5 +291,6 @@ def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     problems = list(own_layout_problems(config, rank_info.world_size, rank_info.device, model))
     problems += undescribed_problems(config, has_plan=not is_image_model(content)) if family is None else []
+    problems += invariant_model_problems(OPTION, content, context.model.path) if config.batch_invariant else []
     if problems:
         raise spi.ConfigError(problems)

@@ -9,6 +9,7 @@ from attrs import evolve
 from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.invariance_check import batch_invariance_problems
 from rlcore_fsdp2.layout_check import (
     SECTION,
     layout_problems,
@@ -47,6 +48,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem | Note
         *_replay_problems(context, config),
         *_image_problems(context, config),
         *_compiler_problems(config),
+        *batch_invariance_problems(context, config),
     ]
     return problems or list(_notes(context, config))
 

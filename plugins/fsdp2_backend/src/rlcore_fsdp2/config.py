@@ -33,6 +33,10 @@ class Fsdp2Config:
     among it, stays as it was."""
     fp8: bool = False
     """Compute the linear layers of decoders in float8 (needs `rlcore-fsdp2[fp8]` and a GPU with float8; emulated on CPU)."""
+    batch_invariant: bool = False
+    """Compute by the kernels of an engine with `generator.vllm.batch_invariant`, so that log-probabilities are the bits that it
+    recorded; slower. Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
+    (docs/train-inference-agreement.md)."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass and compute the layer again: less memory, a third more work."""
     compile_layers: bool = False

@@ -11,6 +11,7 @@ from rlcore_fsdp2.context_parallel import patch_context, patch_context_values
 from rlcore_fsdp2.experts import divide_experts, expert_modules
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.float8 import use_float8
+from rlcore_fsdp2.invariant_model import invariant_head, use_invariant_kernels
 from rlcore_fsdp2.layout import Meshes
 from rlcore_fsdp2.load import load_parts
 from rlcore_fsdp2.load_from_first import load_from_first
@@ -20,7 +21,7 @@ from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
 from rlcore_torchkit.decoders import is_described, layers_of
 from rlcore_torchkit.image_forward import freeze_vision, patch_any_decoder
-from rlcore_torchkit.logprobs import patch_head
+from rlcore_torchkit.logprobs import HeadLogprobs, patch_head
 from rlcore_torchkit.models import load_model
 from rlcore_torchkit.onednn import use_onednn
 from rlcore_torchkit.packing_probe import probe_packing
@@ -118,11 +119,13 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
     if config.fp8:
         use_float8(model, device)
     described = is_described(model)
-    if described:
+    if config.batch_invariant:
+        use_invariant_kernels(model)
+    elif described:
         fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
-    _divide(model, spec, meshes)
+    _divide(model, spec, meshes, invariant_head(model) if config.batch_invariant else None)
     if config.compile_layers:
         for layer in layers_of(model):
             layer.forward = torch.compile(layer.forward)
@@ -134,8 +137,9 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
         load(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
 
 
-def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None) -> None:
-    """Give this rank its part of every layer and of the tokens, and the model a head that knows of it."""
+def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None, head: HeadLogprobs | None) -> None:
+    """Give this rank its part of every layer and of the tokens, and the model a head that knows of it; `head` is that of a
+    model whose layers are whole, where it has one of its own."""
     if not is_described(model):
         size = 1 if meshes is None else meshes.layout.tensor
         if meshes is not None and size > 1 and not plan_problems(model, size):
@@ -143,9 +147,9 @@ def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None) -> None:
         patch_any_decoder(model, spec)
         return
     if meshes is None:
-        patch_value_head(model) if has_value_head(model) else patch_head(model)
+        patch_value_head(model) if has_value_head(model) else patch_head(model, head)
         return
-    layout, head = meshes.layout, None
+    layout = meshes.layout
     if layout.tensor > 1:
         head = parallelize(model, meshes.tensor, sequence_parallel=layout.sequence_parallel, experts=layout.expert == 1)
     if layout.expert > 1 and any(expert_modules(model)):

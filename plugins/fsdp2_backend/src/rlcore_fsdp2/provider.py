@@ -2,7 +2,14 @@
 
 from rlcore.spi import CHANNELS, Provider, capabilities
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.batch_invariance import SHARED_KERNELS
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES, missing_requirement
+
+
+def shared_kernels(config: Fsdp2Config) -> str | None:
+    """The kernels of an engine that computes each token by the same instructions in every batch."""
+    return SHARED_KERNELS if config.batch_invariant else None
+
 
 PROVIDER = Provider(
     name="fsdp2",
@@ -12,6 +19,7 @@ PROVIDER = Provider(
     | {CHANNELS["shards"].capability, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.IMAGES},
     config=Fsdp2Config,
     unavailable=missing_requirement,
+    shared_kernels=shared_kernels,
     backend="rlcore_fsdp2.backend:Fsdp2Backend",
     check="rlcore_fsdp2.check:check",
     plan="rlcore_fsdp2.plan:plan",

@@ -20,6 +20,7 @@ from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.engine_arguments import table_problems
+from rlcore_vllm.invariance_check import batch_invariance_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
 from rlcore_vllm.settings import LORA_RANKS, engines_per_device, with_devices
@@ -59,6 +60,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(named, context),
         *speculation_problems(config),
+        *batch_invariance_problems(context, config),
         *any_decoder_problems(context.model),
     ]
     file = Path(context.model.path).expanduser() / "config.json"

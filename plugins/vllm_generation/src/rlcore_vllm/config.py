@@ -42,6 +42,10 @@ class VllmConfig:
     `max_num_seqs` is more, that many. More of them take longer steps and more memory beside the KV cache."""
     enforce_eager: bool | None = None
     """True runs the model without compilation and CUDA graphs; None does so on CPU, and compiles on CUDA."""
+    batch_invariant: bool = False
+    """Compute each token by the same instructions whatever is in the batch, in vLLM's batch-invariant mode and without compiled
+    graphs: with `trainer.fsdp2.batch_invariant` log-probabilities equal the trainer's to the bit. Slower. Qwen3 without experts
+    in bfloat16, on GPUs of compute capability 9 (docs/train-inference-agreement.md)."""
     prefix_caching: bool = True
     """Share the KV cache of equal prompt beginnings, such as the samples of one prompt."""
     quantization: Literal["none", "fp8", "fp8_per_block"] = "none"

@@ -4,6 +4,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from rlcore.spi import CHANNELS, Provider, capabilities
+from rlcore_torchkit.batch_invariance import SHARED_KERNELS
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
 from rlcore_vllm.speculation import lost_capabilities
@@ -39,6 +40,11 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     return frozenset(names) | lost_capabilities(config)
 
 
+def shared_kernels(config: VllmConfig) -> str | None:
+    """The kernels that a trainer may have too."""
+    return SHARED_KERNELS if config.batch_invariant else None
+
+
 PROVIDER = Provider(
     name="vllm",
     spi=(2, 0),
@@ -62,6 +68,7 @@ PROVIDER = Provider(
     devices={"cuda"},
     unavailable=unavailable,
     disabled_capabilities=disabled_capabilities,
+    shared_kernels=shared_kernels,
     num_devices=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",

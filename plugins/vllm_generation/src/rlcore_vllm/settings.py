@@ -20,8 +20,9 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
 more after it divides them by the temperature."""
-
-
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "custom_ops": ["all"]}
+"""vLLM's compilation_config with its own kernels, in CUDA graphs where all sequences decode, and nothing compiled of torch's
+operations: what a compiler fuses it rounds otherwise."""
 FP8 = {"fp8": "fp8_per_tensor", "fp8_per_block": "fp8_per_block"}
 """vLLM's names for what a section's `quantization` says."""
 ROUTERS = r"re:.*\.(gate|router|shared_expert_gate)$"
@@ -44,6 +45,8 @@ class EngineSettings:
     """Arguments of vLLM's EngineArgs, by its names."""
     adapters: bool = False
     """Whether requests are computed with the adapters that refits bring."""
+    batch_invariant: bool = False
+    """Whether what is computed of a token is the same bits in every batch."""
 
     @property
     def has_drafter(self) -> bool:
@@ -69,7 +72,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     eager = device == "cpu" if config.enforce_eager is None else config.enforce_eager
     reads_weights = context.channel is None
     # An output head that is quantised knows no dtype but its own.
-    head: Mapping[str, Any] = {} if reads_weights else FLOAT32_HEAD
+    head: Mapping[str, Any] = {} if reads_weights and not config.batch_invariant else FLOAT32_HEAD
     arguments: dict[str, Any] = {
         "model": context.model.path,
         "revision": context.model.revision,
@@ -112,7 +115,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
-    arguments |= speculative_arguments(config, device)
+    arguments |= speculative_arguments(config, device) | invariant_arguments(config, eager=eager)
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
@@ -123,6 +126,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         eager=eager,
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
         adapters=context.lora is not None,
+        batch_invariant=config.batch_invariant,
     )
 
 
@@ -131,6 +135,13 @@ def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
     model drafts, vLLM leaves it one of them for each sequence."""
     drafted = 0 if config.speculative_model is None else config.max_num_seqs
     return drafted + max(config.max_num_batched_tokens, config.max_num_seqs, longest_prompt)
+
+
+def invariant_arguments(config: VllmConfig, *, eager: bool) -> dict[str, Any]:
+    """What makes an engine compute by kernels that the trainer can compute by; nothing where it need not."""
+    if not config.batch_invariant:
+        return {}
+    return {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
 
 
 def image_arguments(model: ModelSpec) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
 from rlcore.spi import RefitError
 from rlcore_vllm import versions
+from rlcore_vllm.invariant import use_invariant_kernels
 from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
 from rlcore_vllm.whole_guesses import guess_whole
 
@@ -23,6 +25,8 @@ else:
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
         guess_whole()
 versions.keep_scales_exact()
+if envs.VLLM_BATCH_INVARIANT:
+    use_invariant_kernels()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 

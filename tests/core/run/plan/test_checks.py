@@ -49,6 +49,33 @@ def test_notes_of_a_check_are_the_plans_and_problems_come_before_them(
     assert raised.value.problems == (problem,)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "generator", "noted"),
+    [
+        (None, None, []),
+        ("exact", "exact", []),
+        ("exact", None, [("trainer", "generator fake by kernels of its own")]),
+        (None, "exact", [("generator", "trainer fake by kernels of its own")]),
+        ("exact", "other", [("trainer", "generator fake by other"), ("generator", "trainer fake by exact")]),
+    ],
+)
+def test_kernels_that_one_side_alone_has_are_noted(
+    prepared: Prepare, trainer: str | None, generator: str | None, noted: list[tuple[str, str]]
+) -> None:
+    registry = Registry.from_providers(
+        {
+            "trainer": [evolve(FAKE_TRAINER, shared_kernels=lambda _: trainer)],
+            "generator": [evolve(FAKE_GENERATOR, shared_kernels=lambda _: generator)],
+            "algorithm": [FAKE_ALGORITHM],
+            "environment": [FAKE_ENVIRONMENT],
+        }
+    )
+    notes = prepared(registry=registry).notes
+    assert len(notes) == len(noted)
+    for role, text in noted:
+        assert any(note.startswith(f"{role}.fake: computes by ") and text in note for note in notes), notes
+
+
 @pytest.mark.parametrize("role", ["trainer", "generator"])
 def test_a_foreign_backends_model_is_checked(prepared: Prepare, tmp_path: Path, role: str) -> None:
     with pytest.raises(ModelError) as raised:

@@ -9,7 +9,7 @@ from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
 from rlcore.model_files import model_problems
-from rlcore.registry.binding import require_module, run_check
+from rlcore.registry.binding import require_module, run_check, shared_kernels
 from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
@@ -67,7 +67,24 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
         problems += [one for one in found if one not in problems]
+    problems += _kernel_notes(plan)
     return raise_problems(problems, model)
+
+
+def _kernel_notes(plan: RunPlan) -> Iterator[Note]:
+    """Kernels that a trainer or a generator has for the other's sake, which computes by others."""
+    backends = [entry for entry in plan.chosen.values() if entry.role in AUTO_ROLES]
+    names = {entry.role: entry.name for entry in backends}
+    kernels = {entry.role: shared_kernels(entry, plugin_config(plan.recipe, entry)) for entry in backends}
+    if len(kernels) < 2 or len(set(kernels.values())) == 1:
+        return
+    for role, other in zip(kernels, reversed(kernels), strict=True):
+        if kernels[role] is not None:
+            text = (
+                f"computes by {kernels[role]} kernels, and {other} {names[other]} by {kernels[other] or 'kernels of its own'}: "
+                "their log-probabilities agree up to rounding alone. Have both compute by the same, or neither: they cost time"
+            )
+            yield Note(path=f"{role}.{names[role]}", text=text)
 
 
 def _of_reference(plan: RunPlan, context: CheckContext) -> CheckContext:

@@ -1,0 +1,30 @@
+"""What is put into vLLM, against the plain formulas; on CPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rlcore_vllm.invariant import apply_head, sum_first
+
+
+def test_the_residual_is_added_before_the_norm():
+    random = torch.Generator().manual_seed(0)
+    states, residual = (torch.randn(5, 8, generator=random).bfloat16() for _ in range(2))
+    weight = torch.randn(8, generator=random).bfloat16()
+    normed = sum_first(lambda input, weight, eps: F.rms_norm(input, weight.shape, weight, eps))
+    found, total = normed(states, weight, 1e-6, residual=residual)
+    assert torch.equal(total, states + residual)
+    assert torch.equal(found, F.rms_norm(total, (8,), weight, 1e-6))
+    assert torch.equal(normed(states, weight, 1e-6), F.rms_norm(states, (8,), weight, 1e-6))
+
+
+def test_logits_are_in_float32_and_of_no_other_head():
+    states, head = torch.randn(3, 8).bfloat16(), SimpleNamespace(weight=torch.randn(6, 8).bfloat16())
+    processor = SimpleNamespace(head_dtype=torch.float32)
+    logits = apply_head(processor, head, states, None)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), states.double() @ head.weight.double().T, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"torch\.bfloat16, a bias"):
+        apply_head(SimpleNamespace(head_dtype=torch.bfloat16), head, states, torch.zeros(6))
