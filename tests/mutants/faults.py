@@ -936,6 +936,20 @@ FAULTS = (
         "tests/core/run/execution/ray/test_stream_dealer.py",
     ),
     Fault(
+        "engines that are out fail again whenever memory moves",
+        "rlcore.run.execution.ray.engines",
+        "for rank in sorted(failed.keys() & set(self.living)):",
+        "for rank in sorted(failed):",
+        "tests/core/run/execution/ray/test_engines.py::test_engines_that_are_out_cost_nothing_when_memory_moves",
+    ),
+    Fault(
+        "engines that come back while the others sleep are awake",
+        "rlcore_vllm.places",
+        "self._weights, self._cache = weights, cache",
+        "pass",
+        "tests/vllm_generation/test_places.py::test_an_engine_that_starts_while_the_others_go_to_sleep_sleeps",
+    ),
+    Fault(
         "ranks that have come apart are not noticed before parts are sent",
         "rlcore_torchkit.shard_sender",
         "self._require_equal(window.specs, shards.held, several, parts)",

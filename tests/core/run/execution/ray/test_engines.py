@@ -22,7 +22,7 @@ from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.execution.ray.pool_stream import PoolStream
 from rlcore.run.execution.ray.worker_stream import Collected
 from rlcore.run.execution.streams import not_begun
-from rlcore.spi import FinishReason, WorkerError
+from rlcore.spi import FinishReason, SetResidencyRequest, WorkerError
 
 from .conftest import Notes, read_metrics  # type: ignore[import-not-found]
 from .stream_support import (  # type: ignore[import-not-found]
@@ -165,6 +165,18 @@ def test_a_refit_fails_as_a_whole_where_the_others_cannot_go_on() -> None:
     assert engines.not_awaited == frozenset(), "someone has to generate"
 
 
+def test_engines_that_are_out_cost_nothing_when_memory_moves() -> None:
+    calls: Any = TwoHosts(ClusterConfig(max_engine_restarts=1))
+    engines, died = Engines(calls, [0, 1]), WorkerError("died")
+    for _ in range(3):
+        assert engines.moved({0: 7, 1: died}) == {0: 7}
+        assert (engines.living, len(calls.progress.texts)) == ([0], 1), "it has failed once"
+    defect = ZeroDivisionError()
+    assert engines.moved({0: defect, 1: died}) == {0: defect, 1: died}
+    assert engines.living == [0]
+    assert engines.moved({0: died, 1: died}) == {}, "the next refit starts all of them"
+
+
 def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -249,6 +261,27 @@ def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(pool: Pool, f
     pool.refit(0)
     assert (engines_of(pool).living, pool.generator.take_restarts()) == ([0, 1], 1)
     assert len(pool.progress.texts) == 1
+    assert_nothing_runs(pool)
+
+
+def test_an_engine_that_dies_as_it_goes_to_sleep_is_left_out_and_wakes_with_the_others(pool: Pool, folder: Path) -> None:
+    asleep, stirring, awake = (
+        SetResidencyRequest(weights=weights, state=state)
+        for weights, state in (("host", "host"), ("device", "host"), ("device", "device"))
+    )
+    kill_engine(folder, 1)
+    assert pool.generator.set_residency(asleep).device_bytes >= 0
+    assert (engines_of(pool).living, pool.generator.is_usable) == ([0], True)
+    kill_engine(folder, 1)
+    pool.generator.set_residency(stirring)
+    pool.refit(0)
+    assert engines_of(pool).living == [0, 1]
+    pool.generator.set_residency(awake)
+    feed = Feed(end_after(6))
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(6)])
+    pool.generator.stream(feed, 0)
+    assert (len(feed.found), pool.generator.take_restarts(), len(pool.progress.texts)) == (6, 1, 1)
     assert_nothing_runs(pool)
 
 

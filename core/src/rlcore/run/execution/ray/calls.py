@@ -89,14 +89,22 @@ class Calls:
 
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], *, limit_s: float | None = None) -> list[Any]:
         """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end."""
+        wait = self._apart(name, arguments, limit_s)
+        return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
+
+    def outcomes_apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Outcome]:
+        """`apart`, with what they raised."""
+        return dict(sorted(self._apart(name, arguments, None).outcomes.items()))
+
+    def _apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], limit_s: float | None) -> PendingCall:
         wait = self._begin(name, arguments)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
                 self._check_limit(wait, limit_s)
-                if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S:
+                if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S and not wait.goes_on:
                     break
-        return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
+        return wait
 
     def outcomes(
         self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
