@@ -943,6 +943,20 @@ FAULTS = (
         "tests/core/run/execution/ray/test_engines.py::test_engines_that_are_out_cost_nothing_when_memory_moves",
     ),
     Fault(
+        "samples that have been handed out are still owed",
+        "rlcore.run.rollout.request_feed",
+        "self._settle(owed)  # only now, or an error before would lose them",
+        "pass",
+        "tests/core/run/rollout/test_request_feed.py::test_what_cannot_be_handed_out_is_owed_all_the_same",
+    ),
+    Fault(
+        "an engine is blamed for an error of the driver's",
+        "rlcore.run.execution.ray.pool_stream",
+        "except BaseException as error:  # which would be lost in this thread",
+        "except BaseException as error:\n            self._give_way(host, error)\n            return",
+        "tests/core/run/execution/ray/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
+    ),
+    Fault(
         "engines that come back while the others sleep are awake",
         "rlcore_vllm.places",
         "self._weights, self._cache = weights, cache",

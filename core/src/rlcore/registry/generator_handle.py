@@ -95,8 +95,8 @@ class GeneratorHandle(BackendHandle):
         return result
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move what the generator holds; with `discard_weights` it holds no weights that count until the next refit, nor does it
-        after a WorkerError. It is where it was to be, then, once it has been started anew."""
+        """Move what the generator holds; with `discard_weights` it holds no weights that count until the next refit. Nor does
+        it after a WorkerError; then it is where it was to be once it has been started anew."""
         discards = isinstance(request, SetResidencyRequest) and request.discard_weights
         self._require_capabilities("set_residency", {capabilities.DISCARD_WEIGHTS: discards})
         if self._num_generating:

@@ -121,6 +121,14 @@ class Calls:
 
     def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = BESIDE) -> list[Any]:
         """What some ranks return, in the order of `arguments`, beside the calls that they are busy with. From any thread."""
+        wait = self._beside(name, arguments, group)
+        return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
+
+    def outcome_beside(self, name: str, rank: int, group: str) -> Outcome:
+        """`beside` of one rank; what it raised is returned, so that it is told from an error of the driver's own."""
+        return self._beside(name, {rank: ()}, group).outcomes[rank]
+
+    def _beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str) -> PendingCall:
         self._require_workers(name)
         actors = {rank: self.ranks[rank].actor for rank in arguments}
         references = {
@@ -130,7 +138,7 @@ class Calls:
         while wait.pending:
             self._collect(wait)
             self._check_limit(wait, None)
-        return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
+        return wait
 
     def require_progress(self, name: str, rank: int, since: float) -> None:
         """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of time.monotonic) for
