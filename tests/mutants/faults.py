@@ -957,6 +957,13 @@ FAULTS = (
         "tests/core/run/execution/ray/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
     ),
     Fault(
+        "an engine that died after its own refit is taken for one that came back",
+        "rlcore.run.execution.ray.pool_groups",
+        "if rank in were_out and not one.is_starting]",
+        "if not one.is_starting]",
+        "tests/core/run/execution/ray/test_pool_groups_refit.py",
+    ),
+    Fault(
         "engines that come back while the others sleep are awake",
         "rlcore_vllm.places",
         "self._weights, self._cache = weights, cache",
