@@ -15,7 +15,7 @@ from rlcore_vllm.background_restart import BackgroundRestart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.mirrors import Mirrors, unmirrored
+from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.places import Places
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
@@ -38,8 +38,6 @@ class VllmBackend:
 
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
-        if config.mirrors and context.channel is not None and spi.CHANNELS[context.channel].sharded:
-            raise spi.ConfigError([unmirrored(context.channel)])
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
