@@ -964,6 +964,21 @@ FAULTS = (
         "tests/core/run/execution/ray/test_pool_groups_refit.py",
     ),
     Fault(
+        "a program that a stop of the whole job reaches first has failed for good",
+        "rlcore.run.checkpoint_evaluation.evaluations",
+        "self._closing.wait(GRACE_S)",
+        "pass",
+        "tests/core/run/checkpoint_evaluation/test_evaluations.py"
+        "::test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run",
+    ),
+    Fault(
+        "what a program leaves behind outlives its evaluation",
+        "rlcore.run.checkpoint_evaluation.evaluations",
+        "ends_descendants=True,",
+        "ends_descendants=False,",
+        "tests/core/run/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",
+    ),
+    Fault(
         "engines that come back while the others sleep are awake",
         "rlcore_vllm.places",
         "self._weights, self._cache = weights, cache",
