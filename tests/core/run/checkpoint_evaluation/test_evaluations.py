@@ -235,7 +235,7 @@ def make_model(directory: Path) -> None:
 
 @OWN_SESSIONS
 def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path: Path) -> None:
-    daemon = f"setsid sh -c 'echo $$ > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; exec sleep 1000' &"
+    daemon = f"setsid sh -c 'echo $$ > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; exec sleep 60' &"
     one = evaluations_of(f"{daemon} until test -e {tmp_path}/child; do sleep 0.02; done; {STEP}")
     one.saved(1, make_model)
     one.wait_for_one()
