@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rlcore.spi import PluginError
-from rlcore.worker_pool import WorkerPool, default_processes
+from rlcore.worker_pool import MAX_STARTS, WorkerPool, default_processes
 from rlcore.worker_process import Ended, Task
 
 SOURCE = """
@@ -24,6 +24,8 @@ def handle(argument, request):
     if request == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
     if request == "die whole":
+        with open(__file__ + ".tried", "a") as file:
+            file.write("x")
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
     print("printed")
@@ -63,6 +65,16 @@ def test_a_request_that_ends_its_process_costs_itself_alone(pool: WorkerPool) ->
     assert asyncio.run(pool.call("die")) == Ended(-signal.SIGSEGV)
     assert asyncio.run(pool.call("die whole")) == Ended(-signal.SIGKILL)
     assert asyncio.run(pool.call("next"))[1] == "next"
+
+
+@pytest.mark.parametrize(("is_tried_once", "times"), [(True, 1), (False, MAX_STARTS)])
+def test_a_request_whose_process_is_killed_is_tried_again_or_not(
+    pool: WorkerPool, tmp_path: Path, is_tried_once: bool, times: int
+) -> None:
+    once = WorkerPool(Task(name="pooled", handle="pooled:handle", is_tried_once=is_tried_once), 1)
+    assert asyncio.run(once.call("die whole")) == Ended(-signal.SIGKILL)
+    once.close()
+    assert (tmp_path / "pooled.py.tried").read_text() == times * "x"
 
 
 def test_a_cancelled_call_is_killed_with_all_that_it_started(pool: WorkerPool) -> None:

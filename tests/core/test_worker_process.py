@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlcore.worker_process import Child, Ended, Limits, Task, ask_child, ending, main
+from rlcore.worker_process import MAX_KILLS, Child, Ended, Limits, Task, ask_child, ending, main
 
 HANDLE = f"{__name__}:handle"
 REQUEST = pickle.dumps("one")
@@ -90,6 +90,19 @@ def test_what_ends_a_child_is_told_apart(
     answer, left = ask_child(REQUEST, child(function), task)
     assert (pickle.loads(answer), left) == (Ended(exit_code), None)
     capfd.readouterr()
+
+
+@pytest.mark.parametrize(("is_tried_once", "times"), [(True, 1), (False, MAX_KILLS + 1)])
+def test_a_request_whose_process_is_killed_is_tried_again_or_not(tmp_path: Path, is_tried_once: bool, times: int) -> None:
+    def killed() -> None:
+        with (tmp_path / "tried").open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    task = Task(name="test", handle=HANDLE, argument=killed, is_tried_once=is_tried_once)
+    answer, _ = ask_child(REQUEST, None, task)
+    assert pickle.loads(answer) == Ended(-signal.SIGKILL)
+    assert (tmp_path / "tried").read_text() == times * "x"
 
 
 def test_endings_are_named() -> None:

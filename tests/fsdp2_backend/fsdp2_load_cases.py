@@ -1,11 +1,12 @@
 """What each rank does in the tests of test_load that need several: reading its parts of a model's files."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from fsdp2_group_cases import ARCHITECTURES, Cases, Place
@@ -13,8 +14,8 @@ from fsdp2_support import make_config
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.spi import ModelSpec, RankInfo
-from rlcore_fsdp2 import checkpoint
+from rlcore.spi import ModelError, ModelSpec, Problem, RankInfo
+from rlcore_fsdp2 import checkpoint, load
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy, make_reference
@@ -188,3 +189,23 @@ def expert_parallel_parts(place: Place) -> None:
 @CASES.add
 def parts_on_the_host(place: Place) -> None:
     check_layout(place, "qwen3", cpu_offload=True)
+
+
+@CASES.add
+def a_file_that_one_rank_cannot_read(place: Place) -> None:
+    """Nobody waits for its part: every rank has its error at once."""
+    config, spec = make_config(replicate=2), ModelSpec(path=str(place.models / "qwen2"))
+    meshes = ParallelLayout.of(config, place.rank, place.num_ranks).meshes("cpu")
+
+    def fail(*_: object) -> Any:
+        raise ModelError([Problem(path="a-file", found="Input/output error", expected="a readable safetensors file")])
+
+    last = place.num_ranks - 1
+    for rank, failing in (
+        (last, mock.patch.object(load, "open_tensors", fail)),
+        (0, mock.patch.object(TensorFiles, "read", fail)),
+    ):
+        with failing if place.rank == rank else nullcontext(), pytest.raises(ModelError) as raised:
+            make_policy(spec, config, meshes, CPU)
+        assert [problem.path for problem in raised.value.problems] == ["a-file"]
+    dist.barrier()

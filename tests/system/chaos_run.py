@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from .chaos_faults import CLOCK, FAULTS, Struck, Target
 from .run_processes import GONE_S, last_step, marked, started
@@ -27,6 +28,9 @@ BY_KILLED = ("ray", "vllm_dist_*", "tmp*wandb-*")
 """What Ray keeps, and what vLLM, and wandb which it imports, only remove as their process ends by itself."""
 NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
+DAMAGING = ("changed byte", "truncated file")
+"""Faults of a checkpoint: where it is the only one, the run cannot be resumed."""
+LOST = "no intact checkpoint"
 
 
 @frozen(kw_only=True)
@@ -56,22 +60,43 @@ class ChaosRun:
     outcomes: list[Outcome] = field(factory=list)
     problems: list[str] = field(factory=list)
     num_steps: int = 0
+    _num_before: int = 0
+    """Outcomes of runs before this one."""
 
     def run(self, num_faults: int, kinds: Sequence[str]) -> None:
-        """So many faults, then let it come to its end."""
+        """So many faults, then let it come to its end. A run that has no intact checkpoint has stopped with the cause named,
+        and another one begins for the faults that are left."""
         draws = random.Random(self.seed)
         code: int | None = None
         while code != 0 or len(self.outcomes) < num_faults:
             self.num_steps += STEPS_PER_FAULT if code in (None, 0) else 0
+            num_outcomes, num_said = len(self.outcomes), len(self._output())
             with started(self.folder, self._command(), self.mark, self._variables()) as process:
                 while process.poll() is None and len(self.outcomes) < num_faults:
                     self._await_moment(process, draws)
                     self._fault(process, draws, kinds)
                 code = self._await_end(process)
             self._check_end()
+            if code in NAMED and LOST in self._output()[num_said:]:
+                del self.outcomes[num_outcomes:]  # it would have ended without them too
+                self._end_lost()
+                code = None
             if len(self.problems) > num_faults:
                 return
         self._check_files()
+
+    def _end_lost(self) -> None:
+        """The run is over, by the last fault of a checkpoint."""
+        num_checkpoints = len(list(self.directory.glob("checkpoints/step-*")))
+        damaging = [number for number, one in enumerate(self.outcomes) if one.kind in DAMAGING and number >= self._num_before]
+        if damaging:
+            self.outcomes[damaging[-1]] = evolve(self.outcomes[damaging[-1]], outcome="stopped with the cause named")
+        if num_checkpoints > len(damaging):
+            self.problems.append(f"{LOST} of {num_checkpoints}, of which at most {len(damaging)} were damaged")
+        print(f"{LOST}: another run begins", flush=True)
+        self._check_secrets()
+        shutil.rmtree(self.directory)
+        self.num_steps, self._num_before = 0, len(self.outcomes)
 
     def _command(self) -> list[str]:
         resume = ["--resume"] if self.directory.exists() else []
@@ -207,6 +232,9 @@ class ChaosRun:
         left += [path for path in self.temporary.iterdir() if not any(map(path.match, BY_KILLED))]
         if left:
             self.problems.append(f"left behind: {', '.join(map(str, left))}")
+        self._check_secrets()
+
+    def _check_secrets(self) -> None:
         written = [self.folder / "output", *self.directory.rglob("*"), *self.temporary.rglob("*")]
         for path in written:
             if path.is_file() and self.secret.encode() in path.read_bytes():

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import ModelError, ModelSpec
@@ -62,6 +64,17 @@ def test_a_file_that_cannot_be_read_is_named(sharded: ModelSpec) -> None:
     assert [problem.path for problem in raised.value.problems] == [str(broken)]
 
 
+@pytest.mark.parametrize("error", [OSError("Input/output error"), SafetensorError("invalid offset")])
+def test_a_tensor_that_cannot_be_read_is_named_with_its_file(error: Exception) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    files = TensorFiles(path="model", tensors={"a": SimpleNamespace(get_slice=fail)}, places={"a": Path("model/one")})
+    with pytest.raises(ModelError) as raised:
+        files.read("a", [slice(0, 1)])
+    assert [(problem.path, problem.found) for problem in raised.value.problems] == [("model/one", f"a: {error}")]
+
+
 def test_files_of_a_directory_below_the_home_directory(sharded: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Path(sharded.path).parent
     monkeypatch.setenv("HOME", str(home))
@@ -79,7 +92,7 @@ def test_a_model_that_the_hub_does_not_have_is_named(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("count", "last"), [(1, "wrong 0"), (MAX_NAMED, f"wrong {MAX_NAMED - 1}"), (MAX_NAMED + 3, "3 more")])
 def test_many_problems_are_counted_and_the_first_named(count: int, last: str) -> None:
-    files = TensorFiles(path="model", tensors={})
+    files = TensorFiles(path="model", tensors={}, places={})
     files.raise_problems([])
     with pytest.raises(ModelError) as raised:
         files.raise_problems([files.problem(f"wrong {number}", "right") for number in range(count)])

@@ -39,6 +39,7 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
         memories: Any = (80 * GIB,),
         world_size: int = 1,
         shared: tuple[int, ...] | None = None,
+        channel: str | None = None,
         **options: Any,
     ) -> list[Problem]:
         monkeypatch.setattr(check_module, "device_memories", lambda: None if memories is None else list(memories))
@@ -52,6 +53,7 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
             changed = json.loads((model / "config.json").read_text()) | config
             (directory / "config.json").write_text(json.dumps(changed))
         context = CheckContext(
+            channel=channel,
             model=ModelSpec(path=str(directory), dtype="float32" if device == "cpu" else "bfloat16"),
             device=device,  # type: ignore[arg-type]
             world_size=world_size,
@@ -69,6 +71,13 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(device="cuda", tensor_parallel=2, devices=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(device="cuda", tensor_parallel=2, world_size=4, shared=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
+
+
+def test_mirrors_need_whole_tensors(problems: Problems) -> None:
+    mirrors = ("http://127.0.0.1:8000",)
+    (problem,) = problems(channel="shards", mirrors=mirrors)
+    assert (problem.path, problem.found) == ("refit.channel", "shards, with generator.vllm.mirrors")
+    assert problems(channel="nccl", mirrors=mirrors) == problems(channel="shards") == []
 
 
 @pytest.mark.parametrize("key", ["quantization", "kv_cache_dtype"])

@@ -12,6 +12,7 @@ from multiprocessing.connection import Pipe
 from queue import LifoQueue
 from typing import Any
 
+from rlcore.descendants import end_descendants
 from rlcore.spi import PluginError
 from rlcore.worker_process import Ended, NotStarted, Task
 
@@ -90,7 +91,7 @@ class _Call:
         """The answer, from an idle process or a new one."""
         process = self._idle.get()
         try:
-            for _ in range(MAX_STARTS):
+            for _ in range(1 if self._task.is_tried_once else MAX_STARTS):
                 with self._lock:
                     if self._cancelled:
                         break
@@ -152,9 +153,11 @@ class _Process:
         return self._connection.recv()
 
     def kill(self) -> None:
-        """End its whole session; from any thread, and more than once."""
+        """End its whole session, and what else its task ends with it; from any thread, and more than once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
             if self._process.returncode is None:  # else its number may be another's by now
+                if self._task.ends_descendants:
+                    end_descendants(self._process.pid)
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

@@ -20,6 +20,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.descendants import adopt_orphans, end_descendants
+
 MAX_KILLS = 3
 """How often a request is given to a new child after one was killed from outside, which says nothing about the request."""
 
@@ -53,6 +55,11 @@ class Task:
     limits: Limits = field(factory=Limits)
     shows_output: bool = False
     """Whether what is printed goes to this process's standard error; else nobody sees it."""
+    is_tried_once: bool = False
+    """Whether a request that ended a process is given to no other one, whatever ended it: for what may not happen twice."""
+    ends_descendants: bool = False
+    """Whether all that a request has started ends with this process, also what has a session of its own (on Linux). Signals
+    that stop whole jobs are then left to what was started, and to who asks."""
 
 
 @frozen
@@ -118,8 +125,9 @@ def ending(exit_code: int) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Answer until the connection ends, then end every process of the group."""
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, _CallerIsGone):
-        _answer_all(Connection(int(arguments[0])))
+    gone = contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, _CallerIsGone)
+    with contextlib.ExitStack() as at_end, gone:
+        _answer_all(Connection(int(arguments[0])), at_end)
     os.killpg(0, signal.SIGKILL)  # what a request started must not outlive this process, which leads a session of its own
 
 
@@ -131,14 +139,19 @@ def ask_child(request: bytes, child: Child | None, task: Task, caller: Connectio
         if (answer := child.ask(request, caller)) is not None:
             return answer, child
         ended, child = child.ended_by(), None
-        if ended not in (0, -signal.SIGKILL):  # 0: it had ended by itself after the request before
+        if task.is_tried_once or ended not in (0, -signal.SIGKILL):  # 0: it had ended by itself after the request before
             break
     return pickle.dumps(Ended(ended)), None
 
 
-def _answer_all(caller: Connection) -> None:
+def _answer_all(caller: Connection, at_end: contextlib.ExitStack) -> None:
     try:
         task: Task = caller.recv()
+        if task.ends_descendants:
+            adopt_orphans()
+            at_end.callback(end_descendants, os.getpid())
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs would inherit
         os.dup2(2 if task.shows_output else os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a child ends without flushing
         if task.prepare is not None:

@@ -22,6 +22,14 @@ SERVE = "checkpoint_evaluation.serve=true"
             "checkpoint_evaluation.serve_arguments",
             "nothing is served",
         ),
+        *(
+            ((COMMAND, f"checkpoint_evaluation.result_file='{file}'"), "checkpoint_evaluation.result_file", words)
+            for file, words in (
+                ("/tmp/r.json", "a path below {output}"),
+                ("../*.json", "a path below {output}"),
+                ("a**/r.json", "a path or a pattern"),
+            )
+        ),
         ((COMMAND, "checkpoint_evaluation.timeout_s=0"), "checkpoint_evaluation.timeout_s", "above 0"),
     ],
 )

@@ -30,6 +30,7 @@ from rlcore.spi import (
     WeightExport,
     WorkerError,
     capabilities,
+    hookimpl,
     tensor_digest,
 )
 
@@ -439,3 +440,31 @@ def test_a_dead_worker_leaves_no_weights_that_count(make_generator):
     assert generator.weight_version is None
     assert generator.is_usable
     generator.refit(refit_request())
+
+
+def test_a_worker_that_dies_as_memory_moves_is_to_be_there_after_the_next_refit(make_generator):
+    asked = []
+
+    def set_residency(self, request):
+        asked.append(request)
+        raise WorkerError("engine 0 died")
+
+    @hookimpl(wrapper=True)
+    def early(self, request):
+        raise WorkerError("an observer's own")
+        yield
+
+    generator = make_generator(set_residency=set_residency)
+    generator.refit(refit_request())
+    with pytest.raises(WorkerError):
+        generator.set_residency(SetResidencyRequest(weights="device", state="host"))
+    assert (generator.is_usable, generator.weight_version) == (True, None)
+    generator.refit(refit_request())
+    with pytest.raises(ContractError, match="generate needs .*: state"):
+        generator.generate(generate_request())
+    watched = make_generator([type("Early", (), {"set_residency": early})()], set_residency=set_residency)
+    watched.refit(refit_request())
+    with pytest.raises(WorkerError, match="own"):
+        watched.set_residency(SetResidencyRequest(weights="device", state="host"))
+    assert len(asked) == 1
+    watched.generate(generate_request())

@@ -26,6 +26,8 @@ class TensorFiles:
     """The path that errors name."""
     tensors: Mapping[str, Any]
     """The open file of each tensor, by name."""
+    places: Mapping[str, Path]
+    """Where that file is."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -34,8 +36,14 @@ class TensorFiles:
         return tuple(self.tensors[name].get_slice(name).get_shape())
 
     def read(self, name: str, bounds: Sequence[slice]) -> "Tensor":
-        """The block of a tensor, on the host in the file's dtype; nothing else of it is read. `bounds` are not negative."""
-        block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)]
+        """The block of a tensor, on the host in the file's dtype; nothing else of it is read. `bounds` are not negative.
+        ModelError, naming the file, where it cannot be read."""
+        from safetensors import SafetensorError
+
+        try:
+            block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)]
+        except (OSError, SafetensorError) as error:
+            raise ModelError([_unreadable(self.places[name], f"{name}: {error}")]) from error
         return block
 
     def problem(self, found: str, expected: str) -> Problem:
@@ -61,14 +69,19 @@ def open_tensors(spec: ModelSpec) -> Iterator[TensorFiles]:
 
     with ExitStack() as stack:
         tensors: dict[str, Any] = {}
+        places: dict[str, Path] = {}
         for file in weight_files(spec):
             try:
                 opened = stack.enter_context(safe_open(file, "pt"))
             except (OSError, SafetensorError) as error:
-                problem = Problem(path=str(file), found=str(error), expected="a readable safetensors file")
-                raise ModelError([problem]) from error
+                raise ModelError([_unreadable(file, str(error))]) from error
             tensors |= dict.fromkeys(opened.keys(), opened)
-        yield TensorFiles(path=spec.path, tensors=tensors)
+            places |= dict.fromkeys(opened.keys(), file)
+        yield TensorFiles(path=spec.path, tensors=tensors, places=places)
+
+
+def _unreadable(file: Path, found: str) -> Problem:
+    return Problem(path=str(file), found=found, expected="a readable safetensors file")
 
 
 def weight_files(spec: ModelSpec) -> list[Path]:

@@ -1,7 +1,9 @@
 """The section `[checkpoint_evaluation]`: a program of the user's that measures checkpoints."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Annotated
 
 from attrs import field, frozen
@@ -36,8 +38,9 @@ class CheckpointEvaluationConfig:
     environment: Mapping[str, str] = field(factory=dict)
     """Environment variables of program and server over those of the run, such as CUDA_VISIBLE_DEVICES."""
     result_file: Text | None = None
-    """Where the program writes its figures: a JSON file below {output}, as a path or a pattern such as "**/results_*.json", of
-    which the newest file counts. None is its standard output, of which the last line that is a JSON object counts."""
+    """Where the program writes its figures: a JSON file below {output}, as a path from there or a pattern such as
+    "**/results_*.json", of which the newest file counts. None is its standard output, of which the last line that is a JSON
+    object counts."""
     result_key: Text | None = None
     """The key of that JSON object below which the figures are, such as "results", or "scores.0" for the first of the list
     scores. Names of nested objects are joined by "/"; what is no number is passed over."""
@@ -47,7 +50,7 @@ class CheckpointEvaluationConfig:
     """Wait for the figures before the next step, in place of training meanwhile."""
     max_waiting: Count = 2
     """How many checkpoints may wait while another one is measured, each with its model on the disk; a further one is not
-    measured, and a note says so."""
+    measured, and a note says so, unless it is the run's last."""
 
 
 def placeholder_problems(options: CheckpointEvaluationConfig) -> Iterator[Problem]:
@@ -62,6 +65,21 @@ def placeholder_problems(options: CheckpointEvaluationConfig) -> Iterator[Proble
             elif name in OF_SERVER and not options.serve:
                 remedy = f"Set {SECTION}.serve = true."
                 yield Problem(path=path, found=f"{{{name}}}, with serve = false", expected="a server", remedy=remedy)
+
+
+def result_problems(options: CheckpointEvaluationConfig) -> Iterator[Problem]:
+    """A file of figures that is not below {output}, or a pattern that is none."""
+    if (pattern := options.result_file) is None:
+        return
+    found, path = f'"{pattern}"', PurePath(pattern)
+    if path.is_absolute() or ".." in path.parts:
+        remedy = "Have the program write to {output}, and name the file from there."
+        yield Problem(path=f"{SECTION}.result_file", found=found, expected="a path below {output}", remedy=remedy)
+        return
+    try:
+        next(Path(os.devnull).glob(pattern), None)
+    except ValueError as error:
+        yield Problem(path=f"{SECTION}.result_file", found=f"{found} ({error})", expected="a path or a pattern of files")
 
 
 def filled(command: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:

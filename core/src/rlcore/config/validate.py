@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from rlcore.config.asynchrony import AsyncConfig
-from rlcore.config.checkpoint_evaluation import SECTION, placeholder_problems
+from rlcore.config.checkpoint_evaluation import SECTION, placeholder_problems, result_problems
 from rlcore.config.data_problems import mix_problems, source_problems
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.schema import describe
@@ -110,6 +110,7 @@ def _evaluated_checkpoints(recipe: Recipe) -> Iterator[Problem]:
     if options is None:
         return
     yield from placeholder_problems(options)
+    yield from result_problems(options)
     if not checkpoint.every_n_steps and not checkpoint.at_end:
         yield Problem(
             path=SECTION,

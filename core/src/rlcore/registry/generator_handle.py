@@ -95,12 +95,18 @@ class GeneratorHandle(BackendHandle):
         return result
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move what the generator holds; with `discard_weights` it holds none that count until the next refit."""
+        """Move what the generator holds; with `discard_weights` it holds no weights that count until the next refit. Nor does
+        it after a WorkerError; then it is where it was to be once it has been started anew."""
         discards = isinstance(request, SetResidencyRequest) and request.discard_weights
         self._require_capabilities("set_residency", {capabilities.DISCARD_WEIGHTS: discards})
         if self._num_generating:
             raise ContractError(f"{self.entry.label}: set_residency while it generates; let generate and stream return first")
-        result = super().set_residency(request)
+        try:
+            result = super().set_residency(request)
+        except WorkerError:
+            if self.is_usable and isinstance(self._record.error, WorkerError):
+                self._state.weights, self._state.state, self._state.weight_version = request.weights, request.state, None
+            raise
         if request.discard_weights:
             self._state.weight_version = None
         return result
@@ -131,6 +137,9 @@ class GeneratorHandle(BackendHandle):
             found = f"on_finished {request.on_finished!r:.40} and weight version {request.weight_version}"
             raise ContractError(f"took a request with {found}; expected None and at most {self._newest_version}")
         self._require_sampling("stream", request)
+
+    def _harmless(self, hook: str, error: BaseException) -> bool:
+        return super()._harmless(hook, error) or (hook == "set_residency" and isinstance(error, WorkerError))
 
     def _loaded(self, weight_version: int) -> None:
         """A loaded state cannot vouch for weights: only those that a refit brought, and that are still held, count."""

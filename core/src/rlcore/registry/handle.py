@@ -12,8 +12,8 @@
 
 A failed backend allows only close. It fails when train_step, set_residency or load_state raises (its state is then unknown)
 or returns what it must not; a NonFiniteError, BoundError or ContractError that train_step raises itself means that nothing was
-changed. A refit that fails leaves a generator without weights that count, until the next one is accepted. The other calls read
-only, and leave a backend usable whatever they raise.
+changed. A refit that fails leaves a generator without weights that count, until the next one is accepted; so does a WorkerError
+of a generator's set_residency. The other calls read only, and leave a backend usable whatever they raise.
 """
 
 from collections.abc import Callable, Mapping
@@ -221,7 +221,7 @@ class BackendHandle:
         if not is_harmless:
             self._state.fail(hook)
 
-    def _harmless(self, hook: str, error: BaseException) -> bool:  # noqa: ARG002 - a trainer's depends on the error
+    def _harmless(self, hook: str, error: BaseException) -> bool:  # noqa: ARG002 - others' depend on the error
         """Whether a backend whose hook raised is still in the state it was in."""
         return hook not in self.state_changing
 

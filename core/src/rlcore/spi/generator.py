@@ -254,7 +254,9 @@ class GeneratorSpec(Protocol):
 
     @hookspec(firstresult=True)
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move weights between device and host; free or restore the KV cache."""
+        """Move weights between device and host; free or restore the KV cache. An engine that is being started is not waited
+        for: it goes there once it has started. WorkerError where one has died, which holds nothing on the device then; it goes
+        there once it has been started anew."""
 
     @hookspec(firstresult=True)
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:  # noqa: ARG002

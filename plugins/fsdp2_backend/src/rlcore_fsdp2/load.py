@@ -5,6 +5,7 @@ Of ranks that hold the same part one reads it, and sends it to the others.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
+from rlcore_torchkit.agreement import together
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_torchkit.models import architecture_of, may_lack_value_head
@@ -30,24 +32,20 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
     together with all other ranks.
 
     Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
-    the same on every rank, where tensors of the architecture are missing or have another shape.
+    the same on every rank, where a rank cannot read a file, and where tensors of the architecture are missing or have another
+    shape.
     """
     modules = architecture_of(model.config).modules
     is_tied = _allocate(model, modules, device, parameters_on)
     parameters = {name: parameter for name, parameter in model.named_parameters() if not is_adapter(name)}
-    with open_tensors(spec) as files:
+    with ExitStack() as stack:
+        files = together(lambda: stack.enter_context(open_tensors(spec)))
         if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(model.config) and VALUE_HEAD_WEIGHT in parameters:
             local(parameters.pop(VALUE_HEAD_WEIGHT)).zero_()
-        tensors = {
-            name: list(_file_tensors(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()
-        }
-        files.raise_problems([problem for each in tensors.values() for tensor in each for problem in _problems(tensor, files)])
-        for name, parameter in parameters.items():
-            for tensor in tensors[name] if is_first_copy(parameter) else ():
-                _fill(parameter, tensor, files)
+        together(lambda: _fill_all(parameters, modules, files))
         send_copies(parameters.values())
         if is_tied:
-            _check_tied(parameters, f"{modules.embedding}.weight", f"{modules.head}.weight", files)
+            together(lambda: _check_tied(parameters, f"{modules.embedding}.weight", f"{modules.head}.weight", files))
 
 
 def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters_on: torch.device) -> bool:
@@ -75,6 +73,17 @@ class _FileTensor:
     shape: tuple[int, ...]
     block: ShardSlice
     """The block of the parameter that it fills: the tensor's shape, after dimensions of 1 where the parameter has more."""
+
+
+def _fill_all(parameters: Mapping[str, Tensor], modules: ModuleNames, files: TensorFiles) -> None:
+    """Copy what this rank reads of all parameters, once all are known to be there."""
+    tensors = {
+        name: list(_file_tensors(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()
+    }
+    files.raise_problems([problem for each in tensors.values() for tensor in each for problem in _problems(tensor, files)])
+    for name, parameter in parameters.items():
+        for tensor in tensors[name] if is_first_copy(parameter) else ():
+            _fill(parameter, tensor, files)
 
 
 def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_FileTensor]:

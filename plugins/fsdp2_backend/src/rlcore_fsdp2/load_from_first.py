@@ -5,9 +5,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlcore.spi import ModelError, ModelSpec, Problem
+from rlcore.spi import ModelSpec
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_torchkit.models import load_model
 
@@ -42,18 +43,8 @@ def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parame
 def _read(spec: ModelSpec, dtype: torch.dtype) -> tuple[Any, dict[str, torch.dtype]]:
     """The whole model on the first rank, None on the others, and the dtypes of its buffers; a failure there is one
     everywhere."""
-    source, problems, dtypes = None, list[Problem](), dict[str, torch.dtype]()
-    if dist.get_rank() == 0:
-        try:
-            source = load_model(spec, dtype=dtype, any_decoder=True)
-            dtypes = {name: buffer.dtype for name, buffer in source.named_buffers()}
-        except ModelError as error:
-            problems = list(error.problems)
-    shared: list[Any] = [problems, dtypes]
-    dist.broadcast_object_list(shared)
-    if shared[0]:
-        raise ModelError(shared[0])
-    return source, shared[1]
+    source = together(lambda: load_model(spec, dtype=dtype, any_decoder=True) if dist.get_rank() == 0 else None)
+    return source, first_rank(lambda: {name: buffer.dtype for name, buffer in source.named_buffers()})
 
 
 def _aliases(model: Any) -> dict[str, tuple[Any, str]]:

@@ -1,6 +1,7 @@
 """This rank's part of the weights, read from a Hugging Face model's files and nothing else of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from rlcore_megatron.parallel import holders_of
 from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import Names
 from rlcore_megatron.weight_source import HfTensor, Source, Stack
+from rlcore_torchkit.agreement import together
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 
@@ -24,23 +26,32 @@ def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Paral
     all other ranks: of those that hold the same share one reads it. A head of values that a language model's files do not hold
     is zero.
 
-    ModelError, the same on every rank, where tensors of the architecture are missing or have another shape.
+    ModelError, the same on every rank, where one cannot read a file, and where tensors of the architecture are missing or have
+    another shape.
     """
     names = Names.of(hf, head)
-    with open_tensors(spec) as files:
+    with ExitStack() as stack:
+        files = together(lambda: stack.enter_context(open_tensors(spec)))
         absent = {VALUE_HEAD_WEIGHT} if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(hf) else set[str]()
-        files.raise_problems(list(_problems([tensor for tensor in names.order if tensor.name not in absent], files)))
-        for model_chunk in model_chunks:
-            sources = names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert)
-            for name, parameter in model_chunk.named_parameters():
-                if sources[name].tensors[0].name in absent:
-                    parameter.zero_()
-                elif dist.get_rank(holders_of(parameter)) == 0:
-                    _fill(parameter, sources[name], files, layout)
+        together(lambda: _fill_all(model_chunks, names, absent, files, layout))
     for parameter in [parameter for model_chunk in model_chunks for parameter in model_chunk.parameters()]:
         holders = holders_of(parameter)
         if dist.get_world_size(holders) > 1:
             dist.broadcast(parameter.data, group=holders, group_src=0)
+
+
+def _fill_all(
+    model_chunks: Sequence[Any], names: Names, absent: Collection[str], files: TensorFiles, layout: ParallelLayout
+) -> None:
+    """Copy what this rank reads of all parameters, once all are known to be there."""
+    files.raise_problems(list(_problems([tensor for tensor in names.order if tensor.name not in absent], files)))
+    for model_chunk in model_chunks:
+        sources = names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert)
+        for name, parameter in model_chunk.named_parameters():
+            if sources[name].tensors[0].name in absent:
+                parameter.zero_()
+            elif dist.get_rank(holders_of(parameter)) == 0:
+                _fill(parameter, sources[name], files, layout)
 
 
 def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> None:

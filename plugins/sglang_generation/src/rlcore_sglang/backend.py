@@ -35,6 +35,8 @@ class SglangBackend:
         self._weight_bytes = sum(tensor.nbytes for tensor in model.parameters())
         self._version = NO_WEIGHTS
         self._refit: Refit | None = None
+        self._away: list[str] = []
+        """What the engine is to hold no device memory for: of "weights" and "kv_cache"."""
         self._engine = self._start()
         if context.channel is None:
             self._version = OWN_VERSION
@@ -88,13 +90,19 @@ class SglangBackend:
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """Free weights and KV cache on a GPU, or take their memory back; on a CPU both places are one."""
+        """Free weights and KV cache on a GPU, or take their memory back; on a CPU both places are one. An engine that fails in
+        it, or has ended before, is where it is asked to be once the next refit has started it anew."""
         if request.discard_weights:
             self._version = NO_WEIGHTS
         places = {"weights": request.weights, "kv_cache": request.state}
         if self._context.rank_info.device == "cuda":
-            away = [part for part, place in places.items() if place == "host"]
-            self._engine.call("move", away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
+            self._away = [part for part, place in places.items() if place == "host"]
+            try:
+                self._move(self._engine)
+            except spi.WorkerError:
+                self._version = NO_WEIGHTS
+                self._engine.close()  # what it has moved is not known
+                raise
         else:
             places = dict.fromkeys(places, "device")
         sizes = {"weights": self._weight_bytes, "kv_cache": self._cache_bytes}
@@ -112,10 +120,19 @@ class SglangBackend:
     def _start(self) -> Engine:
         config = self._config
         engine = Engine(engine_arguments(self._context, config), self._context.log_directory, config.start_timeout_s)
-        num_tokens = engine.call("num_cached_tokens", timeout_s=config.start_timeout_s, key="start_timeout_s")
+        try:
+            num_tokens = engine.call("num_cached_tokens", timeout_s=config.start_timeout_s, key="start_timeout_s")
+            if self._away:
+                self._move(engine)
+        except BaseException:
+            engine.close()
+            raise
         dims, item_bytes = self._dims, getattr(torch, self._context.model.dtype).itemsize
         self._cache_bytes = num_tokens * dims.num_layers * 2 * dims.num_kv_heads * dims.head_dim * item_bytes
         return engine
+
+    def _move(self, engine: Engine) -> None:
+        engine.call("move", self._away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
 
 
 def _finished(content: Any, limits: list[int], weight_version: int) -> FinishedSample:

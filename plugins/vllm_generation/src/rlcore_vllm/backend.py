@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from operator import methodcaller
@@ -15,7 +15,8 @@ from rlcore_vllm.background_restart import BackgroundRestart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.mirrors import Mirrors, unmirrored
+from rlcore_vllm.mirrors import Mirrors
+from rlcore_vllm.places import Places
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
 from rlcore_vllm.routing import require_experts
@@ -37,17 +38,15 @@ class VllmBackend:
 
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
-        if config.mirrors and context.channel is not None and spi.CHANNELS[context.channel].sharded:
-            raise spi.ConfigError([unmirrored(context.channel)])
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
-        self._resident = {"weights": True, "state": True}
         self._changing = threading.Lock()
-        """Held while the engines are refitted, moved or restarted, and while a request is handed to them."""
+        """Held while the engines are refitted or restarted, and while a request is handed to them."""
         self._vocab_size = vocab_size(context.model)
         self._mirrors = Mirrors(config)
         self._replicas = make_replicas(context, config)
+        self._places = Places(self._replicas)
         self._num_starts = [1] * len(self._replicas)
         self._in_background = BackgroundRestart(self._changing)
         try:
@@ -135,14 +134,15 @@ class VllmBackend:
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """Put the engines to sleep or wake them, wholly or in part: the KV cache is not kept, weights unless discarded."""
-        on_device = {"weights": request.weights == "device", "state": request.state == "device"}
-        if request.discard_weights and not on_device["weights"]:
+        """Put the engines to sleep or wake them, wholly or in part: the KV cache is not kept, weights unless discarded. Nobody
+        waits for one that is being started, and one that fails in it is started anew."""
+        weights, cache = request.weights == "device", request.state == "device"
+        if request.discard_weights and not weights:
             self._version = NO_WEIGHTS
-        with self._changing:
-            held = _await(_move(replica, on_device, request.discard_weights) for replica in self._replicas)
-            self._resident = on_device
-        return spi.SetResidencyResult(device_bytes=sum(held))
+        num_starts = list(self._num_starts)
+        moves = self._places.move(weights=weights, cache=cache, discard_weights=request.discard_weights)
+        self._start_anew({one for one, move in moves.items() if isinstance(move.exception(), spi.WorkerError)}, num_starts)
+        return spi.SetResidencyResult(device_bytes=sum(move.result() for move in moves.values()))
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:
@@ -167,11 +167,14 @@ class VllmBackend:
         return sample_limits(request, self._context.max_sequence_length, self._vocab_size)
 
     def _abandon(self, calls: Mapping[Future[None], int], num_starts: Sequence[int]) -> None:
-        """Leave nothing running of calls, by their engines' numbers, that were interrupted or failed: engines that failed start
-        anew, unless another call has seen to that since; in the background, but for one in this very process."""
+        """Leave nothing running of calls, by their engines' numbers, that were interrupted or failed."""
         for call in list(calls):
             call.cancel()
-        failed = {engine for call, engine in list(calls.items()) if _has_failed(call)}
+        self._start_anew({engine for call, engine in list(calls.items()) if _has_failed(call)}, num_starts)
+
+    def _start_anew(self, failed: Collection[int], num_starts: Sequence[int]) -> None:
+        """Start engines that failed anew, unless another call has seen to that since; in the background, but for one in this
+        very process."""
 
         def restart() -> None:
             self._restart(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
@@ -213,11 +216,9 @@ class VllmBackend:
         for index in indices:
             self._num_starts[index] += 1
         replicas = [self._replicas[index] for index in indices]
-        _start(replicas, methodcaller("restart"))
-        if not all(self._resident.values()):
-            # Those of a drafter are to be kept: no refit brings them.
-            discards = self._config.speculative_model is None
-            _await(_move(replica, self._resident, discard_weights=discards) for replica in replicas)
+        # Weights of a drafter are to be kept: no refit brings them.
+        with self._places.starting(indices, discard_weights=self._config.speculative_model is None):
+            _start(replicas, methodcaller("restart"))
         self._transfer = self._make_transfer()
 
 
@@ -260,10 +261,6 @@ def _gather(num_calls: int, finished: Finished, request: spi.GenerateRequest) ->
             for sample in item:
                 request.on_finished(sample.number, joined([sample], request))
     return gathered
-
-
-def _move(replica: Replica, on_device: Mapping[str, bool], discard_weights: bool) -> Future[int]:
-    return replica.set_residency(weights=on_device["weights"], cache=on_device["state"], discard_weights=discard_weights)
 
 
 def _has_failed(call: Future[None]) -> bool:

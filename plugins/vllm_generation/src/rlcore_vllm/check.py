@@ -10,7 +10,7 @@ from attrs import evolve
 
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.spi import CheckContext, LoraSpec, Note, Problem
+from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
@@ -59,6 +59,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(named, context),
+        *mirror_problems(config, context.channel),
         *speculation_problems(config),
         *batch_invariance_problems(context, config),
         *any_decoder_problems(context.model),
@@ -84,6 +85,17 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         problems += head_size_problems(dims.head_dim, file)
     problems += _drafters_layout_problems(config, context)
     return problems if problems or dims is None else list(memory_problems(dims, context, config, memories))
+
+
+def mirror_problems(config: VllmConfig, channel: str | None) -> Iterator[Problem]:
+    """A channel that mirrors cannot be updated from."""
+    if config.mirrors and channel is not None and CHANNELS[channel].sharded:
+        yield Problem(
+            path="refit.channel",
+            found=f"{channel}, with {SECTION}.mirrors",
+            expected="a channel for whole tensors, which mirrors are updated from",
+            remedy='Set refit.channel = "auto".',
+        )
 
 
 def _drafters_layout_problems(config: VllmConfig, context: CheckContext) -> Iterator[Problem]:

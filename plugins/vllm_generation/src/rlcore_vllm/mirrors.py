@@ -14,7 +14,7 @@ import httpx
 import torch
 from attrs import evolve, frozen
 
-from rlcore.spi import Problem, RefitError, WeightBucket, WeightExport
+from rlcore.spi import RefitError, WeightBucket, WeightExport
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.channel import Sender
 from rlcore_vllm.config import VllmConfig
@@ -26,16 +26,6 @@ logger = logging.getLogger(__name__)
 
 class _RefusedError(RefitError):
     """A worker looked at what comes and did not begin."""
-
-
-def unmirrored(channel: str) -> Problem:
-    """What is wrong with a channel that mirrors cannot be updated from."""
-    return Problem(
-        path="refit.channel",
-        found=f"{channel}, with generator.vllm.mirrors",
-        expected="a channel for whole tensors, which mirrors are updated from",
-        remedy='Set refit.channel = "auto"',
-    )
 
 
 class Mirrors:

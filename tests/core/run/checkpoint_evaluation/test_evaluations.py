@@ -4,17 +4,27 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from attrs import evolve
 
+from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import NamedPluginChoice
+from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Registry
+from rlcore.run.checkpoint_evaluation import evaluations
+from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.sinks import Sinks
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import InterruptedRun, SaveStateRequest, SaveStateResult, capabilities, hookimpl
 from rlcore.testing.fakes.providers import FAKE_TRAINER
@@ -23,6 +33,7 @@ from rlcore.testing.fakes.trainer import FakeTrainer
 from .. import conftest  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
+OWN_SESSIONS = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 STEP = 'echo "{\\"accuracy\\": {step}.5}"'
 
 
@@ -46,6 +57,11 @@ class ExportingTrainer(FakeTrainer):
         if self.fails and request.weight_version == 8:
             raise ZeroDivisionError("the cause")
         return super().train_step(request)
+
+
+@pytest.fixture(autouse=True)
+def failures_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluations, "GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -183,8 +199,10 @@ def test_a_program_that_hangs_is_killed_with_what_it_started(run: Run, exporting
     assert all(gone(int(file.read_text())) for file in output.iterdir())
 
 
-def test_a_program_does_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
-    command = ("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; wait")
+@pytest.mark.parametrize("session", ["", pytest.param("setsid", marks=OWN_SESSIONS)])
+def test_a_program_does_not_outlive_a_run_that_is_killed(tmp_path: Path, session: str) -> None:
+    own = f"echo \\$\\$ > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; exec sleep 1000"
+    command = ("sh", "-c", f'{session} sh -c "{own}" & wait; sleep 1000')
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), *command])
     try:
         assert any((tmp_path / "child").is_file() for _ in waited())
@@ -192,6 +210,103 @@ def test_a_program_does_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None
         driver.kill()
         driver.wait()
     assert gone(int((tmp_path / "child").read_text()))
+
+
+@pytest.fixture
+def evaluations_of(tmp_path: Path) -> Iterator[Callable[[str], CheckpointEvaluations]]:
+    """Evaluations of step 1 by a script, in the folder of the test."""
+    made = []
+
+    def make(script: str, progress: Progress | None = None) -> CheckpointEvaluations:
+        options = CheckpointEvaluationConfig(command=("sh", "-c", script))
+        recipe = Recipe(model=ModelConfig(path="m"), algorithm=NamedPluginChoice(name="a"), checkpoint_evaluation=options)
+        directory, progress = RunDirectory(path=tmp_path), progress or Progress()
+        made.append(CheckpointEvaluations(recipe, directory, Sinks(progress), progress))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def make_model(directory: Path) -> None:
+    directory.mkdir(parents=True)
+
+
+@OWN_SESSIONS
+def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path: Path) -> None:
+    daemon = f"setsid sh -c 'echo $$ > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; exec sleep 60' &"
+    one = evaluations_of(f"{daemon} until test -e {tmp_path}/child; do sleep 0.02; done; {STEP}")
+    one.saved(1, make_model)
+    one.wait_for_one()
+    one.report()
+    assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
+    assert is_gone(int((tmp_path / "child").read_text()))
+
+
+def test_a_program_is_not_started_twice_where_its_process_is_killed(evaluations_of: Any, tmp_path: Path) -> None:
+    notes = Notes()
+    one = evaluations_of(f"echo x >> {tmp_path}/begun; echo $$ > {tmp_path}/own; kill -KILL $PPID; sleep 1000", notes)
+    one.saved(1, make_model)
+    one.wait_for_one()
+    one.report()
+    assert "failed: its process ended with signal SIGKILL" in notes.texts[0]
+    assert (tmp_path / "begun").read_text() == "x\n"
+    assert gone(int((tmp_path / "own").read_text()))
+
+
+class Watched(threading.Event):
+    """Says whether one is waited for."""
+
+    is_awaited = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_awaited.set()
+        return super().wait(timeout)
+
+
+def test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run(
+    evaluations_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It reaches the program first, which has its own way to end."""
+    monkeypatch.setattr(evaluations, "GRACE_S", 600.0)
+    monkeypatch.setattr(evaluations, "threading", SimpleNamespace(Event=Watched))
+    result = tmp_path / "evaluations" / "step-000001" / "result.json"
+    script = (
+        f"test -e {tmp_path}/go && {STEP} && exit; trap 'exit 1' TERM; touch {tmp_path}/begun; while :; do sleep 0.02; done"
+    )
+    one = evaluations_of(script)
+    one.saved(1, make_model)
+    assert any((tmp_path / "begun").is_file() for _ in waited())
+    (process,) = [child for child in psutil.Process().children() if child.cmdline()[-1:] == [evaluations.TASK.name]]
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            each.terminate()
+    assert any(Watched.is_awaited.is_set() or result.exists() for _ in waited())
+    one.close()
+    assert not result.exists()
+    (tmp_path / "go").touch()
+    resumed = evaluations_of(script)
+    resumed.begin(1)
+    resumed.wait_for_one()
+    resumed.report()
+    assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
+
+
+def test_a_program_that_is_stopped_alone_is_left_to_the_resumed_run(evaluations_of: Any, tmp_path: Path) -> None:
+    notes = Notes()
+    one = evaluations_of(f"test -e {tmp_path}/go && {STEP} && exit; kill -TERM $$", notes)
+    one.saved(1, make_model)
+    one.wait_for_one()
+    one.report()
+    (note,) = notes.texts
+    assert "step 1 was stopped: sh ended with signal SIGTERM. It is done again once the run is resumed" in note
+    assert not one.are_under_way
+    (tmp_path / "go").touch()
+    one.begin(1)
+    one.wait_for_one()
+    one.report()
+    assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
 
 
 def test_ctrl_c_does_not_wait_for_a_program_and_a_resumed_run_measures_again(
@@ -218,16 +333,17 @@ def test_a_run_without_room_for_the_model_goes_on(
     assert figures(tmp_path / "runs" / "run") == {}
 
 
-def test_checkpoints_beyond_those_that_may_wait_are_not_measured(run: Run, exporting: Registry, tmp_path: Path) -> None:
-    class Telling(Notes):
-        def note(self, text: str) -> None:
-            super().note(text)
-            if "the checkpoint of step 6 is not evaluated: 1 others wait" in text:
-                (tmp_path / "told").touch()
-
-    script = f"until test -e {tmp_path}/told; do sleep 0.02; done; {STEP}"
-    run(*measuring(script, "max_waiting=1", "timeout_s=60"), registry=exporting, progress=Telling())
-    assert list(figures(tmp_path / "runs" / "run")) == [2, 4]
+def test_checkpoints_beyond_those_that_may_wait_are_not_measured_but_the_last_is(
+    run: Run, exporting: Registry, tmp_path: Path
+) -> None:
+    notes = Notes()
+    script = f"until test -e {{run_directory}}/evaluations/step-000008/model; do sleep 0.02; done; {STEP}"
+    options = "max_waiting=1", "timeout_s=60"
+    run(*measuring(script, *options), "run.num_steps=8", registry=exporting, progress=notes)
+    assert list(figures(tmp_path / "runs" / "run")) == [2, 4, 8]
+    assert [text[:48] for text in notes.texts if "not evaluated" in text] == [
+        "the checkpoint of step 6 is not evaluated: 1 oth"
+    ]
 
 
 def test_what_a_run_left_under_way_is_measured_once_it_is_resumed(

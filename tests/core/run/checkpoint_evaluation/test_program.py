@@ -43,12 +43,18 @@ def test_a_program_gets_its_places_and_variables(outcome_of: Any, tmp_path: Path
     ("script", "message"),
     [
         ('echo "{\\"n\\": 1}"; exit 3', "sh ended with exit code 3"),
-        ("kill -TERM $$", "sh ended with signal SIGTERM"),
+        ("kill -KILL $$", "sh ended with signal SIGKILL"),
         ("echo done", "it printed no line that is a JSON object; the last is 'done'"),
     ],
 )
 def test_a_program_that_fails_leaves_no_figures(outcome_of: Any, script: str, message: str) -> None:
     assert outcome_of("sh", "-c", script) == Outcome(failure=message)
+
+
+@pytest.mark.parametrize("script", ["kill -TERM $$", "kill -HUP $$", "sh -c 'kill -INT $$'; exit $?", "exit 143"])
+def test_what_stops_whole_jobs_says_nothing_of_the_model(outcome_of: Any, script: str) -> None:
+    """Shells tell of a signal by their exit code."""
+    assert outcome_of("sh", "-c", script).was_stopped
 
 
 def test_files_of_an_earlier_attempt_are_no_figures(outcome_of: Any, tmp_path: Path) -> None:

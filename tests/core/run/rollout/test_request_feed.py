@@ -7,6 +7,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.run.protocols import Responses
+from rlcore.run.rollout import request_feed
 from rlcore.run.rollout.request_feed import RequestFeed, Wanted
 from rlcore.spi import (
     FinishReason,
@@ -141,6 +142,22 @@ def test_samples_are_handed_to_those_who_asked_as_they_come(feed, handed):
     assert handed[2].logprobs.tolist() == [-1.0, -1.0]
     assert handed[2].weight_versions.tolist() == [8, 8]
     assert handed[2].routed_experts is None
+
+
+def test_what_cannot_be_handed_out_is_owed_all_the_same(feed, handed, monkeypatch):
+    feed.begin(0)
+    feed.ask(wanted(FIRST, 0, 1))
+    feed.take(wait=False)
+
+    def no_memory(**_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(request_feed, "Sampled", no_memory)
+        feed.deliver(np.array([0, 1]), responses_of(1, 2))
+    assert (handed, feed.num_outstanding) == ([], 2)
+    feed.deliver(np.array([0, 1]), responses_of(1, 2))
+    assert (len(handed), feed.num_outstanding) == (2, 0)
 
 
 def test_experts_are_those_of_each_sample(feed, handed):

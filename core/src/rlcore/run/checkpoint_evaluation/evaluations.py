@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -25,9 +26,16 @@ from rlcore.worker_pool import WorkerPool
 from rlcore.worker_process import Ended, Task, ending
 
 RESULT = "result.json"
-TASK = Task(name="rlcore-evaluation", handle=f"{evaluate.__module__}:{evaluate.__name__}")
+TASK = Task(
+    name="rlcore-evaluation",
+    handle=f"{evaluate.__module__}:{evaluate.__name__}",
+    is_tried_once=True,
+    ends_descendants=True,
+)
 NUM_SHOWN = 5
 """Figures that a note tells."""
+GRACE_S = 2.0
+"""Seconds before a failure counts: what stops the whole job may reach a program before it reaches the run."""
 
 
 @frozen(kw_only=True)
@@ -50,7 +58,7 @@ class CheckpointEvaluations:
         self._open()
 
     def _open(self) -> None:
-        self._is_closed = False
+        self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=TASK.name)
         self._under_way: dict[int, Future[_Result]] = {}
 
@@ -80,7 +88,7 @@ class CheckpointEvaluations:
     def saved(self, step: int, export: Callable[[Path], object]) -> None:
         """Measure the checkpoint of `step`, whose model `export` writes to a directory."""
         num_waiting = sum(not future.done() for future in self._under_way.values()) - 1
-        if num_waiting >= self._options.max_waiting:
+        if num_waiting >= self._options.max_waiting and step != self._recipe.run.num_steps:
             self._progress.note(
                 f"the checkpoint of step {step} is not evaluated: {num_waiting} others wait. Raise "
                 "checkpoint_evaluation.max_waiting or every_n_checkpoints, or set wait = true"
@@ -107,13 +115,14 @@ class CheckpointEvaluations:
     def report(self) -> None:
         """Hand on the figures of those that have ended."""
         for step in [step for step, future in self._under_way.items() if future.done()]:
-            self._tell(self._under_way[step].result())
-            shutil.rmtree(self._folder(step) / "model", ignore_errors=True)
-            del self._under_way[step]
+            result = self._under_way.pop(step).result()
+            self._tell(result)
+            if not result.was_stopped:
+                shutil.rmtree(self._folder(step) / "model", ignore_errors=True)
 
     def close(self) -> None:
         """Kill what is under way; a resumed run does it again."""
-        self._is_closed = True
+        self._closing.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
         while running := [future for future in self._under_way.values() if not future.done()]:
             self._pool.close()  # again, since one of them may have been about to start
@@ -124,14 +133,17 @@ class CheckpointEvaluations:
         self._under_way[step] = self._thread.submit(self._evaluate, step)
 
     def _evaluate(self, step: int) -> _Result:
-        """In the thread: the result, as it is in the folder or is written there."""
+        """In the thread: the result, as it is in the folder or is written there. What ended with the run, or by a signal that
+        may be to stop it, leaves none."""
         folder, start = self._folder(step), time.monotonic()
         if (folder / RESULT).is_file():  # the run was killed before it had told the figures
             return _Result(**json.loads((folder / RESULT).read_text(encoding="utf-8")))
         try:
-            outcome = Outcome(failure="the run ended") if self._is_closed else asyncio.run(self._measured(step))
+            outcome = Outcome(failure="the run ended") if self._closing.is_set() else asyncio.run(self._measured(step))
             result = _Result(**asdict(outcome), step=step, seconds=time.monotonic() - start)
-            if not self._is_closed:
+            if result.failure is not None and not result.was_stopped:
+                self._closing.wait(GRACE_S)
+            if not self._closing.is_set() and not result.was_stopped:
                 write_atomically(folder / RESULT, json.dumps(asdict(result), indent=2))
         except Exception as error:  # such as no room on the disk, or a process that does not start
             return _Result(failure=first_line(error), step=step, seconds=time.monotonic() - start)
@@ -161,6 +173,9 @@ class CheckpointEvaluations:
 
     def _tell(self, result: _Result) -> None:
         what = f"evaluation of the checkpoint of step {result.step}"
+        if result.was_stopped:
+            self._progress.note(f"{what} was stopped: {result.failure}. It is done again once the run is resumed")
+            return
         if result.failure is not None:
             where = self._folder(result.step)
             self._progress.note(f"{what} failed: {result.failure}. What was printed is in {where}: stdout.log, stderr.log")

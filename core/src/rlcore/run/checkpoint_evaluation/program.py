@@ -21,6 +21,10 @@ HOST = "127.0.0.1"
 SERVED_NAME = "policy"
 ASK_S = 0.2
 """Seconds between two looks at whether the server answers."""
+STOPS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""What ends a whole job."""
+SHELLS_SIGNAL = 128
+"""A shell whose program a signal ended has an exit code of so much more than the signal's number."""
 END_S = 10.0
 """Seconds that the server has to end by itself."""
 
@@ -50,10 +54,17 @@ class Outcome:
     figures: Mapping[str, float] = field(factory=dict)
     failure: str | None = None
     """Why there are no figures."""
+    was_stopped: bool = False
+    """Whether a signal that stops whole jobs ended it, which says nothing about the model."""
 
 
 class _FailedError(Exception):
     """Why the program did not run, or not to its end."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        """`code` is that of the process that ended."""
+        super().__init__(message)
+        self.was_stopped = -code in STOPS or code - SHELLS_SIGNAL in STOPS
 
 
 def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - what a pool's tasks receive
@@ -72,7 +83,9 @@ def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - w
                 _run(filled(wanted.command, {**values, "port": port, "url": url}), wanted)
         printed = wanted.directory / "stdout.log"
         return Outcome(figures=read_figures(printed, output, wanted.result_file, wanted.result_key))
-    except (_FailedError, NoFiguresError, OSError) as error:
+    except _FailedError as error:
+        return Outcome(failure=str(error), was_stopped=error.was_stopped)
+    except (NoFiguresError, OSError) as error:
         return Outcome(failure=str(error))
     except Exception as error:  # such as a pattern that no glob takes, or a number beyond all floats
         return Outcome(failure=f"{type(error).__name__}: {error}")
@@ -83,7 +96,7 @@ def _run(command: Sequence[str], wanted: Evaluation) -> None:
         program = _start(command, wanted, out.fileno(), err.fileno())
         code = program.wait()
     if code != 0:
-        raise _FailedError(f"{command[0]} ended with {ending(code)}")
+        raise _FailedError(f"{command[0]} ended with {ending(code)}", code)
 
 
 def _start(command: Sequence[str], wanted: Evaluation, out: int, err: int) -> "subprocess.Popen[bytes]":
@@ -118,7 +131,7 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", port: int) -> None
     opener = build_opener(ProxyHandler({}))  # a proxy of the environment's is for what is not here
     while True:
         if (code := server.poll()) is not None:
-            raise _FailedError(f"rlcore serve ended with {ending(code)} before it answered; server.log says more")
+            raise _FailedError(f"rlcore serve ended with {ending(code)} before it answered; server.log says more", code)
         with suppress(OSError), opener.open(f"http://{HOST}:{port}/health", timeout=5):
             return
         time.sleep(ASK_S)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.event_loop import Abandoned
@@ -20,7 +20,7 @@ TURN_S = 0.002
 Result = TypeVar("Result", ResetResult, StepResult, EpisodeResult)
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)  # one for each turn, which frozen would cost more than twice the time
 class Call(Generic[Result]):
     """One call of a function of the environment."""
 

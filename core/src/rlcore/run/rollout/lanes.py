@@ -79,19 +79,19 @@ class Lanes:
             raise raised
 
     async def _lane(self, calls: EnvironmentCalls) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         while not (self._is_closed or calls.state.over):  # what is to do then is for another event loop's lanes
             if self._error is not None:
                 raise self._error
             if self._todo and not self._is_held:
-                await self._do(*self._todo.popleft())
+                await self._do(task, *self._todo.popleft())
                 await calls.give_way()
             else:
                 self._idle.append(asyncio.get_running_loop().create_future())
                 await self._idle[-1]
 
-    async def _do(self, work: Work, item: Any, order: int) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    async def _do(self, task: "asyncio.Task[Any]", work: Work, item: Any, order: int) -> None:
         self._at_work.add(task)
         try:
             await work(item)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define
 
 from rlcore.run.protocols import Responses
 from rlcore.spi import FinishReason, GenerateRequest, RaggedTokens, SamplingMask, SamplingParams
@@ -17,7 +17,8 @@ from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, 
 _REASONS = {int(reason): reason for reason in FinishReason}
 
 
-@frozen(kw_only=True, eq=False)
+# Not frozen, as nothing is of which one is made for each turn: that more than doubles the time that it takes.
+@define(kw_only=True, eq=False)
 class Wanted:
     """One sample that is asked for."""
 
@@ -38,7 +39,7 @@ class Wanted:
     """What the prompt shows; the same of all samples that share one."""
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class Sampled:
     """What came of it."""
 
@@ -157,8 +158,8 @@ class RequestFeed:
         bounds, reasons = result.offsets.tolist(), result.finish_reasons.tolist()
         routed, mask = result.routed_experts, result.sampling_mask
         rows = None if routed is None else routed.offsets.tolist()
-        handed = []
-        for row, wanted in enumerate(self._claim(samples)):
+        handed, owed = [], self._owed(samples)
+        for row, (_, _, wanted) in enumerate(owed):
             part = slice(bounds[row], bounds[row + 1])
             experts = None if routed is None or rows is None else routed.experts[rows[row] : rows[row + 1]]
             handed.append(
@@ -173,6 +174,7 @@ class RequestFeed:
                     sampling_mask=None if mask is None else mask.slice(part.start, part.stop),
                 )
             )
+        self._settle(owed)  # only now, or an error before would lose them
         self._hand_out(handed)
 
     def _request(self, samples: Sequence[Sequence[Wanted]]) -> GenerateRequest:
@@ -196,21 +198,29 @@ class RequestFeed:
             images=images if any(images) else None,
         )
 
-    def _claim(self, samples: Int64Array) -> list[Wanted]:
-        """What was asked for under these numbers; it is owed no longer."""
+    def _owed(self, samples: Int64Array) -> list[tuple[_Request, int, Wanted]]:
+        """What was asked for under these numbers: the requests, the places in them, and the samples."""
+        found, request = [], None
         with self._changed:
-            claimed = []
             for number in samples.tolist():
-                index = bisect_right(self._taken, number, key=attrgetter("first")) - 1
-                request = self._taken[index]
+                if request is None or not 0 <= number - request.first < len(request.wanted):
+                    request = self._taken[self._index(number)]
                 wanted = request.wanted[number - request.first]
                 assert wanted is not None, "the handle delivers each sample once"
-                claimed.append(wanted)
-                request.wanted[number - request.first] = None
+                found.append((request, number - request.first, wanted))
+        return found
+
+    def _settle(self, owed: Sequence[tuple[_Request, int, Wanted]]) -> None:
+        """Owe these samples no longer."""
+        with self._changed:
+            for request, place, _ in owed:
+                request.wanted[place] = None
                 request.num_left -= 1
                 if not request.num_left:
-                    del self._taken[index]
-            return claimed
+                    del self._taken[self._index(request.first)]
+
+    def _index(self, number: int) -> int:
+        return bisect_right(self._taken, number, key=attrgetter("first")) - 1
 
 
 def _alike(waiting: Sequence[Wanted]) -> list[list[list[Wanted]]]:

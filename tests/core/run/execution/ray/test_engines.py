@@ -17,12 +17,14 @@ import pytest
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.engine_limit import EngineLimitError
+from rlcore.run.execution.ray import pool_stream
+from rlcore.run.execution.ray.calls import COLLECT
 from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.execution.ray.pool_stream import PoolStream
 from rlcore.run.execution.ray.worker_stream import Collected
 from rlcore.run.execution.streams import not_begun
-from rlcore.spi import FinishReason, WorkerError
+from rlcore.spi import FinishReason, SetResidencyRequest, WorkerError
 
 from .conftest import Notes, read_metrics  # type: ignore[import-not-found]
 from .stream_support import (  # type: ignore[import-not-found]
@@ -68,12 +70,17 @@ def engines_of(pool: Pool) -> Engines:
 
 
 class TwoHosts:
-    """Stands for the calls of two ranks: the first gives back what it has at the stream's end, when the second fails."""
+    """Stands for the calls of two ranks, which give back what they have at the stream's end, unless the second fails then."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self.cluster, self.progress, self.is_usable = cluster, Notes(), True
         self.workers = [WorkerInfo(rank=rank, log_file=Path("none")) for rank in range(2)]
-        self.ended, self.numbers = threading.Event(), list[int]()
+        self.ended, self.fails = threading.Event(), True
+        self.begin()
+
+    def begin(self) -> None:
+        self.numbers: dict[int, list[int]] = {0: [], 1: []}
+        self.ended.clear()
 
     def streaming(self, num_ranks: int) -> Any:
         assert num_ranks == 2
@@ -81,16 +88,19 @@ class TwoHosts:
 
     def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = "") -> list[Any]:
         del group
-        if name == "stream_add" and 0 in arguments:
-            self.numbers += [number for numbers, _ in arguments[0][0] for number in numbers.tolist()]
+        if name == "stream_add":
+            for rank, (dealt,) in arguments.items():
+                self.numbers[rank] += [number for numbers, _ in dealt for number in numbers.tolist()]
         if name == "stream_end":
             self.ended.set()
-        if name != "stream_collect":
-            return [None]
+        return [None]
+
+    def outcome_beside(self, name: str, rank: int, group: str) -> Any:
+        assert (name, group) == ("stream_collect", COLLECT)
         assert self.ended.wait(60.0)
-        if 1 in arguments:
-            raise WorkerError("engine 1 died")
-        return [Collected(parts=[(np.array(self.numbers), not_begun(len(self.numbers)))], has_ended=True)]
+        if rank == 1 and self.fails:
+            return WorkerError("engine 1 died")
+        return Collected(parts=[(np.array(self.numbers[rank]), not_begun(len(self.numbers[rank])))], has_ended=True)
 
     def require_progress(self, *_: Any) -> None:
         """There is always some."""
@@ -99,29 +109,50 @@ class TwoHosts:
         self.is_usable = False
 
 
+def ends_once_taken(feed: Feed) -> Any:
+    """The feed, which ends when the generator looks for more."""
+
+    def take(*, wait: bool) -> Any:
+        taken = feed.take(wait=wait)
+        feed.end()
+        return taken
+
+    return SimpleNamespace(take=take, deliver=feed.deliver, end=feed.end)
+
+
 def test_at_the_end_of_a_stream_what_a_failed_engine_owes_has_not_begun() -> None:
     calls: Any = TwoHosts(ClusterConfig())
     engines = Engines(calls, [0, 1])
     feed = Feed(lambda _: None)
 
-    class EndsOnceTaken:
-        """Ends when the generator looks for more."""
-
-        def __init__(self) -> None:
-            self.deliver, self.end = feed.deliver, feed.end
-
-        def take(self, *, wait: bool) -> Any:
-            taken = feed.take(wait=wait)
-            feed.end()
-            return taken
-
     feed.begin(0)
     feed.ask([wanted(seed, 3) for seed in range(6)])
-    ending: Any = EndsOnceTaken()
-    PoolStream(engines, ending).run(0)
+    PoolStream(engines, ends_once_taken(feed)).run(0)
     assert feed.of(FinishReason.ABORTED) == set(range(6))
     assert (engines.living, feed.num_outstanding) == ([0], 0)
-    assert len(calls.numbers) == 3
+    assert len(calls.numbers[0]) == 3
+
+
+def test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Any = TwoHosts(ClusterConfig())
+    engines, feed = Engines(calls, [0, 1]), Feed(lambda _: None)
+
+    def no_memory(_: object) -> None:
+        raise MemoryError("of the driver")
+
+    calls.fails = False
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(6)])
+    with monkeypatch.context() as patched, pytest.raises(MemoryError, match="of the driver"):
+        patched.setattr(pool_stream, "deepcopy", no_memory)
+        PoolStream(engines, ends_once_taken(feed)).run(0)
+    assert (engines.living, calls.progress.texts, calls.is_usable) == ([0, 1], [], True)
+    assert (feed.found, feed.num_outstanding) == ({}, 6)
+    feed.requeue()
+    feed.begin(0)
+    calls.begin()
+    PoolStream(engines, ends_once_taken(feed)).run(0)
+    assert (feed.of(FinishReason.ABORTED), feed.num_outstanding) == (set(range(6)), 0)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +194,18 @@ def test_a_refit_fails_as_a_whole_where_the_others_cannot_go_on() -> None:
     assert (engines.living, len(calls.progress.texts)) == ([0], 1)
     engines.take_out(0)
     assert engines.not_awaited == frozenset(), "someone has to generate"
+
+
+def test_engines_that_are_out_cost_nothing_when_memory_moves() -> None:
+    calls: Any = TwoHosts(ClusterConfig(max_engine_restarts=1))
+    engines, died = Engines(calls, [0, 1]), WorkerError("died")
+    for _ in range(3):
+        assert engines.moved({0: 7, 1: died}) == {0: 7}
+        assert (engines.living, len(calls.progress.texts)) == ([0], 1), "it has failed once"
+    defect = ZeroDivisionError()
+    assert engines.moved({0: defect, 1: died}) == {0: defect, 1: died}
+    assert engines.living == [0]
+    assert engines.moved({0: died, 1: died}) == {}, "the next refit starts all of them"
 
 
 def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +295,27 @@ def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(pool: Pool, f
     assert_nothing_runs(pool)
 
 
+def test_an_engine_that_dies_as_it_goes_to_sleep_is_left_out_and_wakes_with_the_others(pool: Pool, folder: Path) -> None:
+    asleep, stirring, awake = (
+        SetResidencyRequest(weights=weights, state=state)
+        for weights, state in (("host", "host"), ("device", "host"), ("device", "device"))
+    )
+    kill_engine(folder, 1)
+    assert pool.generator.set_residency(asleep).device_bytes >= 0
+    assert (engines_of(pool).living, pool.generator.is_usable) == ([0], True)
+    kill_engine(folder, 1)
+    pool.generator.set_residency(stirring)
+    pool.refit(0)
+    assert engines_of(pool).living == [0, 1]
+    pool.generator.set_residency(awake)
+    feed = Feed(end_after(6))
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(6)])
+    pool.generator.stream(feed, 0)
+    assert (len(feed.found), pool.generator.take_restarts(), len(pool.progress.texts)) == (6, 1, 1)
+    assert_nothing_runs(pool)
+
+
 def test_with_the_last_engine_the_generation_fails_and_can_be_tried_again(pool: Pool, folder: Path) -> None:
     for rank in range(2):
         kill_engine(folder, rank)
@@ -309,7 +373,7 @@ def test_runs_are_those_that_nothing_disturbs(run: Run, tmp_path: Path) -> None:
     assert "failed: out of memory on purpose. 12 samples are dealt to the others" in notes.texts[0]
     (tmp_path / "done-1").unlink()
     run("run.name=ahead", *options, *ahead, fault, progress=notes)
-    assert "failed: out of memory on purpose. " in notes.texts[-1]
+    assert any("failed: out of memory on purpose. " in text for text in notes.texts[1:])
     schedule, notes = runs / "ahead" / "schedule.jsonl", Notes()
     run("run.name=replayed", *options, *ahead, replay_schedule=schedule, progress=notes)
     steps = [path.read_text().splitlines()[1:] for path in (schedule, runs / "replayed" / "schedule.jsonl")]

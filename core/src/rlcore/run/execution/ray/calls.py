@@ -89,14 +89,22 @@ class Calls:
 
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], *, limit_s: float | None = None) -> list[Any]:
         """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end."""
+        wait = self._apart(name, arguments, limit_s)
+        return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
+
+    def outcomes_apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Outcome]:
+        """`apart`, with what they raised."""
+        return dict(sorted(self._apart(name, arguments, None).outcomes.items()))
+
+    def _apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], limit_s: float | None) -> PendingCall:
         wait = self._begin(name, arguments)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
                 self._check_limit(wait, limit_s)
-                if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S:
+                if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S and not wait.goes_on:
                     break
-        return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
+        return wait
 
     def outcomes(
         self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
@@ -113,6 +121,14 @@ class Calls:
 
     def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = BESIDE) -> list[Any]:
         """What some ranks return, in the order of `arguments`, beside the calls that they are busy with. From any thread."""
+        wait = self._beside(name, arguments, group)
+        return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
+
+    def outcome_beside(self, name: str, rank: int, group: str) -> Outcome:
+        """`beside` of one rank; what it raised is returned, so that it is told from an error of the driver's own."""
+        return self._beside(name, {rank: ()}, group).outcomes[rank]
+
+    def _beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str) -> PendingCall:
         self._require_workers(name)
         actors = {rank: self.ranks[rank].actor for rank in arguments}
         references = {
@@ -122,7 +138,7 @@ class Calls:
         while wait.pending:
             self._collect(wait)
             self._check_limit(wait, None)
-        return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
+        return wait
 
     def require_progress(self, name: str, rank: int, since: float) -> None:
         """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of time.monotonic) for

@@ -105,6 +105,17 @@ class Engines:
             self.go_on(rank, error, "The others generate its share")
         return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
 
+    def moved(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
+        """The outcomes of moving what engines hold, without those of engines that are out, or that died in it and are so from
+        now on. All of them where something else has gone wrong too."""
+        failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        if not all(map(self.outlive, failed.values())):
+            return dict(outcomes)
+        for rank in sorted(failed.keys() & set(self.living)):
+            self.take_out(rank)
+            self.go_on(rank, failed[rank], "The others generate its share")
+        return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
+
     def refitted(self, ranks: Sequence[int], weight_version: int) -> None:
         """These hosts hold weights; those that were out take part again."""
         with self._lock:

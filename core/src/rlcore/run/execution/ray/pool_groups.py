@@ -174,10 +174,10 @@ class PoolGenerator(_PoolGroup):
         PoolStream(self.engines, feed).run(weight_version)
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """Move what every generator holds."""
-        return spi.SetResidencyResult(
-            device_bytes=max(self.calls.apart("move_generator", dict.fromkeys(self.hosts, (request,))))
-        )
+        """Move what every generator holds. Engines that are out take note of it, and nobody waits for them."""
+        found = self.calls.outcomes_apart("move_generator", dict.fromkeys(self.hosts, (request,)))
+        left: list[int] = self.calls.values(self.engines.moved(found))
+        return spi.SetResidencyResult(device_bytes=max(left, default=0))
 
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write every generator's part."""

@@ -83,24 +83,26 @@ class PoolStream:
     def _bring_back(self, host: int) -> None:
         """Collect the samples of a host until its stream has ended."""
         try:
-            try:
-                self._collect(host)
-            except BaseException as error:  # which would be lost in this thread
+            error = self._collect(host)
+            if error is not None:
                 self._give_way(host, error)
-        except BaseException as error:
+        except BaseException as error:  # which would be lost in this thread
             self._fail(error)
 
-    def _collect(self, host: int) -> None:
+    def _collect(self, host: int) -> BaseException | None:
+        """Return what the host's generator raised. Errors of the driver's own are raised: no engine is to blame for them."""
         rank, since = self._hosts[host], time.monotonic()
         while True:
-            collected: Collected = self._calls.beside("stream_collect", {rank: ()}, COLLECT)[0]
+            collected: Collected | BaseException = self._calls.outcome_beside("stream_collect", rank, COLLECT)
+            if isinstance(collected, BaseException):
+                return collected
             for samples, responses in collected.parts:
-                self._dealer.done(host, samples)
                 # A copy, or an answer would stay in Ray's store as long as anyone keeps a sample of it.
                 self._feed.deliver(samples, deepcopy(responses))
+                self._dealer.done(host, samples)
             if collected.has_ended:
                 self._require_ending(rank)
-                return
+                return None
             if collected.parts or not (self._dealer.is_busy(host) or self._is_ending.is_set()):
                 since = time.monotonic()
             self._calls.require_progress("stream", rank, since)

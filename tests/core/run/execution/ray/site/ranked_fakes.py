@@ -318,6 +318,11 @@ class RankedGenerator(FakeGenerator):
         return evolve(result, drafts=drafts if self.options.counts_drafts else None)
 
     @hookimpl
+    def set_residency(self, request):
+        self.require_engine()
+        return FakeGenerator.set_residency(self, request)
+
+    @hookimpl
     def close(self, request):
         if self.engine is not None:
             self.engine.process.kill()
