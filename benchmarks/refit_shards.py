@@ -5,7 +5,7 @@
     python benchmarks/refit_shards.py --quick --device cpu            # a tiny shape, by gloo
 
 The weights of a shape in bfloat16, cut by rows over the senders as FSDP does; their number divides those of all rows.
-`gathered` gathers each tensor on all senders, and the first sends it on, with its digest at both ends. `shards` sends the
+`gathered` gathers each tensor on all senders, and the first broadcasts it, with its digest at both ends. `shards` sends the
 parts by their plan, with the digest of each bucket at both ends. No engine takes part. The bytes are those that each sender
 hands to the network; a gather is counted as a ring.
 """
@@ -45,7 +45,7 @@ def measure(
     if is_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + 1)
-    group = dist.new_group(list(range(senders)))
+    groups = dist.new_group(list(range(senders))), dist.new_group([0, senders])
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
@@ -66,7 +66,7 @@ def measure(
 
     sent = {"gathered": gathered_bytes(specs, senders), "shards": planned_bytes(end, senders)}
     ways: dict[str, Callable[[], None]] = {
-        "gathered": lambda: gather_and_send(rank, specs, held, parts, group, device),
+        "gathered": lambda: gather_and_send(rank, specs, held, parts, groups, device),
         "shards": by_shards,
     }
     lines = []
@@ -83,7 +83,7 @@ def measure(
     dist.destroy_process_group()
 
 
-def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, group: Any, device: Any) -> None:
+def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, device: Any) -> None:
     """Each tensor whole on every sender; from the first of them to the last rank."""
     import torch
     import torch.distributed as dist
@@ -94,15 +94,15 @@ def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, group: Any, de
     for number, spec in enumerate(specs):
         if rank == senders:
             whole = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
-            dist.recv(whole, 0)
+            dist.broadcast(whole, 0, group=groups[1])
             tensor_digest(whole)
             continue
         own = [torch.empty(boxes[number].shape, dtype=torch.bfloat16, device=device) for boxes in held]
-        dist.all_gather(own, parts[held[rank][number]], group=group)
+        dist.all_gather(own, parts[held[rank][number]], group=groups[0])
         whole = torch.cat(own)
         if rank == 0:
             tensor_digest(whole)
-            dist.send(whole, senders)
+            dist.broadcast(whole, 0, group=groups[1])
 
 
 def timed(way: Callable[[], None], device: Any) -> float:
