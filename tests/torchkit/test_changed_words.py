@@ -38,7 +38,7 @@ def test_what_is_patched_is_what_was_encoded(num_words: int, seed: int, data: st
         assert len(code) % 8 == 0
         assert len(code) < len(new)
         found = old.clone()
-        assert patch(found, code) == bool(places)
+        patch(found, code)
     assert torch.equal(found, new)
 
 
@@ -80,7 +80,7 @@ def test_what_is_no_code_of_the_buffer_is_refused() -> None:
     for code, wrong in ((few, few[:-8]), (many, many[:-8]), (few, torch.cat([few, few[:8]]))):
         with pytest.raises(RefitError, match="expected a code"):
             patch(old.clone(), wrong)
-        assert patch(old.clone(), code)
+        patch(old.clone(), code)
     far = few.clone()
     far[16:18] = 255
     with pytest.raises(RefitError, match="word 65535; expected one of 64"):

@@ -39,8 +39,8 @@ def encode(new: Tensor, old: Tensor) -> Tensor | None:
     return code if len(code) < len(new) else None
 
 
-def patch(buffer: Tensor, code: Tensor) -> bool:
-    """Put the words of a code into the buffer; whether there were any. RefitError where it is no code of such a buffer."""
+def patch(buffer: Tensor, code: Tensor) -> None:
+    """Put the words of a code into the buffer. RefitError where it is no code of such a buffer."""
     words = buffer.view(torch.int16)
     kind, count = code[:16].view(torch.int64).tolist()
     places_bytes = _padded(2 * count if kind == _GAPS else -(-len(words) // 8))
@@ -51,7 +51,6 @@ def patch(buffer: Tensor, code: Tensor) -> bool:
         _patch_gaps(words, places.view(torch.int16)[:count], values)
     else:
         _patch_bits(words, places, values)
-    return bool(count)
 
 
 def _gaps(changed: Tensor) -> Tensor:

@@ -70,7 +70,9 @@ class ProcessShardGroup:
 
     def close(self) -> None:
         """Leave; what is under way on other ranks fails."""
-        self._backend.abort() if self._device.type == "cuda" else self._backend.shutdown()
+        if self._backend is not None:
+            self._backend.abort() if self._device.type == "cuda" else self._backend.shutdown()
+        self._backend = None  # gloo's connections last as long as the object
 
     def _plans(self, world_size: int, plan: str) -> list[str]:
         self._store.set(f"plan-{self.rank}", plan)

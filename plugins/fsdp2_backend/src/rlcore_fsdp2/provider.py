@@ -9,7 +9,13 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=50,
     capabilities=TRAINER_CAPABILITIES
-    | {CHANNELS["shards"].capability, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.IMAGES},
+    | {
+        CHANNELS["shards"].capability,
+        capabilities.LORA,
+        capabilities.ADAPTER_REFIT,
+        capabilities.DELTA_REFIT,
+        capabilities.IMAGES,
+    },
     config=Fsdp2Config,
     unavailable=missing_requirement,
     backend="rlcore_fsdp2.backend:Fsdp2Backend",

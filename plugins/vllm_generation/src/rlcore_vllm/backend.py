@@ -116,10 +116,10 @@ class VllmBackend:
                 raise spi.RefitError(
                     "refit: found adapters alone; expected the model's weights too, of which there are none here"
                 )
-            self._version = NO_WEIGHTS
+            holds_weights, self._version = self._version != NO_WEIGHTS, NO_WEIGHTS
             try:
                 _await(replica.begin_update() for replica in self._replicas)
-                digests, shard_digest = self._brought(request.weights)
+                digests, shard_digest = self._brought(request.weights, holds_weights)
                 drafts = _await(replica.end_update(request.weight_version) for replica in self._replicas)
             except BaseException:
                 # What a half-loaded model computes cannot be told from right results.
@@ -193,11 +193,11 @@ class VllmBackend:
         _await(replica.end_update(OWN_VERSION) for replica in self._replicas)
         self._version = OWN_VERSION
 
-    def _brought(self, weights: spi.WeightExport) -> tuple[dict[str, int], int | None]:
-        """The digests of each tensor, or of all parts together."""
+    def _brought(self, weights: spi.WeightExport, holds_weights: bool) -> tuple[dict[str, int], int | None]:
+        """The digests of each tensor, or of all parts together. `holds_weights`: whether the engines hold those before."""
         if weights.shards is None:
             return self._transfer.send(self._mirrors.tee(weights)), None
-        return {}, self._transfer.take_shards(weights, weights.shards)
+        return {}, self._transfer.take_shards(weights, weights.shards, holds_weights=holds_weights)
 
     def _make_transfer(self) -> Transfer:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)

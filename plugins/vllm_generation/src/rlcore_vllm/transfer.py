@@ -62,10 +62,11 @@ class Transfer:
             if self._sender is not None:
                 self._sender.end()
 
-    def take_shards(self, export: spi.WeightExport, shards: spi.ShardExport) -> int:
+    def take_shards(self, export: spi.WeightExport, shards: spi.ShardExport, *, holds_weights: bool) -> int:
         """Have every rank of every replica take a sharded export, while this process reads it to its end.
 
-        Returns the sum mod 2^64 of the digests of what they took. Errors as of `send`.
+        `holds_weights` says whether all hold the version that they have taken last. Returns the sum mod 2^64 of the digests of
+        what they took. Errors as of `send`.
         """
         self._check_dtypes(export)
         try:
@@ -77,7 +78,8 @@ class Transfer:
             self._receivers.start_all("begin", Manifest.of(export, self._lora).to_wire()).wait()
             route = self._route.to(export.specs)
             plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
-            pending = self._receivers.start_all("shards", self._route.layout(export.specs, shards))
+            layout = self._route.layout(export.specs, shards)
+            pending = self._receivers.start_all("shards", {"layout": layout, "holds_weights": holds_weights})
             shards.route = route
             try:
                 for _ in export.buckets:

@@ -16,7 +16,7 @@ from rlcore.run.evaluate import evaluate
 from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.execution.refit import Refitter
-from rlcore.run.protocols import RefitCommand
+from rlcore.run.protocols import RefitCommand, Refitted
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import CheckpointError, DraftCounts, RefitError, SampleFeed, WorkerError, hookimpl
@@ -249,10 +249,14 @@ class Unsteady:
         self.fails_in = fails_in
         self.sent: list[str] = []
 
-    def sync_weights(self, order: RefitCommand) -> None:
+    def take_restarts(self) -> int:
+        return 0
+
+    def sync_weights(self, order: RefitCommand) -> Refitted:
         self.sent.append(order.export.adapters)
         if len(self.sent) in self.fails_in:
             raise RefitError("another digest")
+        return Refitted(sent_bytes=2**19)
 
 
 class Guessing:
@@ -269,8 +273,8 @@ class Guessing:
         count, self.num_restarts = self.num_restarts, 0
         return count
 
-    def sync_weights(self, order: RefitCommand) -> DraftCounts | None:
-        return next(self.drafts)
+    def sync_weights(self, order: RefitCommand) -> Refitted:
+        return Refitted(drafts=next(self.drafts))
 
 
 def test_what_was_guessed_is_told_once() -> None:
@@ -287,6 +291,13 @@ def test_what_was_guessed_is_told_once() -> None:
     assert refitter.take_metrics() == {}
     refitter.refit(4)
     assert refitter.take_metrics()["speculative/draft_tokens"] == 6.0
+
+
+def test_bytes_that_were_sent_are_told_once() -> None:
+    refitter = refitter_of(Unsteady(2), apart=False)
+    for version in range(2):
+        refitter.refit(version)
+    assert [refitter.take_metrics(), refitter.take_metrics()] == [{"refit/sent_mib": 1.0}, {}]
 
 
 def test_engines_that_came_back_are_told_once() -> None:
@@ -306,6 +317,7 @@ def refitter_of(route: Any, *, apart: bool) -> Refitter:
         dtype="float32",
         max_bucket_bytes=1,
         max_attempts=2,
+        delta="off",
         apart=apart,
         may_alias=False,
         clock=PhaseClock(Notes()),

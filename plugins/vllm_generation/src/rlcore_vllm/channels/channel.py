@@ -100,12 +100,14 @@ class Receiver(ABC):
 
     def take_shards(
         self,
-        specs: Sequence[TensorSpec],  # noqa: ARG002
+        manifest: Manifest,  # noqa: ARG002
         layout: dict[str, Any],  # noqa: ARG002
         load: Callable[[dict[str, Tensor]], None],  # noqa: ARG002
+        only_changed: bool,  # noqa: ARG002
     ) -> int:
         """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
-        what they hold, where it is not known from the refit before."""
+        what they hold, where it is not known from the refit before; with `only_changed` what is known not to have changed
+        need not be loaded."""
         raise RefitError("refit: found a sharded export by a channel for whole tensors; expected the channel shards")
 
     def loaded(self) -> None:

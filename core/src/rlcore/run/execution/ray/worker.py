@@ -245,8 +245,15 @@ class Worker:
         else:
             for _ in export.buckets:
                 pass
-        shards_sent = None if export.shards is None else export.shards.digest
-        return RefittedRank(digests=sent, shards_sent=shards_sent, shards_taken=taken, drafts=drafts, is_starting=is_starting)
+        shards = export.shards
+        return RefittedRank(
+            digests=sent,
+            shards_sent=None if shards is None else shards.digest,
+            sent_bytes=None if shards is None else shards.sent_bytes,
+            shards_taken=taken,
+            drafts=drafts,
+            is_starting=is_starting,
+        )
 
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""
