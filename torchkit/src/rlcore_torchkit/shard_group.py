@@ -16,6 +16,8 @@ from rlcore.spi import RefitError, ShardRoute, WorkerError
 from rlcore_torchkit.process_group import is_loopback, keep_on_loopback
 
 _REFUSED = "!"
+_WATCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""torch's watch over NCCL, left to those that wait."""
 _KEPT_BY_NCCL = timedelta(minutes=10)
 """How much later than a wait that gives up torch's own watch over NCCL says that it has seen it."""
 
@@ -107,14 +109,15 @@ def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeo
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """A group that is made meanwhile raises where a rank is lost; torch would end the process instead."""
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    kept = os.environ.get(name)
-    os.environ[name] = "0"
+    """A group that is made meanwhile raises where a rank is lost; torch would end the process instead, and look for others'
+    losses in a store that may be no more."""
+    kept = {name: os.environ.get(name) for name in _WATCH}
+    os.environ.update(_WATCH)
     try:
         yield
     finally:
-        if kept is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = kept
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
