@@ -29,8 +29,8 @@ def test_what_is_patched_is_what_was_encoded(num_words: int, seed: int, data: st
     old = buffer_of(num_words, seed)
     new = changed_in(old, torch.tensor(places, dtype=torch.int64))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(changed_words, "_STRIDE", data.draw(st.sampled_from([2, 8, 2**16])))
-        patched.setattr(changed_words, "_CHUNK_WORDS", data.draw(st.sampled_from([8, 24, 2**22])))
+        patched.setattr(changed_words, "STRIDE", data.draw(st.sampled_from([2, 8, 2**16])))
+        patched.setattr(changed_words, "CHUNK_WORDS", data.draw(st.sampled_from([8, 24, 2**22])))
         code = encode(new, old)
         if code is None:
             assert 4 * len(places) + 16 > num_words / 4, "so few changes are shorter than the whole"

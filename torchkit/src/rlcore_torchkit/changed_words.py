@@ -12,9 +12,9 @@ from torch import Tensor
 from rlcore.spi import RefitError
 
 _GAPS, _BITS = 0, 1
-_STRIDE = 2**16
+STRIDE = 2**16
 """Every such word is named in gaps, changed or not, so that no gap is larger than two bytes tell."""
-_CHUNK_WORDS = 2**22
+CHUNK_WORDS = 2**22
 """Words whose places are looked up at a time: each is an int64."""
 _TO_BYTE = 0x0102040810204080
 """By which 8 bytes of 0 or 1, as a little-endian int64, are multiplied to have them as the bits of the highest byte."""
@@ -26,11 +26,11 @@ def encode(new: Tensor, old: Tensor) -> Tensor | None:
     words, changed = new.view(torch.int16), new.view(torch.int16) != old.view(torch.int16)
     count = int(changed.sum())
     bits_bytes = _padded(-(-len(words) // 8))
-    by_gaps = 2 * (count + len(words) // _STRIDE) < bits_bytes
+    by_gaps = 2 * (count + len(words) // STRIDE) < bits_bytes
     if 16 + (2 * count if by_gaps else bits_bytes) + 2 * count >= new.nbytes:
         return None
     if by_gaps and count:
-        changed[::_STRIDE] = True
+        changed[::STRIDE] = True
     places = _gaps(changed) if by_gaps else _bits(changed)
     values = torch.cat([words[start:stop][part] for start, stop, part in _chunks(changed)])
     code = torch.cat(
@@ -61,7 +61,7 @@ def _gaps(changed: Tensor) -> Tensor:
 
 
 def _patch_gaps(words: Tensor, gaps: Tensor, values: Tensor) -> None:
-    places = ((gaps.long() & (_STRIDE - 1)) + 1).cumsum(0) - 1
+    places = ((gaps.long() & (STRIDE - 1)) + 1).cumsum(0) - 1
     if len(places) and int(places[-1]) >= len(words):
         raise RefitError(f"refit: found a change of word {int(places[-1])}; expected one of {len(words)}")
     words[places] = values
@@ -86,8 +86,8 @@ def _patch_bits(words: Tensor, bits: Tensor, values: Tensor) -> None:
 
 
 def _chunks(changed: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    for start in range(0, max(len(changed), 1), _CHUNK_WORDS):
-        part = changed[start : start + _CHUNK_WORDS]
+    for start in range(0, max(len(changed), 1), CHUNK_WORDS):
+        part = changed[start : start + CHUNK_WORDS]
         yield start, start + len(part), part
 
 
