@@ -91,16 +91,20 @@ def test_routing_is_replayed(num_ranks: int, name: str, workplace: Workplace, mo
     assert all(0.9 < found <= 1.0 for found in of_updates(run, "routing_agreement"))
 
 
+APART = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1", "trainer.name=fsdp2")
+
+
 @pytest.mark.skipif(NUM_DEVICES < 2, reason=f"needs 2 CUDA devices, found {NUM_DEVICES}")
-def test_parts_come_to_an_engine_apart_as_whole_tensors_do(workplace: Workplace, models: dict[str, Path]) -> None:
+@pytest.mark.parametrize("delta", ["off", "device", "host"])
+def test_parts_come_to_an_engine_apart_as_whole_tensors_do(
+    delta: str, tmp_path_factory: pytest.TempPathFactory, workplace: Workplace, models: dict[str, Path]
+) -> None:
     """By NCCL both ways. The same seeds draw the same samples from the first weights; the device's sums may differ later."""
-    places = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
-    options = (*COMMON, *places, "trainer.name=fsdp2", f"model.path={models['qwen3']}")
-    runs = {
-        channel: workplace.train("grpo.toml", *options, f"run.name={channel}", f"refit.channel={channel}")
-        for channel in ("shards", "nccl")
-    }
-    for run in runs.values():
-        assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))
-    parts, whole = (read_metrics(run)[0] for run in runs.values())
+    options = (*COMMON, *APART, f"model.path={models['qwen3']}")
+    run = workplace.train("grpo.toml", *options, "refit.channel=shards", f"refit.delta={delta}")
+    assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))
+    broadcast = tmp_path_factory.getbasetemp() / "nccl"
+    if not broadcast.exists():
+        workplace.train("grpo.toml", *options, "refit.channel=nccl", f"run.directory={broadcast}")
+    parts, whole = (read_metrics(each)[0] for each in (run, broadcast))
     assert parts == {name: pytest.approx(value, rel=1e-3, abs=1e-3) for name, value in whole.items()}

@@ -24,15 +24,16 @@ def encode(new: Tensor, old: Tensor) -> Tensor | None:
     """The words of `new`, uint8 [a multiple of 16], that differ from those of `old`; uint8 [a multiple of 8]. None where that
     would take as much as all of `new`."""
     words, changed = new.view(torch.int16), new.view(torch.int16) != old.view(torch.int16)
-    count = int(changed.sum())
+    count = int(torch.count_nonzero(changed))
     bits_bytes = _padded(-(-len(words) // 8))
     by_gaps = 2 * (count + len(words) // STRIDE) < bits_bytes
     if 16 + (2 * count if by_gaps else bits_bytes) + 2 * count >= new.nbytes:
         return None
     if by_gaps and count:
         changed[::STRIDE] = True
-    places = _gaps(changed) if by_gaps else _bits(changed)
-    values = torch.cat([words[start:stop][part] for start, stop, part in _chunks(changed)])
+    found = torch.cat([part.nonzero().view(-1) + start for start, _, part in _chunks(changed)]) if by_gaps else None
+    places = _bits(changed) if found is None else _gaps(found)
+    values = torch.cat([words[start:stop][part] for start, stop, part in _chunks(changed)]) if found is None else words[found]
     code = torch.cat(
         [_bytes(torch.tensor([_GAPS if by_gaps else _BITS, len(values)], device=new.device)), places, _bytes(values)]
     )
@@ -53,9 +54,8 @@ def patch(buffer: Tensor, code: Tensor) -> None:
         _patch_bits(words, places, values)
 
 
-def _gaps(changed: Tensor) -> Tensor:
-    """uint8: the distance of each from the one before, less 1."""
-    found = torch.cat([part.nonzero().view(-1) + start for start, _, part in _chunks(changed)])
+def _gaps(found: Tensor) -> Tensor:
+    """uint8: the distance of each place from the one before, less 1."""
     before = torch.cat([found.new_full((1,), -1), found[:-1]]) if len(found) else found
     return _bytes((found - before - 1).to(torch.int16))
 
@@ -76,8 +76,8 @@ def _bits(changed: Tensor) -> Tensor:
 def _patch_bits(words: Tensor, bits: Tensor, values: Tensor) -> None:
     shifts = torch.arange(8, device=bits.device, dtype=torch.uint8)
     changed = ((bits.view(-1, 1) >> shifts) & 1).view(-1)[: len(words)].bool()
-    if int(changed.sum()) != len(values):
-        raise RefitError(f"refit: found {int(changed.sum())} changed words; expected {len(values)}")
+    if (count := int(torch.count_nonzero(changed))) != len(values):
+        raise RefitError(f"refit: found {count} changed words; expected {len(values)}")
     first = 0
     for start, stop, part in _chunks(changed):
         places = part.nonzero().view(-1)

@@ -35,9 +35,11 @@ class Bucket:
 
     def packed(self, dtypes: Mapping[str, torch.dtype], read: Callable[[Piece], Tensor], device: torch.device) -> Tensor:
         """uint8 of `num_bytes`, with the digest left open."""
-        buffer = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
+        buffer, stop = torch.empty(self.num_bytes, dtype=torch.uint8, device=device), 0
         for piece, part in self._parts(buffer, dtypes):
             part.copy_(read(piece))
+            stop += _aligned(piece)
+            buffer[stop - _aligned(piece) + piece.num_bytes : stop] = 0
         return buffer
 
     def unpacked(self, buffer: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[Box, Tensor]) -> int | None:
@@ -51,10 +53,11 @@ class Bucket:
 
     def changed(self, one: Tensor, other: Tensor) -> frozenset[Box]:
         """The parts whose pieces differ between two such buffers."""
-        differing, start, found = one != other, 0, list[Tensor]()
+        differing, start, found = one.view(torch.int64) != other.view(torch.int64), 0, list[Tensor]()
         for piece in self.pieces:
-            found.append(differing[start : start + piece.num_bytes].any())
-            start += _aligned(piece)
+            stop = start + _aligned(piece) // 8
+            found.append(differing[start:stop].any())
+            start = stop
         return frozenset(
             piece.wanted for piece, differs in zip(self.pieces, torch.stack(found).tolist(), strict=True) if differs
         )
