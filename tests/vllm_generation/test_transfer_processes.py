@@ -35,6 +35,7 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError, WorkerError, tensor_digest
 from rlcore.testing.models import make_model
+from rlcore_torchkit.changed_words import encode
 from rlcore_torchkit.shard_route import whole_box
 from rlcore_torchkit.shard_sender import ShardSender
 
@@ -131,6 +132,11 @@ def test_each_of_several_refits_counts(channel, replica, transfer_over, weights,
         assert not list(tmp_path.iterdir())
 
 
+def parameter_digests(replica):
+    """Of both ranks' parameters, as their kernels read them."""
+    return replica.call_workers("refit_test_parameter_digests", {}).result()
+
+
 def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, weights):
     """In the form that the kernels of both ranks read; after a connection anew all parts travel again."""
     tensors, sender = weights(5), ShardSender(0, 1, CPU)
@@ -159,13 +165,36 @@ def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, 
             tensor[chosen] *= 1.5
     transfer.close()
     take(transfer, 8)
-    held = replica.call_workers("refit_test_parameter_digests", {}).result()
+    held = parameter_digests(replica)
     refit([replica], transfer_over("shared_memory"), export_of(tensors, 9))
-    assert held == replica.call_workers("refit_test_parameter_digests", {}).result()
+    assert parameter_digests(replica) == held
     whole = 2 * sum(tensor.nbytes for tensor in tensors.values())
     assert [share > whole for share in sent] == [True, False, False, True]
     assert max(sent[1:3]) < 0.04 * whole
     sender.close()
+
+
+def test_changes_in_files_come_to_what_whole_tensors_do(replica, transfer_over, weights, tmp_path, monkeypatch):
+    transfer, tensors, sent = transfer_over("directory", evolve(TWO_RANKS, refit_directory=str(tmp_path))), weights(5), []
+    for version in range(5, 8):
+        replica.begin_update().result()
+        transfer.send(export_of(tensors, version), "host")
+        replica.end_update(version).result()
+        sent.append(transfer.sent_bytes)
+        for tensor in tensors.values():
+            tensor.view(-1)[:: 50 + version] *= 1.5
+    held = parameter_digests(replica)
+    assert max(sent[1:]) < 0.1 * sent[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "encode", lambda new, old: encode(old, old))  # every change is lost
+        with pytest.raises(RefitError, match="changed on the way"):
+            transfer.send(export_of(tensors, 8), "host")
+    transfer.send(export_of(tensors, 8), "host")
+    assert transfer.sent_bytes == sent[0]
+    assert parameter_digests(replica) != held
+    held = parameter_digests(replica)
+    refit([replica], transfer_over("shared_memory"), export_of(tensors, 9))
+    assert parameter_digests(replica) == held
 
 
 def test_ranks_import_nothing_that_no_option_asked_for(replica, torchao_imported):

@@ -188,6 +188,8 @@ class RefitCommand:
     channel: str
     may_alias: bool = True
     """Whether the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
+    delta: spi.Delta = "off"
+    """Whether changes alone may travel, and where they are relative to copies."""
     not_awaited: frozenset[int] = frozenset()
     """Ranks whose generators need not take part while they start anew."""
 

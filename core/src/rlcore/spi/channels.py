@@ -23,7 +23,7 @@ class RefitChannel:
     sharded: bool = False
     """Whether weights travel as the parts that the trainer's ranks hold (ExportWeightsRequest.sharded)."""
     delta: bool = False
-    """Whether it can carry changes alone (ExportWeightsRequest.delta)."""
+    """Whether it can carry changes alone (RefitRequest.delta, and ExportWeightsRequest.delta where it is `sharded`)."""
 
     @property
     def capability(self) -> str:
@@ -44,7 +44,7 @@ _CHEAPEST_FIRST = (
     # Each rank's parts, from rank to rank: by NCCL or, on CPUs, by gloo.
     RefitChannel(name="shards", devices=frozenset({"cpu", "cuda"}), reach="separate", sharded=True, delta=True),
     # Safetensors files in a folder that both sides see.
-    RefitChannel(name="directory", devices=frozenset({"cpu", "cuda"}), reach="any"),
+    RefitChannel(name="directory", devices=frozenset({"cpu", "cuda"}), reach="any", delta=True),
 )
 CHANNELS: dict[str, RefitChannel] = {channel.name: channel for channel in _CHEAPEST_FIRST}
 """Every channel by its name, the cheapest first."""

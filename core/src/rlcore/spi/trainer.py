@@ -143,8 +143,8 @@ class ExportWeightsRequest:
     """Whether ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability of a
     channel that is `sharded`."""
     delta: Delta = "off"
-    """What WeightExport.shards is to have as its `delta`; "off" where the channel's row says no `delta`. All else needs the
-    capability `delta_refit`."""
+    """What WeightExport.shards is to have as its `delta`; "off" where the export is not sharded. All else needs the capability
+    `delta_refit`."""
 
 
 OPTIONAL_TRAINER_HOOKS = ("get_values",)

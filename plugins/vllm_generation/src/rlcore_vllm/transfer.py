@@ -40,8 +40,10 @@ class Transfer:
         self._sender: Sender | None = None
         self._route: Route | None = None
         self._rendezvous = context.rank_info.rendezvous
+        self.sent_bytes: int | None = None
+        """Of the last `send`, where the channel counts them."""
 
-    def send(self, export: spi.WeightExport) -> dict[str, int]:
+    def send(self, export: spi.WeightExport, delta: spi.Delta = "off") -> dict[str, int]:
         """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
         acknowledged.
 
@@ -53,7 +55,7 @@ class Transfer:
         buckets, device = _first_device(export.buckets)
         try:
             sender = self._connected(device)
-            claimed = self._send(sender, Manifest.of(export, self._lora), buckets)
+            claimed = self._send(sender, Manifest.of(export, self._lora), buckets, delta)
             return self._acknowledged(export.weight_version, claimed)
         except BaseException as error:
             self._abandon(isinstance(error, spi.WorkerError))
@@ -118,10 +120,12 @@ class Transfer:
             pending.wait(self._sender.check)
         return self._sender
 
-    def _send(self, sender: Sender, manifest: Manifest, buckets: Iterable[spi.WeightBucket]) -> dict[str, int]:
+    def _send(
+        self, sender: Sender, manifest: Manifest, buckets: Iterable[spi.WeightBucket], delta: spi.Delta
+    ) -> dict[str, int]:
         """Every bucket, loaded everywhere; returns the digests that the trainer named."""
         self._receivers.start_all("begin", manifest.to_wire()).wait()
-        sender.begin(manifest)
+        sender.begin(manifest, delta)
         specs = {spec.name: spec for spec in manifest.specs}
         claimed: dict[str, int] = {}
         under_way: tuple[int, Pending] | None = None
@@ -139,6 +143,7 @@ class Transfer:
                 under_way = None
             claimed |= zip(names, digests, strict=True)
         self._take_answer(sender, under_way)
+        self.sent_bytes = sender.sent_bytes
         return claimed
 
     def _take_answer(self, sender: Sender, under_way: "tuple[int, Pending] | None") -> None:

@@ -29,8 +29,11 @@ class InProcessRoute:
         """Export the trainer's weights and refit the generator with them."""
         export = self.trainer.export_weights(order.export)
         version, may_alias = order.export.weight_version, order.may_alias
-        request = RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=may_alias)
-        return Refitted(drafts=self.generator.refit(request).drafts)
+        request = RefitRequest(
+            weight_version=version, channel=order.channel, weights=export, may_alias=may_alias, delta=order.delta
+        )
+        result = self.generator.refit(request)
+        return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes)
 
 
 @contextmanager

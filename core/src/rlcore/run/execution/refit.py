@@ -68,7 +68,7 @@ class Refitter:
                 export = self._export(weight_version)
                 self.version = -1
                 try:
-                    order = RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias)
+                    order = RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias, delta=self.delta)
                     refitted = self.route.sync_weights(order)
                     break
                 except (RefitError, WorkerError) as error:
@@ -107,7 +107,7 @@ class Refitter:
             dtype=self.dtype,
             max_bucket_bytes=self.max_bucket_bytes,
             sharded=CHANNELS[self.channel].sharded,
-            delta=self.delta,
+            delta=self.delta if CHANNELS[self.channel].sharded else "off",
             adapters="merged" if not self.apart else "apart" if lacks_weights else "alone",
         )
 
