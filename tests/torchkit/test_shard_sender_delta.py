@@ -123,8 +123,11 @@ def test_only_what_has_changed_travels(pair: Pair) -> None:
         assert sent < ONE_CHANGE
     (_, found), sent = pair.refit(weights, 4, only_changed=True)
     assert found == {}
+    (_, found), sent = pair.refit(weights_of(1), 5)
+    assert_equal(found, weights_of(1))
+    assert sent < 2 * ONE_CHANGE, "back to what it was at first"
     others = weights_of(2)
-    (_, found), sent = pair.refit(others, 5, only_changed=True)
+    (_, found), sent = pair.refit(others, 6, only_changed=True)
     assert_equal(found, others)
     assert WHOLE_BYTES < sent < WHOLE_BYTES + 200, "whole is less than a code of everything"
 

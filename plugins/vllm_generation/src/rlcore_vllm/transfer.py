@@ -41,7 +41,7 @@ class Transfer:
         self._route: Route | None = None
         self._rendezvous = context.rank_info.rendezvous
         self.sent_bytes: int | None = None
-        """Of the last `send`, where the channel counts them."""
+        """What the last `send` took; None where the channel does not count it."""
 
     def send(self, export: spi.WeightExport, delta: spi.Delta = "off") -> dict[str, int]:
         """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
