@@ -15,7 +15,7 @@ def test_buckets_arrive(channel):
     assert len(options) == 1
     receivers = [make_receiver(channel, CPU, rank, options[0]) for rank in range(2)]
     for refit in range(2):
-        sender.begin(manifest_of(tensors_of(0)), "off")
+        sender.begin(manifest_of(tensors_of(0)))
         for receiver in receivers:
             receiver.begin(False)
         for index in range(5):

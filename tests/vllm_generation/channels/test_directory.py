@@ -14,7 +14,7 @@ from .channel_support import CONFIG, CPU, assert_same, manifest_of, specs_of, te
 
 def test_a_files_name_says_that_it_is_complete(tmp_path, monkeypatch):
     sender = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU)
-    sender.begin(manifest_of(tensors_of(0)), "off")
+    sender.begin(manifest_of(tensors_of(0)))
     save = directory.save_file
     written = []
 
@@ -36,7 +36,7 @@ def test_a_folder_is_fresh_and_removed_with_what_was_not_taken(tmp_path):
     sender = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU)
     folders = []
     for _ in range(2):
-        sender.begin(manifest_of(tensors_of(0)), "off")
+        sender.begin(manifest_of(tensors_of(0)))
         folders.append(Path(sender.put(0, tensors_of(0))["file"]).parent)
     assert folders[0] != folders[1]
     assert not folders[0].exists()
@@ -49,7 +49,7 @@ def test_shared_memory_is_used_for_files_where_it_holds_them_twice(free, expecte
     monkeypatch.setattr(directory.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
     monkeypatch.setattr(directory.tempfile, "tempdir", str(tmp_path))
     sender = directory.Sender(CONFIG, CPU)
-    sender.begin(manifest_of(tensors_of(0)), "off")
+    sender.begin(manifest_of(tensors_of(0)))
     try:
         assert Path(sender.put(0, tensors_of(0))["file"]).parent.parent == (expected or tmp_path)
     finally:

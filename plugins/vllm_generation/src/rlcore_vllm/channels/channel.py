@@ -63,7 +63,7 @@ class Sender(ABC):
     def join(self) -> None:
         """Called while the receivers connect."""
 
-    def begin(self, manifest: Manifest, delta: Delta) -> None:
+    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:
         """Prepare for a refit that begins; `delta` as in RefitRequest."""
 
     @abstractmethod

@@ -55,7 +55,7 @@ class Sender(channel.Sender):
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         return [{"uuid": uuid} for _ in {rank.replica for rank in ranks}]
 
-    def begin(self, manifest: Manifest, delta: Delta) -> None:  # noqa: ARG002
+    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:  # noqa: ARG002
         self._persistent = manifest.persistent
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:

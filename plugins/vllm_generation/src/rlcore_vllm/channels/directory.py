@@ -41,7 +41,7 @@ class Sender(channel.Sender):
     def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         return [{} for _ in {rank.replica for rank in ranks}]
 
-    def begin(self, manifest: Manifest, delta: Delta) -> None:
+    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:
         self.end()
         self.sent_bytes = 0
         if (delta, manifest.specs) != (self._delta, self._specs):
