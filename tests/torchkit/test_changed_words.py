@@ -56,6 +56,22 @@ def test_a_code_is_as_small_as_it_can_be(share: float, most: float) -> None:
     assert torch.equal(old, new)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("share", [0.001, 0.2])
+def test_a_gpu_makes_and_takes_the_same_codes(share: float) -> None:
+    num_words = 2**23 + 24
+    old = buffer_of(num_words, 0)
+    new = changed_in(old, (torch.rand(num_words, generator=torch.Generator().manual_seed(1)) < share).nonzero().view(-1))
+    expected, code = encode(new, old), encode(new.cuda(), old.cuda())
+    assert expected is not None
+    assert code is not None
+    assert torch.equal(code.cpu(), expected)
+    found = old.cuda()
+    patch(found, code)
+    assert torch.equal(found.cpu(), new)
+
+
 def test_a_gap_of_more_than_two_bytes() -> None:
     old = buffer_of(2**18, 0)
     for places in ([2**18 - 1], [0, 2**17 + 5], [5, 5 + 2**16, 6 + 2**17]):

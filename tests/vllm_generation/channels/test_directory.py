@@ -90,4 +90,4 @@ def test_changes_of_what_the_receiver_does_not_keep(tmp_path):
 def test_a_file_that_the_receiver_does_not_see(tmp_path):
     receiver = directory.Receiver(CPU, 0, {})
     with pytest.raises(RefitError, match=r"generator\.vllm\.refit_directory"):
-        receiver.receive({"file": str(tmp_path / "elsewhere.safetensors"), "delta": "off"}, [])
+        receiver.receive({"file": str(tmp_path / "elsewhere.safetensors")}, [])

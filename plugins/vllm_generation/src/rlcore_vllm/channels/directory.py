@@ -130,7 +130,7 @@ class Receiver(channel.Receiver):
         except FileNotFoundError as error:
             remedy = "Set generator.vllm.refit_directory to a folder that every machine of the run sees"
             raise RefitError(f"refit: {where['file']} is not to be seen here. {remedy}") from error
-        if where["delta"] == "off":
+        if where.get("delta", "off") == "off":
             return Received(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
         index, size = where["index"], packed_bytes([num_bytes(spec) for spec in specs])
         if _CODE in tensors:
