@@ -2,12 +2,14 @@
 
     python benchmarks/refit_shards.py --shape 8b --senders 1          # two GPUs
     python benchmarks/refit_shards.py --shape 8b --senders 2          # three
-    python benchmarks/refit_shards.py --quick --device cpu            # a tiny shape, by gloo
+    python benchmarks/refit_shards.py --layers 1 --device cpu         # the first layer and the embedding, by gloo
+    python benchmarks/refit_shards.py --quick --device cpu            # a tiny shape
 
 The weights of a shape in bfloat16, cut by rows over the senders as FSDP does; their number divides those of all rows.
-`gathered` gathers each tensor on all senders, and the first sends it on, with its digest at both ends. `shards` sends the
-parts by their plan, with the digest of each bucket at both ends. No engine takes part. The bytes are those that each sender
-hands to the network; a gather is counted as a ring.
+`gathered` gathers each tensor on all senders, and the first broadcasts it, with its digest at both ends. `shards` sends the
+parts by their plan, with the digest of each bucket at both ends. `changed` does so with copies at both ends
+(`refit.delta`), of weights of which a share, chosen at random, is another than the time before. No engine takes part. The bytes
+are those that each sender hands to the network; a gather is counted as a ring.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from rlcore.spi import Box, ShardRoute, TensorSpec
 from rlcore.testing.ranks import free_address, launch
 
 BUCKET_BYTES = 2**28
+CHANGED = (0.001, 0.01, 0.1)
 
 
 def measure(
@@ -45,7 +48,7 @@ def measure(
     if is_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + 1)
-    group = dist.new_group(list(range(senders)))
+    groups = dist.new_group(list(range(senders))), dist.new_group([0, senders])
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
@@ -66,14 +69,15 @@ def measure(
 
     sent = {"gathered": gathered_bytes(specs, senders), "shards": planned_bytes(end, senders)}
     ways: dict[str, Callable[[], None]] = {
-        "gathered": lambda: gather_and_send(rank, specs, held, parts, group, device),
+        "gathered": lambda: gather_and_send(rank, specs, held, parts, groups, device),
         "shards": by_shards,
     }
     lines = []
     for name, way in ways.items():
         times = [timed(way, device) for _ in range(repeats)]
         bytes_of_each = " ".join(f"{each / 1e6:.1f}" for each in sent[name])
-        lines.append(f"{name:10} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
+        lines.append(f"{name:13} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
+    lines += [of_changes(share, end, parts, wanted, device, repeats) for share in CHANGED]
     if rank == 0:
         lines.append(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
         Path(file).write_text("\n".join(lines))
@@ -83,7 +87,7 @@ def measure(
     dist.destroy_process_group()
 
 
-def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, group: Any, device: Any) -> None:
+def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, device: Any) -> None:
     """Each tensor whole on every sender; from the first of them to the last rank."""
     import torch
     import torch.distributed as dist
@@ -94,15 +98,47 @@ def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, group: Any, de
     for number, spec in enumerate(specs):
         if rank == senders:
             whole = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
-            dist.recv(whole, 0)
+            dist.broadcast(whole, 0, group=groups[1])
             tensor_digest(whole)
             continue
         own = [torch.empty(boxes[number].shape, dtype=torch.bfloat16, device=device) for boxes in held]
-        dist.all_gather(own, parts[held[rank][number]], group=group)
+        dist.all_gather(own, parts[held[rank][number]], group=groups[0])
         whole = torch.cat(own)
         if rank == 0:
             tensor_digest(whole)
-            dist.send(whole, senders)
+            dist.broadcast(whole, 0, group=groups[1])
+
+
+def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, repeats: int) -> str:
+    """The row of a share of values that is changed before each refit, after one that brings all."""
+    import torch
+    import torch.distributed as dist
+
+    from rlcore_torchkit.kept_parts import KeptParts
+
+    kept, sent = KeptParts(device), [0]
+
+    def refit() -> None:
+        if not parts:
+            end.take(wanted, lambda _: None, kept=kept)
+            return
+        sent[0], in_step = 0, end.in_step(kept.version)
+        with kept.changing(0):
+            for number, window in enumerate(end.windows):
+                sent[0] += end.run(number, parts, {}, last=kept.tensors, in_step=in_step).sent_bytes
+                pieces = {piece.box: piece for piece in end.pieces(number)}
+                kept.put({box: parts[piece.held][box.within(piece.held)] for box, piece in pieces.items()}, window.specs)
+
+    refit()
+    times = []
+    for _ in range(repeats):
+        for part in parts.values():
+            part[torch.rand(part.shape, device=device) < share] *= 1.5
+        times.append(timed(refit, device))
+    told: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(told, sent[0])
+    bytes_of_each = " ".join(f"{each / 1e6:.3f}" for each in told[:-1])
+    return f"{f'{share:.1%} changed':13} {median(times):.3f} s; MB sent by each: {bytes_of_each}"
 
 
 def timed(way: Callable[[], None], device: Any) -> float:
@@ -118,13 +154,15 @@ def timed(way: Callable[[], None], device: Any) -> float:
     return time.perf_counter() - start
 
 
-def specs_of(shape: str) -> tuple[TensorSpec, ...]:
-    """Every parameter of the shape."""
+def specs_of(shape: str, layers: int | None) -> tuple[TensorSpec, ...]:
+    """Every parameter of the shape, with so many layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_of(shape))
+        config = config_of(shape)
+        config.num_hidden_layers = config.num_hidden_layers if layers is None else layers
+        model = AutoModelForCausalLM.from_config(config)
     return tuple(TensorSpec(name=name, shape=tuple(p.shape), dtype="bfloat16") for name, p in model.named_parameters())
 
 
@@ -152,6 +190,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--senders", type=int, default=1, help="trainer ranks; on CUDA there is one GPU more")
+    parser.add_argument("--layers", type=int, help="instead of the shape's")
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--quick", action="store_true", help="a tiny shape, twice")
     options = parser.parse_args()
@@ -160,7 +199,15 @@ def main() -> None:
     print(f"{shape} on {options.device}, {options.senders} sender(s)")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lines"
-        arguments = (free_address(), free_address(), specs_of(shape), options.device, options.senders, repeats, str(file))
+        arguments = (
+            free_address(),
+            free_address(),
+            specs_of(shape, options.layers),
+            options.device,
+            options.senders,
+            repeats,
+            str(file),
+        )
         launch(measure, arguments, options.senders + 1)
         print(file.read_text())
 

@@ -77,6 +77,8 @@ def test_refit_shards(script: Script) -> None:
     assert all(float(figure) > 0 for figures in found.values() for figure in figures)
     by_gathering, by_parts = (sum(float(figure) for figure in figures[2:]) for figures in found.values())
     assert by_parts < by_gathering
+    few, more, many = (float(rows(output, f"{share}% changed")[f"{share}% changed"][1]) for share in (0.1, 1.0, 10.0))
+    assert 0 < few < more < many < by_parts
 
 
 def test_batch_invariance(script: Script) -> None:

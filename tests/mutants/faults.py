@@ -986,6 +986,27 @@ FAULTS = (
         "tests/vllm_generation/test_places.py::test_an_engine_that_starts_while_the_others_go_to_sleep_sleeps",
     ),
     Fault(
+        "changes are sent to a rank that keeps another version",
+        "rlcore_torchkit.shard_route",
+        "if version != NOTHING and int(other) == version}",
+        "if version != NOTHING and int(other) != NOTHING}",
+        "tests/torchkit/test_shard_sender_delta.py::test_a_receiver_that_is_new_or_holds_another_version_gets_all",
+    ),
+    Fault(
+        "a bucket is taken whatever its digest",
+        "rlcore_torchkit.shard_transfer",
+        "if digest != int(buffer[-8:].view(torch.int64)) % 2**64:",
+        "if digest < 0:",
+        "tests/torchkit/test_shard_sender_delta.py::test_a_lost_change_is_an_error_and_the_next_refit_is_whole",
+    ),
+    Fault(
+        "what has been sent is kept as it was the first time",
+        "rlcore_torchkit.shard_sender",
+        "for end, _ in ends for piece in end.pieces(number)}",
+        "for end, _ in ends for piece in end.pieces(number) if piece.box not in kept.tensors}",
+        "tests/torchkit/test_shard_sender_delta.py::test_only_what_has_changed_travels",
+    ),
+    Fault(
         "ranks that have come apart are not noticed before parts are sent",
         "rlcore_torchkit.shard_sender",
         "self._require_equal(window.specs, shards.held, several, parts)",

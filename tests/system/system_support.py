@@ -63,7 +63,7 @@ STEPS_ALONE = (
 """Nothing is measured or kept beside the steps."""
 SITE_MODULES = ("acme_judge", "acme_poison", "acme_kit", "acme_liar")
 """Modules that tests install; removed from this process after each."""
-BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second", "generation/engine_restarts")
+BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second", "generation/engine_restarts", "refit/")
 """Beginnings of the metrics that depend on the clock."""
 
 

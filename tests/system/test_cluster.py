@@ -1,6 +1,7 @@
 """The real trainer and generators in workers on Ray: the figures of a run in one process, also when processes are killed."""
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from rlcore.testing.models import make_model
 
-from .system_support import DIGITS, Workplace, close, read_metrics, write_jsonl  # type: ignore[import-not-found]
+from .system_support import DIGITS, STEPS_ALONE, Workplace, close, read_metrics, write_jsonl  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.usefixtures("ray")
 SHORT = ("run.num_steps=2", "training.prompts_per_step=8", "rollout.samples_per_prompt=8", "checkpoint.every_n_steps=1")
@@ -206,6 +207,20 @@ def test_one_engine_of_both_ranks(workplace: Workplace, math: tuple[Path, Path])
     assert_close(run, alone)
 
 
+class EngineKiller(threading.Thread):
+    """Kills the engine once, after so many steps."""
+
+    def __init__(self, run: Path, num_steps: int) -> None:
+        super().__init__(daemon=True)
+        self.killer, self.num_steps, self.has_killed = Killer(run), num_steps, False
+
+    def run(self) -> None:
+        while self.killer.num_steps() < self.num_steps or not (victims := self.killer.victims(ENGINE)):
+            time.sleep(0.02)
+        os.kill(victims[-1], signal.SIGKILL)
+        self.has_killed = True
+
+
 APART = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
 
 
@@ -216,3 +231,21 @@ def test_parts_of_two_ranks_to_an_engine_apart(workplace: Workplace, math: tuple
     run = workplace.train(str(recipe), "run.name=parts", *APART, "refit.channel=shards", *trainer)
     assert [log.parent.name for log in (run / "logs").glob("**/vllm-*")] == ["rank-0"]
     assert_close(run, alone)
+
+
+def test_changes_alone_travel_and_all_after_an_engine_has_died(workplace: Workplace, math: tuple[Path, Path]) -> None:
+    """In bfloat16 and at a small learning rate; by its log-probabilities the engine has the ranks' weights in each step."""
+    killer = EngineKiller(workplace.run("delta"), 2)
+    killer.start()
+    engine = ("generator.name=vllm", "generator.vllm.cpu_kv_cache_gib=0.1", f"model.path={math[0].parent / 'model'}")
+    options = ("model.dtype=bfloat16", "optimizer.learning_rate=1e-5", "run.name=delta", "refit.delta=device", *STEPS_ALONE)
+    sizes = ("training.prompts_per_step=8", "rollout.samples_per_prompt=8")
+    sums = (f"environment.arithmetic.{name}" for name in ("max_operand=2", "num_train=8", "num_evaluation=1"))
+    result = workplace.rlcore("train", "grpo.toml", *APART, *engine, *options, *sizes, *sums)
+    assert result.exit_code == 0, result.output
+    assert killer.has_killed
+    records = [json.loads(line) for line in (workplace.run("delta") / "metrics.jsonl").read_text().splitlines()]
+    assert all(record["updates"] == 1 and record["token_mult_prob_error"] < 1.02 for record in records)
+    whole, changes, *later = [record["refit/sent_mib"] for record in records]
+    assert changes < 0.2 * whole
+    assert 0.8 * whole < sum(later) < 1.5 * whole

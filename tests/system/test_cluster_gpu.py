@@ -1,4 +1,4 @@
-"""On GPUs: several ranks of Megatron beside vLLM's engines, of one rank and of two, in workers on Ray."""
+"""On GPUs, in workers on Ray: several ranks of Megatron beside vLLM's engines, of one rank and of two, and engines apart."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,6 @@ COMMON = (
     "run.device=cuda",
     "run.num_steps=3",
     "model.dtype=bfloat16",
-    "trainer.name=megatron",
     "generator.name=vllm",
     "generator.vllm.enforce_eager=true",
     "generator.vllm.gpu_memory_utilization=0.1",
@@ -29,6 +28,7 @@ COMMON = (
     *STEPS_ALONE,
     "cluster.max_restarts=0",
 )
+MEGATRON = (*COMMON, "trainer.name=megatron")
 DENSE = {
     "tp2": ("tensor_parallel=2",),
     "pp2": ("pipeline_parallel=2",),
@@ -77,7 +77,7 @@ def test_engines_follow_the_trainer(
     """After updates that change each weight by a tenth of its size, which an engine with older weights would show."""
     sizes = (f"trainer.megatron.{size}" for size in DENSE[name])
     places = (f"cluster.gpus_per_node={num_ranks}", f"generator.vllm.tensor_parallel={engine}")
-    run = workplace.train("grpo.toml", *COMMON, *sizes, *places, f"model.path={models['qwen3']}")
+    run = workplace.train("grpo.toml", *MEGATRON, *sizes, *places, f"model.path={models['qwen3']}")
     assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))
 
 
@@ -86,6 +86,25 @@ def test_routing_is_replayed(num_ranks: int, name: str, workplace: Workplace, mo
     """The generator's choices reach the trainer's ranks, whose own routers would make nearly the same."""
     sizes = (f"trainer.megatron.{size}" for size in EXPERTS[name])
     places = (f"cluster.gpus_per_node={num_ranks}", "rollout.replay_routing=true")
-    run = workplace.train("grpo.toml", *COMMON, *sizes, *places, f"model.path={models['qwen3_moe']}")
+    run = workplace.train("grpo.toml", *MEGATRON, *sizes, *places, f"model.path={models['qwen3_moe']}")
     assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))
     assert all(0.9 < found <= 1.0 for found in of_updates(run, "routing_agreement"))
+
+
+APART = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1", "trainer.name=fsdp2")
+
+
+@pytest.mark.skipif(NUM_DEVICES < 2, reason=f"needs 2 CUDA devices, found {NUM_DEVICES}")
+@pytest.mark.parametrize("delta", ["off", "device", "host"])
+def test_parts_come_to_an_engine_apart_as_whole_tensors_do(
+    delta: str, tmp_path_factory: pytest.TempPathFactory, workplace: Workplace, models: dict[str, Path]
+) -> None:
+    """By NCCL both ways. The same seeds draw the same samples from the first weights; the device's sums may differ later."""
+    options = (*COMMON, *APART, f"model.path={models['qwen3']}")
+    run = workplace.train("grpo.toml", *options, "refit.channel=shards", f"refit.delta={delta}")
+    assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))
+    broadcast = tmp_path_factory.getbasetemp() / "nccl"
+    if not broadcast.exists():
+        workplace.train("grpo.toml", *options, "refit.channel=nccl", f"run.directory={broadcast}")
+    parts, whole = (read_metrics(each)[0] for each in (run, broadcast))
+    assert parts == {name: pytest.approx(value, rel=1e-3, abs=1e-3) for name, value in whole.items()}

@@ -13,7 +13,7 @@ from rlcore_torchkit.process_group import keep_on_loopback
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
 
-from .shard_threads import CPU, MAX_BYTES, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
+from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
 
 LAYOUT = tuple(tuple(Box(spec.name, (3 * rank, 0), (3 * rank + 3, 4)) for spec in SPECS) for rank in (0, 1))
 
@@ -46,7 +46,7 @@ def refit(rank: int, held: Sequence[Box], full: dict[str, Tensor], take: Callabl
         return {box: full[box.name][box.start[0] : box.stop[0]] for box in held if box.name in names}
 
     sender = ShardSender(rank, 2, CPU)
-    export = sender.export(0, SPECS, held, read, MAX_BYTES)
+    export = sender.export(REQUEST, SPECS, held, read)
     assert export.shards is not None
     with ThreadPoolExecutor(1) as pool:
         receiver: Future[Any] | None = None

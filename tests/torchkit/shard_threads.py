@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from rlcore.spi import Box, ShardRoute, TensorSpec
+from rlcore.spi import Box, ExportWeightsRequest, ShardRoute, TensorSpec
 from rlcore_torchkit.process_group import listening_store
 
 CPU = torch.device("cpu")
@@ -16,6 +16,7 @@ SPECS = tuple(TensorSpec(name=name, shape=(6, 4), dtype="float32") for name in (
 WHOLE = tuple(Box(spec.name, (0, 0), spec.shape) for spec in SPECS)
 MAX_BYTES = 2 * 6 * 4 * 4
 """Two windows: the last tensor has one of its own."""
+REQUEST = ExportWeightsRequest(weight_version=3, dtype="float32", max_bucket_bytes=MAX_BYTES, sharded=True)
 
 
 def store(timeout_s: float = 30.0) -> TCPStore:

@@ -13,7 +13,7 @@ from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
 
 from .shard_sender_ranks import run_rank  # type: ignore[import-not-found]
-from .shard_threads import CPU, MAX_BYTES, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
+from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
 
 
 def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence[Box] = WHOLE) -> WeightExport:
@@ -21,7 +21,7 @@ def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence
         names = {spec.name for spec in specs}
         return {box: weights[box.name] for box in held if box.name in names}
 
-    return sender.export(3, SPECS, held, read, MAX_BYTES)
+    return sender.export(REQUEST, SPECS, held, read)
 
 
 def receiving(route: ShardRoute, held: Sequence[Box] = WHOLE) -> ShardEnd:
@@ -81,7 +81,7 @@ def test_a_route_with_another_layout_needs_another_name() -> None:
     assert export.shards is not None
     export.shards.route = route_in(at)
     _, end = together(lambda: list(export.buckets), lambda: _taking(route_in(at)))
-    other = sender.export(3, SPECS[:2], WHOLE[:2], lambda _: {}, MAX_BYTES)
+    other = sender.export(REQUEST, SPECS[:2], WHOLE[:2], lambda _: {})
     assert other.shards is not None
     other.shards.route = route_in(at, wanted=[WHOLE[:2]])
     with pytest.raises(RefitError, match=r"127\.0\.0\.1:\d+/engines"):

@@ -9,7 +9,10 @@ from rlcore.spi import RefitError, TensorSpec
 from rlcore.testing.models import make_model
 from rlcore_vllm.manifest import Manifest, expected_shapes
 
-FIRST, SECOND = TensorSpec(name="a", shape=(2, 3), dtype="float32"), TensorSpec(name="b", shape=(4,), dtype="bfloat16")
+FIRST, SECOND = (
+    TensorSpec(name="a", shape=(2, 3), dtype="float32"),
+    TensorSpec(name="b", shape=(4,), dtype="bfloat16", keeps_dtype=True),
+)
 MANIFEST = Manifest(weight_version=7, specs=(FIRST, SECOND), persistent=True)
 EXPECTED = {"a": (2, 3), "b": (4,)}
 

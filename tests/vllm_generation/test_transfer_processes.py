@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from vllm_families import IN_PROCESSES
 from vllm_refit_faults import FAULT_VARIABLE
 from vllm_refit_support import (
+    BUCKET_BYTES,
     CONFIG,
     MODEL,
     TOLERANCE,
@@ -27,11 +29,15 @@ from vllm_refit_support import (
     refit,
     reusing,
     sample,
+    specs_of,
     with_buckets,
 )
 
-from rlcore.spi import RefitError, WorkerError, tensor_digest
+from rlcore.spi import ExportWeightsRequest, RefitError, WorkerError, tensor_digest
 from rlcore.testing.models import make_model
+from rlcore_torchkit.changed_words import encode
+from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit.shard_sender import ShardSender
 
 pytest.importorskip("vllm")
 
@@ -41,6 +47,7 @@ from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
 
+CPU = torch.device("cpu")
 TWO_RANKS = evolve(CONFIG, tensor_parallel=2, engine={"worker_extension_cls": "vllm_refit_faults.FaultyWorkerExtension"})
 
 
@@ -123,6 +130,71 @@ def test_each_of_several_refits_counts(channel, replica, transfer_over, weights,
         assert digests == {name: tensor_digest(tensor.numpy()) for name, tensor in tensors.items()}
         assert_holds(version, *range(version))
         assert not list(tmp_path.iterdir())
+
+
+def parameter_digests(replica):
+    """Of both ranks' parameters, as their kernels read them."""
+    return replica.call_workers("refit_test_parameter_digests", {}).result()
+
+
+def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, weights):
+    """In the form that the kernels of both ranks read; after a connection anew all parts travel again."""
+    tensors, sender = weights(5), ShardSender(0, 1, CPU)
+    specs = specs_of(tensors)
+    generator, sent = torch.Generator().manual_seed(0), []
+
+    def take(transfer, version):
+        request = ExportWeightsRequest(
+            weight_version=version, dtype="float32", max_bucket_bytes=BUCKET_BYTES, sharded=True, delta="device"
+        )
+
+        def read(window):
+            return {whole_box(spec): tensors[spec.name] for spec in window}
+
+        export = sender.export(request, specs, list(map(whole_box, specs)), read)
+        replica.begin_update().result()
+        assert transfer.take_shards(export, export.shards, holds_weights=True) == export.shards.digest
+        replica.end_update(version).result()
+        sent.append(export.shards.sent_bytes)
+
+    transfer = transfer_over("shards")
+    for version in range(5, 8):
+        take(transfer, version)
+        for tensor in tensors.values():
+            chosen = torch.rand(tensor.shape, generator=generator) < 0.01
+            tensor[chosen] *= 1.5
+    transfer.close()
+    take(transfer, 8)
+    held = parameter_digests(replica)
+    refit([replica], transfer_over("shared_memory"), export_of(tensors, 9))
+    assert parameter_digests(replica) == held
+    whole = 2 * sum(tensor.nbytes for tensor in tensors.values())
+    assert [share > whole for share in sent] == [True, False, False, True]
+    assert max(sent[1:3]) < 0.04 * whole
+    sender.close()
+
+
+def test_changes_in_files_come_to_what_whole_tensors_do(replica, transfer_over, weights, tmp_path, monkeypatch):
+    transfer, tensors, sent = transfer_over("directory", evolve(TWO_RANKS, refit_directory=str(tmp_path))), weights(5), []
+    for version in range(5, 8):
+        replica.begin_update().result()
+        transfer.send(export_of(tensors, version), "host")
+        replica.end_update(version).result()
+        sent.append(transfer.sent_bytes)
+        for tensor in tensors.values():
+            tensor.view(-1)[:: 50 + version] *= 1.5
+    held = parameter_digests(replica)
+    assert max(sent[1:]) < 0.1 * sent[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "encode", lambda new, old: encode(old, old))  # every change is lost
+        with pytest.raises(RefitError, match="changed on the way"):
+            transfer.send(export_of(tensors, 8), "host")
+    transfer.send(export_of(tensors, 8), "host")
+    assert transfer.sent_bytes == sent[0]
+    assert parameter_digests(replica) != held
+    held = parameter_digests(replica)
+    refit([replica], transfer_over("shared_memory"), export_of(tensors, 9))
+    assert parameter_digests(replica) == held
 
 
 def test_ranks_import_nothing_that_no_option_asked_for(replica, torchao_imported):

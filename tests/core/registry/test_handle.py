@@ -9,11 +9,13 @@ from rlcore.spi import (
     LoadStateRequest,
     LoadStateResult,
     PluginError,
+    RefitRequest,
     SaveStateRequest,
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
     StorageError,
+    WeightExport,
 )
 
 ON_HOST = SetResidencyRequest(weights="host", state="host")
@@ -104,6 +106,18 @@ def test_adapters_apart_need_their_capability(make_trainer):
     with pytest.raises(ContractError, match="'adapter_refit'"):
         make_trainer(declared=()).export_weights(
             ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=1, adapters="alone")
+        )
+
+
+def test_changes_alone_need_their_capability(make_trainer, make_generator):
+    with pytest.raises(ContractError, match="'delta_refit'"):
+        make_trainer(declared=()).export_weights(
+            ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=1, delta="host")
+        )
+    export = WeightExport(weight_version=1, specs=(), buckets=iter(()), persistent=False)
+    with pytest.raises(ContractError, match="'delta_refit'"):
+        make_generator(declared=("refit.directory",)).refit(
+            RefitRequest(weight_version=1, channel="directory", weights=export, may_alias=False, delta="host")
         )
 
 

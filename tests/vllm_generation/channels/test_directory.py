@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from rlcore.spi import RefitError
 from rlcore_vllm.channels import directory
 
-from .channel_support import CONFIG, CPU, manifest_of, tensors_of
+from .channel_support import CONFIG, CPU, assert_same, manifest_of, specs_of, tensors_of
 
 
 def test_a_files_name_says_that_it_is_complete(tmp_path, monkeypatch):
@@ -54,6 +54,37 @@ def test_shared_memory_is_used_for_files_where_it_holds_them_twice(free, expecte
         assert Path(sender.put(0, tensors_of(0))["file"]).parent.parent == (expected or tmp_path)
     finally:
         sender.close()
+
+
+@pytest.mark.parametrize("delta", ["device", "host"])
+def test_only_what_has_changed_is_written(delta, tmp_path):
+    sender, receiver = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
+    buckets, sent = [tensors_of(0, 9), tensors_of(1, 9)], []
+    for version in range(4):
+        sender.begin(manifest_of(buckets[0]), delta)
+        for index, tensors in enumerate(buckets):
+            received = receiver.receive(sender.put(index, tensors), specs_of(tensors))
+            assert_same(received.tensors, tensors)
+        sent.append(sender.sent_bytes)
+        buckets[version % 2][version][0] += 1.0
+        buckets[0] = tensors_of(7, 9) if version == 2 else buckets[0]
+    whole = sum(tensor.nbytes for tensors in buckets for tensor in tensors)
+    assert sent[0] == whole
+    assert all(bytes_of < 0.2 * whole for bytes_of in sent[1:3])
+    assert sent[3] > whole / 2, "all of one bucket, which is another"
+    sender.close()
+
+
+def test_changes_of_what_the_receiver_does_not_keep(tmp_path):
+    sender, tensors = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), tensors_of(0)
+    for _ in range(2):
+        sender.begin(manifest_of(tensors), "device")
+        where = sender.put(0, tensors)
+    with pytest.raises(RefitError, match="changes of bucket 0"):
+        directory.Receiver(CPU, 0, {}).receive(where, specs_of(tensors))
+    sender.begin(manifest_of(tensors[:3]), "device")
+    assert directory.Receiver(CPU, 0, {}).receive(sender.put(0, tensors[:3]), specs_of(tensors[:3])).tensors
+    sender.close()
 
 
 def test_a_file_that_the_receiver_does_not_see(tmp_path):

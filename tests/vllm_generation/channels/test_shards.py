@@ -5,14 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rlcore.spi import RefitError
+from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore_torchkit.shard_route import whole_box
 from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_vllm.channels import shards
+from rlcore_vllm.manifest import Manifest
 
 from .channel_support import CPU, here, specs_of, tensors_of
 
 LOOPBACK = "127.0.0.1"
+REQUEST = ExportWeightsRequest(weight_version=1, dtype="float32", max_bucket_bytes=64, sharded=True)
 
 
 def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
@@ -24,7 +26,7 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
         specs = tuple(specs_of(tensors))
         held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
         export = sender.export(
-            1, specs, [*held], lambda part, held=held: {whole_box(spec): held[whole_box(spec)] for spec in part}, 64
+            REQUEST, specs, [*held], lambda part, held=held: {whole_box(spec): held[whole_box(spec)] for spec in part}
         )
         if not receivers:
             options = route.options(export.shards)
@@ -33,11 +35,12 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
         export.shards.route = route.to(specs)
         layout = route.layout(specs, export.shards)
         assert [*layout] == (["held"] if seed != 1 else [])
-        taken = [{} for _ in receivers]
+        manifest, taken = Manifest.of(export), [{} for _ in receivers]
         with ThreadPoolExecutor(4) as pool:
             sent = pool.submit(list, export.buckets)
             calls = [
-                pool.submit(one.take_shards, specs, layout, into.update) for one, into in zip(receivers, taken, strict=True)
+                pool.submit(one.take_shards, manifest, layout, into.update, False)
+                for one, into in zip(receivers, taken, strict=True)
             ]
         assert sent.result() == []
         assert sum(call.result() for call in calls) % 2**64 == export.shards.digest
@@ -56,7 +59,7 @@ def test_a_later_route_has_groups_of_its_own():
 
 def test_whole_buckets_are_refused():
     route = shards.Route([here()], LOOPBACK, 30)
-    export = ShardSender(0, 1, CPU).export(1, tuple(specs_of(tensors_of(0))), [], lambda _: {}, 64)
+    export = ShardSender(0, 1, CPU).export(REQUEST, tuple(specs_of(tensors_of(0))), [], lambda _: {})
     receiver = shards.Receiver(CPU, 0, route.options(export.shards)[0])
     with pytest.raises(RefitError, match="expected parts"):
         receiver.receive({}, [])

@@ -1,6 +1,8 @@
 """The process group in which a trainer's ranks send parts to a generator's, apart from the default group of either."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -14,6 +16,10 @@ from rlcore.spi import RefitError, ShardRoute, WorkerError
 from rlcore_torchkit.process_group import is_loopback, keep_on_loopback
 
 _REFUSED = "!"
+_WATCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""torch's watch over NCCL, left to those that wait."""
+_KEPT_BY_NCCL = timedelta(minutes=10)
+"""How much later than a wait that gives up torch's own watch over NCCL says that it has seen it."""
 
 
 class ShardGroup(Protocol):
@@ -34,7 +40,8 @@ class ProcessShardGroup:
         host, _, port = route.address.rpartition(":")
         if is_loopback(host):
             keep_on_loopback()
-        self.rank, self._device, timeout = rank, device, timedelta(seconds=route.timeout_s)
+        timeout = timedelta(seconds=route.timeout_s)
+        self.rank, self._device, self._timeout = rank, device, timeout
         try:
             store = TCPStore(host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False)
             self._store = PrefixStore(route.name, store)
@@ -59,13 +66,15 @@ class ProcessShardGroup:
             if self._device.type == "cuda":
                 works = [self._backend._end_coalescing()]
             for work in works:
-                work.wait()
+                work.wait(self._timeout)
         except RuntimeError as error:
             raise WorkerError(f"refit: channel shards: another rank is lost, or late: {error}") from error
 
     def close(self) -> None:
         """Leave; what is under way on other ranks fails."""
-        self._backend.abort() if self._device.type == "cuda" else self._backend.shutdown()
+        if self._backend is not None:
+            self._backend.abort() if self._device.type == "cuda" else self._backend.shutdown()
+        self._backend = None  # gloo's connections last as long as the object
 
     def _plans(self, world_size: int, plan: str) -> list[str]:
         self._store.set(f"plan-{self.rank}", plan)
@@ -87,6 +96,28 @@ def _require_one(plans: Sequence[str]) -> None:
 def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    options._timeout = timeout + _KEPT_BY_NCCL
+    with _errors_raised():
+        backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    # All at once and now: a window has parts for some ranks alone, and NCCL would wait for the others at their first exchange.
+    backend.eager_connect_single_device(device)
+    return backend
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """A group that is made meanwhile raises where a rank is lost; torch would end the process instead, and look for others'
+    losses in a store that may be no more."""
+    kept = {name: os.environ.get(name) for name in _WATCH}
+    os.environ.update(_WATCH)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

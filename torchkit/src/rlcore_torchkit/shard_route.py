@@ -1,7 +1,8 @@
 """One rank's end of a route: the plan of what it sends or takes, in windows, and the group by which it does."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from math import prod
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 from rlcore.spi import RefitError
 from rlcore.spi.shards import Box, ShardRoute
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
+from rlcore_torchkit.kept_parts import NOTHING, KeptParts
 from rlcore_torchkit.shard_group import ProcessShardGroup
-from rlcore_torchkit.shard_plan import plan_pieces
-from rlcore_torchkit.shard_transfer import Bucket, ShardTransfer, make_bucket_list
+from rlcore_torchkit.shard_plan import Piece, plan_pieces
+from rlcore_torchkit.shard_transfer import Bucket, Moved, ShardTransfer, make_bucket_list
 
 PIECES_PER_WINDOW = 4
 """A part is cut into so many pieces at most where replicas can share it."""
@@ -68,27 +70,72 @@ class ShardEnd:
             plan = f"!{error}"
         self._group = ProcessShardGroup(route, rank, world_size, device, plan)
         self._num_senders, self._device = len(held), device
+        self._rank = rank
 
-    def run(self, number: int, held: Mapping[Box, Tensor], wanted: Mapping[Box, Tensor]) -> int:
-        """A window's pieces; returns the sum mod 2^64 of the digests of what this rank has sent or taken."""
+    def in_step(self, version: int) -> Set[int]:
+        """The ranks to send to or receive from that keep the same version as this one, to which changes alone can go. They all
+        call it, before the first window of a refit; NOTHING stands for a rank that keeps none."""
+        told = torch.tensor([version], device=self._device)
+        heard = {peer: torch.empty_like(told) for peer in self._peers()}
+        if heard:
+            self._group.exchange([(peer, told) for peer in heard], list(heard.items()))
+        return {peer for peer, other in heard.items() if version != NOTHING and int(other) == version}
+
+    def run(
+        self,
+        number: int,
+        held: Mapping[Box, Tensor],
+        wanted: Mapping[Box, Tensor],
+        *,
+        last: Mapping[Box, Tensor] | None = None,
+        in_step: Set[int] = frozenset(),
+    ) -> Moved:
+        """A window's pieces, as ShardTransfer.run."""
         window = self.windows[number]
         transfer = ShardTransfer(
             specs=window.specs, buckets=window.buckets, num_senders=self._num_senders, group=self._group, device=self._device
         )
-        return transfer.run(held, wanted)
+        return transfer.run(held, wanted, last=last, in_step=in_step)
 
-    def take(self, wanted: Sequence[Box], load: Callable[[list[tuple[TensorSpec, Box, Tensor]]], None]) -> int:
-        """Receive every window into new tensors and have each loaded; returns the sum of digests."""
-        total, of_name = 0, {box.name: box for box in wanted}
-        for number, window in enumerate(self.windows):
-            parts = [(spec, of_name[spec.name]) for spec in window.specs if spec.name in of_name]
-            tensors = [(spec, box, self._empty(spec, box)) for spec, box in parts]
-            total += self.run(number, {}, {box: tensor for _, box, tensor in tensors})
-            load(tensors)
-        return total % 2**64
+    def take(
+        self,
+        wanted: Sequence[Box],
+        load: Callable[[list[tuple[TensorSpec, Box, Tensor]]], None],
+        *,
+        kept: KeptParts | None = None,
+        weight_version: int = 0,
+        only_changed: bool = False,
+    ) -> int:
+        """Receive every window and have each loaded; returns the sum of digests.
+
+        With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` parts are
+        not loaded that are as they were."""
+        of_name, total = {box.name: box for box in wanted}, Moved(digest=0)
+        in_step = frozenset[int]() if kept is None else self.in_step(kept.version)
+        with nullcontext() if kept is None else kept.changing(weight_version):
+            for number, window in enumerate(self.windows):
+                parts = [(spec, of_name[spec.name]) for spec in window.specs if spec.name in of_name]
+                tensors = {
+                    box: self._empty(spec, box) if kept is None else kept.on(self._device, spec, box) for spec, box in parts
+                }
+                moved = self.run(number, {}, tensors, in_step=in_step)
+                if kept is not None:
+                    kept.take_back({box: tensors[box] for box in moved.changed})
+                load([(spec, box, tensors[box]) for spec, box in parts if not only_changed or box in moved.changed])
+                total += moved
+        return total.digest
+
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """What this rank sends in a window."""
+        for bucket in self.windows[number].buckets:
+            yield from bucket.pieces if bucket.sender == self._rank else ()
 
     def close(self) -> None:
         self._group.close()
+
+    def _peers(self) -> Set[int]:
+        ranks = {(bucket.sender, self._num_senders + bucket.receiver) for window in self.windows for bucket in window.buckets}
+        return {sender + receiver - self._rank for sender, receiver in ranks if self._rank in (sender, receiver)}
 
     def _empty(self, spec: TensorSpec, box: Box) -> Tensor:
         return torch.empty(box.shape, dtype=getattr(torch, spec.dtype), device=self._device)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -11,10 +11,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.schema.listing import listed
-from rlcore.spi import ContractError, RefitError, RlcoreError, ShardExport, ShardRoute, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi import (
+    ContractError,
+    ExportWeightsRequest,
+    RefitError,
+    RlcoreError,
+    ShardExport,
+    ShardRoute,
+    TensorSpec,
+    WeightBucket,
+    WeightExport,
+)
 from rlcore.spi.shards import Box
 from rlcore_torchkit.digest import tensor_digests
+from rlcore_torchkit.kept_parts import KeptParts
 from rlcore_torchkit.shard_route import ShardEnd
+from rlcore_torchkit.shard_transfer import Moved
 
 ReadParts = Callable[[Sequence[TensorSpec]], Mapping[Box, Tensor]]
 """This rank's parts of some tensors; called on all ranks in one order, so that it may gather."""
@@ -26,34 +38,61 @@ class ShardSender:
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
         self._ends: dict[tuple[str, str], tuple[object, ShardEnd]] = {}
+        self._kept: tuple[object, KeptParts] | None = None
+        """What has been sent last, and of which tensors and layout."""
 
     def export(
-        self, weight_version: int, specs: tuple[TensorSpec, ...], own: Sequence[Box], read: ReadParts, max_bucket_bytes: int
+        self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[Box], read: ReadParts
     ) -> WeightExport:
         """Every rank of the trainer calls it, with the boxes that it holds."""
         held = tuple(self._gathered(tuple(own)))
-        shards = ShardExport(held=held, max_bucket_bytes=max_bucket_bytes)
-        buckets = self._send(shards, specs, read)
-        return WeightExport(weight_version=weight_version, specs=specs, buckets=buckets, persistent=False, shards=shards)
+        shards = ShardExport(held=held, max_bucket_bytes=request.max_bucket_bytes, delta=request.delta)
+        buckets = self._send(request.weight_version, shards, specs, read)
+        return WeightExport(
+            weight_version=request.weight_version, specs=specs, buckets=buckets, persistent=False, shards=shards
+        )
 
     def close(self) -> None:
+        self._kept = None
         for _, end in self._ends.values():
             end.close()
         self._ends = {}
 
-    def _send(self, shards: ShardExport, specs: tuple[TensorSpec, ...], read: ReadParts) -> Iterator[WeightBucket]:
+    def _send(
+        self, weight_version: int, shards: ShardExport, specs: tuple[TensorSpec, ...], read: ReadParts
+    ) -> Iterator[WeightBucket]:
         routes = [route for route in self._gathered(shards.route) if route is not None]
-        ends, total = list[ShardEnd](), 0
+        ends, total = list[tuple[ShardEnd, Set[int]]](), Moved(digest=0)
+        kept = self._kept_of(shards, specs) if routes else None
         with self._failing_together():
-            ends = self._joined(routes, shards, specs)
+            joined = self._joined(routes, shards, specs)
+            ends = [(end, frozenset[int]() if kept is None else end.in_step(kept.version)) for end in joined]
         several = {box for box, count in Counter(chain(*shards.held)).items() if count > 1}
-        for number, window in enumerate(ends[0].windows if ends else ()):
-            parts = read(window.specs)
-            with self._failing_together():
-                self._require_equal(window.specs, shards.held, several, parts)
-                total += sum(end.run(number, parts, {}) for end in ends)
-        shards.digest = total % 2**64
+        with nullcontext() if kept is None else kept.changing(weight_version):
+            for number, window in enumerate(ends[0][0].windows if ends else ()):
+                parts = read(window.specs)
+                with self._failing_together():
+                    self._require_equal(window.specs, shards.held, several, parts)
+                    for end, in_step in ends:
+                        total += end.run(number, parts, {}, last=None if kept is None else kept.tensors, in_step=in_step)
+                    if kept is not None:
+                        pieces = {piece.box: piece for end, _ in ends for piece in end.pieces(number)}
+                        kept.put(
+                            {box: parts[piece.held][box.within(piece.held)] for box, piece in pieces.items()}, window.specs
+                        )
+        shards.digest, shards.sent_bytes = total.digest, total.sent_bytes
         yield from ()
+
+    def _kept_of(self, shards: ShardExport, specs: tuple[TensorSpec, ...]) -> KeptParts | None:
+        """The copies of such an export, empty the first time; those of another are given up. None where changes are not asked
+        for."""
+        if shards.delta == "off":
+            self._kept = None
+            return None
+        plan = (specs, shards.held, shards.max_bucket_bytes, shards.delta)
+        if self._kept is None or self._kept[0] != plan:
+            self._kept = plan, KeptParts(self._device if shards.delta == "device" else torch.device("cpu"))
+        return self._kept[1]
 
     def _require_equal(
         self, specs: Sequence[TensorSpec], held: Sequence[Sequence[Box]], several: Set[Box], parts: Mapping[Box, Tensor]

@@ -171,6 +171,9 @@ class RefitConfig:
     "apart" where trainer and generator both can."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
+    delta: Literal["off", "device", "host"] = "off"
+    """Whether a refit brings only the values that have changed since the one before. Both sides then keep what that brought, on
+    their "device" or their "host". With the channels "shards" and "directory"."""
     max_attempts: Positive = 2
     """How often a refit, or a generation whose worker died, is tried before the run ends; workers are restarted in between."""
 

@@ -79,7 +79,11 @@ class GeneratorHandle(BackendHandle):
     def refit(self, request: RefitRequest) -> RefitResult:
         """Bring the generator to an export's weights. RefitError, naming the tensors, where it does not hold them after."""
         self._require_legal("refit", request, RefitRequest)
-        needed = {f"refit.{request.channel}": True, capabilities.IN_FLIGHT_REFIT: self._num_generating > 0}
+        needed = {
+            f"refit.{request.channel}": True,
+            capabilities.IN_FLIGHT_REFIT: self._num_generating > 0,
+            capabilities.DELTA_REFIT: request.delta != "off",
+        }
         self._require_capabilities("refit", needed)
         if request.weights.weight_version != request.weight_version:
             found = f"{request.weights.weight_version}, the request {request.weight_version}"

@@ -106,7 +106,10 @@ class TrainerHandle(BackendHandle):
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
         """Stream the weights. The buckets check themselves as they are read, and raise ContractError then."""
         self._require_legal("export_weights", request, ExportWeightsRequest)
-        needed = {capabilities.ADAPTER_REFIT: request.adapters != "merged"}
+        needed = {
+            capabilities.ADAPTER_REFIT: request.adapters != "merged",
+            capabilities.DELTA_REFIT: request.delta != "off",
+        }
         self._require_capabilities("export_weights", needed | dict.fromkeys(SHARDED, request.sharded))
         self._state.require_version("export_weights", request.weight_version)
         export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))

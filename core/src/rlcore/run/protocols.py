@@ -176,9 +176,8 @@ class GeneratorGroup(Group, Protocol):
 class WeightRoute(Protocol):
     """The way from trainer to generator."""
 
-    def sync_weights(self, order: "RefitCommand") -> spi.DraftCounts | None:
-        """One attempt; what all generators have guessed since the one before, None where they guess no tokens. Raises
-        RefitError or WorkerError where a generator does not hold what the trainer exported."""
+    def sync_weights(self, order: "RefitCommand") -> "Refitted":
+        """One attempt. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
 
 
 @frozen(kw_only=True)
@@ -189,8 +188,20 @@ class RefitCommand:
     channel: str
     may_alias: bool = True
     """Whether the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
+    delta: spi.Delta = "off"
+    """Whether changes alone may travel, and where they are relative to copies."""
     not_awaited: frozenset[int] = frozenset()
     """Ranks whose generators need not take part while they start anew."""
+
+
+@frozen(kw_only=True)
+class Refitted:
+    """What a refit that has succeeded came to."""
+
+    drafts: spi.DraftCounts | None = None
+    """What all generators have guessed since the one before; None where they guess no tokens."""
+    sent_bytes: int | None = None
+    """What all ranks have sent; None where it is not counted."""
 
 
 @frozen(kw_only=True, eq=False)

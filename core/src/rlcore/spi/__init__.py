@@ -45,7 +45,7 @@ _NAMES = {
     "provider": "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES Provider Role",
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
-    "shards": "Box ShardExport ShardRoute",
+    "shards": "Box Delta ShardExport ShardRoute",
     "sink": "EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "tools": "ParseToolCalls Tool ToolCall",
     "trainer": (
@@ -165,6 +165,7 @@ if TYPE_CHECKING:
     from rlcore.spi.rows import LazyRows as LazyRows
     from rlcore.spi.sampling_mask import SamplingMask as SamplingMask
     from rlcore.spi.shards import Box as Box
+    from rlcore.spi.shards import Delta as Delta
     from rlcore.spi.shards import ShardExport as ShardExport
     from rlcore.spi.shards import ShardRoute as ShardRoute
     from rlcore.spi.sink import EvaluationSink as EvaluationSink

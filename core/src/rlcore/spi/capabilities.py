@@ -79,6 +79,8 @@ IMAGES = "images"
 ADAPTER_REFIT = "adapter_refit"
 """ExportWeightsRequest.adapters and GeneratorContext.lora: adapters are sent without the weights that they do not change, and
 generation adds them to these."""
+DELTA_REFIT = "delta_refit"
+"""ExportWeightsRequest.delta and RefitRequest.delta: refits bring changes alone, to copies that both ends keep."""
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 

@@ -22,6 +22,8 @@ class RefitChannel:
     or anywhere."""
     sharded: bool = False
     """Whether weights travel as the parts that the trainer's ranks hold (ExportWeightsRequest.sharded)."""
+    delta: bool = False
+    """Whether it can carry changes alone (RefitRequest.delta, and ExportWeightsRequest.delta where it is `sharded`)."""
 
     @property
     def capability(self) -> str:
@@ -40,9 +42,9 @@ _CHEAPEST_FIRST = (
     # Between processes of one machine, through memory that both map.
     RefitChannel(name="shared_memory", devices=frozenset({"cpu"}), reach="shared"),
     # Each rank's parts, from rank to rank: by NCCL or, on CPUs, by gloo.
-    RefitChannel(name="shards", devices=frozenset({"cpu", "cuda"}), reach="separate", sharded=True),
+    RefitChannel(name="shards", devices=frozenset({"cpu", "cuda"}), reach="separate", sharded=True, delta=True),
     # Safetensors files in a folder that both sides see.
-    RefitChannel(name="directory", devices=frozenset({"cpu", "cuda"}), reach="any"),
+    RefitChannel(name="directory", devices=frozenset({"cpu", "cuda"}), reach="any", delta=True),
 )
 CHANNELS: dict[str, RefitChannel] = {channel.name: channel for channel in _CHEAPEST_FIRST}
 """Every channel by its name, the cheapest first."""

@@ -22,6 +22,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.sampling_mask import SamplingMask
+from rlcore.spi.shards import Delta
 from rlcore.spi.weights import WeightExport
 
 
@@ -187,6 +188,9 @@ class RefitRequest:
     may_alias: bool
     """Whether the generator may keep a persistent export's tensors themselves instead of a copy. Then the next
     train_step changes what it holds, and it must be refitted before it generates again."""
+    delta: Delta = "off"
+    """Whether what has not changed since the refit before may be left out on the way, and where both ends of the channel keep
+    what that brought. The digests are those of all values. Needs the capability `delta_refit`, and a channel with `delta`."""
     waits: bool = True
     """Whether to wait for an engine that is being started anew; else a generator may answer `is_starting` at once, and is left
     out until a later refit."""
@@ -225,6 +229,8 @@ class RefitResult:
     read of the export."""
     shard_digest: int | None = None
     """In place of `digests` where the export was sharded: the sum mod 2^64 of the digests of all that its ranks took."""
+    sent_bytes: int | None = None
+    """Bytes that its end of the channel has sent or written; None where it does not count them, as where the trainer sends."""
 
 
 OPTIONAL_HOOKS = ("stream", "save_state", "load_state")

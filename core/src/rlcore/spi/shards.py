@@ -1,8 +1,12 @@
 """Weights that travel as the parts that a trainer's ranks hold, without being gathered: from rank to rank, by a plan."""
 
 from math import prod
+from typing import Literal, TypeAlias
 
 from attrs import define, field, frozen
+
+Delta: TypeAlias = Literal["off", "device", "host"]
+"""Whether a refit brings only what has changed since the one before, and where both sides keep copies of what that brought."""
 
 
 @frozen(order=True)
@@ -55,8 +59,14 @@ class ShardExport:
     """The parts that each of the trainer's ranks holds; the same on every rank, and of replicas too."""
     max_bucket_bytes: int = field(on_setattr=None)
     """Tensors are sent in groups of at most so much, or one that is larger, in the order of WeightExport.specs."""
+    delta: Delta = field(default="off", on_setattr=None)
+    """Unless "off", each rank of the trainer and of the generator keeps what it has sent or taken, and between two that keep
+    the same version changes alone travel; between others, whole parts."""
     route: ShardRoute | None = None
     """Set by a generator beside this rank, once its own ranks wait, before it reads the buckets. None elsewhere; with None on
     every rank nothing is sent."""
     digest: int | None = None
-    """What this rank has sent: the sum mod 2^64 of its buckets' digests, once the buckets are read."""
+    """What this rank has sent: the sum mod 2^64 of its buckets' digests, once the buckets are read. A bucket's is that of all
+    parts in it, also where changes alone have travelled."""
+    sent_bytes: int | None = None
+    """Bytes that this rank has sent, once the buckets are read; None where it does not count them."""

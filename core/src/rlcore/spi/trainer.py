@@ -19,6 +19,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
+from rlcore.spi.shards import Delta
 from rlcore.spi.weights import DtypeName, WeightExport
 
 
@@ -141,6 +142,9 @@ class ExportWeightsRequest:
     sharded: bool = False
     """Whether ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability of a
     channel that is `sharded`."""
+    delta: Delta = "off"
+    """What WeightExport.shards is to have as its `delta`; "off" where the export is not sharded. All else needs the capability
+    `delta_refit`."""
 
 
 OPTIONAL_TRAINER_HOOKS = ("get_values",)

@@ -77,7 +77,7 @@ class Exporter:
         def gathered(each: _Exported) -> dict[str, Tensor]:
             return dict(self._tensors([each], parameters, lora, each.dtype(getattr(torch, request.dtype)), device))
 
-        return sender.export(request.weight_version, specs, parts.held(), parts.reader(gathered), request.max_bucket_bytes)
+        return sender.export(request, specs, parts.held(), parts.reader(gathered))
 
     def _is_sent_as_held(self, each: _Exported, parameters: Mapping[str, Tensor], lora: LoraSpec | None) -> bool:
         adapter = f"{each.parameter.removesuffix('weight')}{LORA_A}"

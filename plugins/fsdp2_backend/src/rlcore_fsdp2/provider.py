@@ -16,7 +16,13 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=50,
     capabilities=TRAINER_CAPABILITIES
-    | {CHANNELS["shards"].capability, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.IMAGES},
+    | {
+        CHANNELS["shards"].capability,
+        capabilities.LORA,
+        capabilities.ADAPTER_REFIT,
+        capabilities.DELTA_REFIT,
+        capabilities.IMAGES,
+    },
     config=Fsdp2Config,
     unavailable=missing_requirement,
     shared_kernels=shared_kernels,

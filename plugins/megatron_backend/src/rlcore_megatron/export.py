@@ -172,7 +172,7 @@ def shard(exporters: Sequence[Exporter], request: ExportWeightsRequest, sender: 
     specs = tuple(spec for exporter in exporters for spec in exporter.specs(request.dtype))
     parts = [part for exporter in exporters for part in exporter.parts()]
     held = [part.box for part in parts]
-    return sender.export(request.weight_version, specs, held, reader(parts), request.max_bucket_bytes)
+    return sender.export(request, specs, held, reader(parts))
 
 
 class _Fetch:

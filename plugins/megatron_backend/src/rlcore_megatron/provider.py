@@ -9,7 +9,8 @@ PROVIDER = Provider(
     name="megatron",
     spi=(2, 0),
     priority=80,
-    capabilities=TRAINER_CAPABILITIES | {CHANNELS["shards"].capability, capabilities.LORA, capabilities.ADAPTER_REFIT},
+    capabilities=TRAINER_CAPABILITIES
+    | {CHANNELS["shards"].capability, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

@@ -47,6 +47,10 @@ class Loader:
                     method.moe_kernel = None
         initialize_layerwise_reload(self._model)
 
+    def keep_rest(self) -> None:
+        """What is not loaded stays as it is, where tensors are loaded directly: no parameter then lacks weights."""
+        self._loaded = None
+
     def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool) -> None:
         """Load named tensors; unless `stable`, their memory may be overwritten as soon as this has been executed."""
         weights = list(tensors)

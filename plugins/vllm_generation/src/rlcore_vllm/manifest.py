@@ -46,6 +46,7 @@ class Manifest:
             "names": [spec.name for spec in self.specs],
             "shapes": [list(spec.shape) for spec in self.specs],
             "dtypes": [spec.dtype for spec in self.specs],
+            "kept": [spec.name for spec in self.specs if spec.keeps_dtype],
             "persistent": self.persistent,
             "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)},
         }
@@ -53,7 +54,10 @@ class Manifest:
     @classmethod
     def from_wire(cls, content: Mapping[str, Any]) -> "Manifest":
         columns = zip(content["names"], content["shapes"], content["dtypes"], strict=True)
-        specs = tuple(TensorSpec(name=name, shape=tuple(shape), dtype=dtype) for name, shape, dtype in columns)
+        specs = tuple(
+            TensorSpec(name=name, shape=tuple(shape), dtype=dtype, keeps_dtype=name in content["kept"])
+            for name, shape, dtype in columns
+        )
         form = content["lora"]
         lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
         return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"], lora=lora)

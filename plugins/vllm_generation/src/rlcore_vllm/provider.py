@@ -60,6 +60,7 @@ PROVIDER = Provider(
         capabilities.IMAGES,
         capabilities.OWN_WEIGHTS,
         capabilities.ADAPTER_REFIT,
+        capabilities.DELTA_REFIT,
         *ROUTED_EXPERTS,
         *CHANNEL_CAPABILITIES,
     },

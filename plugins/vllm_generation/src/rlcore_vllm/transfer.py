@@ -40,8 +40,10 @@ class Transfer:
         self._sender: Sender | None = None
         self._route: Route | None = None
         self._rendezvous = context.rank_info.rendezvous
+        self.sent_bytes: int | None = None
+        """What the last `send` took; None where the channel does not count it."""
 
-    def send(self, export: spi.WeightExport) -> dict[str, int]:
+    def send(self, export: spi.WeightExport, delta: spi.Delta = "off") -> dict[str, int]:
         """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
         acknowledged.
 
@@ -53,7 +55,7 @@ class Transfer:
         buckets, device = _first_device(export.buckets)
         try:
             sender = self._connected(device)
-            claimed = self._send(sender, Manifest.of(export, self._lora), buckets)
+            claimed = self._send(sender, Manifest.of(export, self._lora), buckets, delta)
             return self._acknowledged(export.weight_version, claimed)
         except BaseException as error:
             self._abandon(isinstance(error, spi.WorkerError))
@@ -62,10 +64,11 @@ class Transfer:
             if self._sender is not None:
                 self._sender.end()
 
-    def take_shards(self, export: spi.WeightExport, shards: spi.ShardExport) -> int:
+    def take_shards(self, export: spi.WeightExport, shards: spi.ShardExport, *, holds_weights: bool) -> int:
         """Have every rank of every replica take a sharded export, while this process reads it to its end.
 
-        Returns the sum mod 2^64 of the digests of what they took. Errors as of `send`.
+        `holds_weights` says whether all hold the version that they have taken last. Returns the sum mod 2^64 of the digests of
+        what they took. Errors as of `send`.
         """
         self._check_dtypes(export)
         try:
@@ -77,7 +80,8 @@ class Transfer:
             self._receivers.start_all("begin", Manifest.of(export, self._lora).to_wire()).wait()
             route = self._route.to(export.specs)
             plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
-            pending = self._receivers.start_all("shards", self._route.layout(export.specs, shards))
+            layout = self._route.layout(export.specs, shards)
+            pending = self._receivers.start_all("shards", {"layout": layout, "holds_weights": holds_weights})
             shards.route = route
             try:
                 for _ in export.buckets:
@@ -116,10 +120,12 @@ class Transfer:
             pending.wait(self._sender.check)
         return self._sender
 
-    def _send(self, sender: Sender, manifest: Manifest, buckets: Iterable[spi.WeightBucket]) -> dict[str, int]:
+    def _send(
+        self, sender: Sender, manifest: Manifest, buckets: Iterable[spi.WeightBucket], delta: spi.Delta
+    ) -> dict[str, int]:
         """Every bucket, loaded everywhere; returns the digests that the trainer named."""
         self._receivers.start_all("begin", manifest.to_wire()).wait()
-        sender.begin(manifest)
+        sender.begin(manifest, delta)
         specs = {spec.name: spec for spec in manifest.specs}
         claimed: dict[str, int] = {}
         under_way: tuple[int, Pending] | None = None
@@ -137,6 +143,7 @@ class Transfer:
                 under_way = None
             claimed |= zip(names, digests, strict=True)
         self._take_answer(sender, under_way)
+        self.sent_bytes = sender.sent_bytes
         return claimed
 
     def _take_answer(self, sender: Sender, under_way: "tuple[int, Pending] | None") -> None:

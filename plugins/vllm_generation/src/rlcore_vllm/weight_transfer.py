@@ -43,7 +43,7 @@ class StepInfo(WeightTransferUpdateInfo):
     manifest: dict[str, Any] | None = None
     bucket: dict[str, Any] | None = None
     shards: dict[str, Any] | None = None
-    """The layout of a sharded export, whose parts now come."""
+    """The layout of a sharded export, whose parts now come, and whether the model holds those that came before."""
 
 
 class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
@@ -183,15 +183,17 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._digests |= digests
         receiver.loaded()
 
-    def _take_shards(self, layout: dict[str, Any]) -> None:
+    def _take_shards(self, content: dict[str, Any]) -> None:
         """All parts of the version, window by window; the pieces' digests are compared on arrival, and their sum is kept."""
         manifest, receiver = self._announced(), self._connected()
-
-        def load(tensors: dict[str, Tensor]) -> None:
-            self._load(manifest, tensors, stable=False)
-            self._digests |= dict.fromkeys(tensors, 0)
-
-        self._shard_digest = receiver.take_shards(manifest.specs, layout, load)
+        # A layer that vLLM processes after loading needs all that it is made of.
+        only_changed = content["holds_weights"] and manifest.lora is None and self._ready_loader().is_direct
+        if only_changed:
+            self._ready_loader().keep_rest()
+        self._shard_digest = receiver.take_shards(
+            manifest, content["layout"], lambda tensors: self._load(manifest, tensors, stable=False), only_changed
+        )
+        self._digests = dict.fromkeys(self._specs, 0)
 
     def _load(self, manifest: Manifest, tensors: dict[str, Tensor], stable: bool) -> None:
         if manifest.lora is not None:

@@ -16,10 +16,10 @@ from rlcore.run.evaluate import evaluate
 from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.execution.refit import Refitter
-from rlcore.run.protocols import RefitCommand
+from rlcore.run.protocols import RefitCommand, Refitted
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import CheckpointError, DraftCounts, RefitError, SampleFeed, WorkerError, hookimpl
+from rlcore.spi import CheckpointError, Delta, DraftCounts, RefitError, SampleFeed, WorkerError, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
@@ -248,11 +248,17 @@ class Unsteady:
     def __init__(self, *fails_in: int) -> None:
         self.fails_in = fails_in
         self.sent: list[str] = []
+        self.orders: list[RefitCommand] = []
 
-    def sync_weights(self, order: RefitCommand) -> None:
+    def take_restarts(self) -> int:
+        return 0
+
+    def sync_weights(self, order: RefitCommand) -> Refitted:
         self.sent.append(order.export.adapters)
+        self.orders.append(order)
         if len(self.sent) in self.fails_in:
             raise RefitError("another digest")
+        return Refitted(sent_bytes=2**19)
 
 
 class Guessing:
@@ -269,8 +275,8 @@ class Guessing:
         count, self.num_restarts = self.num_restarts, 0
         return count
 
-    def sync_weights(self, order: RefitCommand) -> DraftCounts | None:
-        return next(self.drafts)
+    def sync_weights(self, order: RefitCommand) -> Refitted:
+        return Refitted(drafts=next(self.drafts))
 
 
 def test_what_was_guessed_is_told_once() -> None:
@@ -289,6 +295,21 @@ def test_what_was_guessed_is_told_once() -> None:
     assert refitter.take_metrics()["speculative/draft_tokens"] == 6.0
 
 
+@pytest.mark.parametrize(("channel", "by_trainer"), [("shards", "host"), ("directory", "off")])
+def test_the_end_of_a_channel_that_sends_is_asked_for_changes(channel: str, by_trainer: str) -> None:
+    route: Any = Unsteady()
+    refitter = refitter_of(route, apart=False, channel=channel, delta="host")
+    refitter.refit(0)
+    assert [(order.delta, order.export.delta) for order in route.orders] == [("host", by_trainer)]
+
+
+def test_bytes_that_were_sent_are_told_once() -> None:
+    refitter = refitter_of(Unsteady(2), apart=False)
+    for version in range(2):
+        refitter.refit(version)
+    assert [refitter.take_metrics(), refitter.take_metrics()] == [{"refit/sent_mib": 1.0}, {}]
+
+
 def test_engines_that_came_back_are_told_once() -> None:
     route = Guessing(None)
     refitter = refitter_of(route, apart=False)
@@ -298,14 +319,15 @@ def test_engines_that_came_back_are_told_once() -> None:
     assert [refitter.take_metrics(), refitter.take_metrics()] == [{"generation/engine_restarts": 2.0}, {}]
 
 
-def refitter_of(route: Any, *, apart: bool) -> Refitter:
+def refitter_of(route: Any, *, apart: bool, channel: str = "in_process", delta: Delta = "off") -> Refitter:
     return Refitter(
         route=route,
         generator=route,
-        channel="in_process",
+        channel=channel,
         dtype="float32",
         max_bucket_bytes=1,
         max_attempts=2,
+        delta=delta,
         apart=apart,
         may_alias=False,
         clock=PhaseClock(Notes()),

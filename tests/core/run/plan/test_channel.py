@@ -109,6 +109,32 @@ def test_parts_travel_between_devices_where_they_are_asked_for(prepared: Callabl
         prepared(*options, "refit.channel=shards", registry=both)
 
 
+def test_changes_alone_need_a_channel_and_two_sides_that_know_them(prepared: Callable[..., RunPlan]) -> None:
+    def both(*capabilities_of_each: frozenset[str]) -> Registry:
+        trainer, generator = (
+            evolve(provider, capabilities=provider.capabilities | more)
+            for provider, more in zip(
+                (declaring(FAKE_TRAINER, *EVERY, "shards"), declaring(FAKE_GENERATOR, *EVERY, "shards")),
+                capabilities_of_each,
+                strict=True,
+            )
+        )
+        return registry(trainer, generator)
+
+    delta = frozenset({capabilities.DELTA_REFIT})
+    options = ("model.dtype=float32", "refit.delta=host")
+    apart = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+    assert prepared(*options, *apart, registry=both(delta, delta)).channel == "shards"
+    for which in ((delta, frozenset[str]()), (frozenset[str](), delta)):
+        with pytest.raises(PluginError, match=r'delta_refit.*refit\.delta = "host"'):
+            prepared(*options, *apart, registry=both(*which))
+    assert prepared(*options, registry=both(delta, delta)).channel == "directory"
+    with pytest.raises(PluginError, match=r'On cpu, with refit\.delta = "host"'):
+        prepared(*options, "refit.channel=in_process", registry=both(delta, delta))
+    with pytest.raises(PluginError, match=r"Wanted: nccl.*there are shards, directory\."):
+        prepared(*options, *apart, "refit.channel=nccl", registry=both(delta, delta))
+
+
 def test_a_generator_that_takes_no_weights_is_refused_to_train(prepared: Callable[..., RunPlan]) -> None:
     assert takes_weights(entry_of("generator", FAKE_GENERATOR, "cpu"))
     with pytest.raises(PluginError, match="takes no weights"):

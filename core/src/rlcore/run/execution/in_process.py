@@ -14,8 +14,8 @@ from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.residency import make_room, room_beside_critic, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, RefitCommand
-from rlcore.spi import DraftCounts, RankInfo, RefitRequest
+from rlcore.run.protocols import Backends, RefitCommand, Refitted
+from rlcore.spi import RankInfo, RefitRequest
 
 
 @frozen(kw_only=True, eq=False)
@@ -25,12 +25,15 @@ class InProcessRoute:
     trainer: TrainerHandle
     generator: GeneratorHandle
 
-    def sync_weights(self, order: RefitCommand) -> DraftCounts | None:
+    def sync_weights(self, order: RefitCommand) -> Refitted:
         """Export the trainer's weights and refit the generator with them."""
         export = self.trainer.export_weights(order.export)
         version, may_alias = order.export.weight_version, order.may_alias
-        request = RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=may_alias)
-        return self.generator.refit(request).drafts
+        request = RefitRequest(
+            weight_version=version, channel=order.channel, weights=export, may_alias=may_alias, delta=order.delta
+        )
+        result = self.generator.refit(request)
+        return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from attrs import define
 
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
+from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, Refitted, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import CHANNELS, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
+from rlcore.spi import CHANNELS, Delta, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
 
 ResultT = TypeVar("ResultT")
 
@@ -25,6 +25,7 @@ class Refitter:
     dtype: DtypeName
     max_bucket_bytes: int
     max_attempts: int
+    delta: Delta
     apart: bool
     """Whether adapters travel apart from the weights, which the generator keeps."""
     may_alias: bool
@@ -35,6 +36,8 @@ class Refitter:
     """The version that the generator has acknowledged; -1 where it may hold none."""
     drafts: DraftCounts | None = None
     """What the generator has guessed and `take_metrics` has not reported yet."""
+    sent_bytes: int | None = None
+    """What refits have sent and `take_metrics` has not reported yet."""
 
     @classmethod
     def of(cls, plan: RunPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
@@ -48,6 +51,7 @@ class Refitter:
             dtype=plan.model.dtype,
             max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
             max_attempts=plan.recipe.refit.max_attempts,
+            delta=plan.recipe.refit.delta,
             apart=plan.generator_lora is not None,
             may_alias=not plan.overlaps,
             clock=clock,
@@ -59,30 +63,36 @@ class Refitter:
         if self.version == weight_version:
             return
         with self.clock.phase("refit"):
+            refitted = Refitted()
             for attempt in range(1, self.max_attempts + 1):
                 export = self._export(weight_version)
                 self.version = -1
                 try:
-                    order = RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias)
-                    drafts = self.route.sync_weights(order)
+                    order = RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias, delta=self.delta)
+                    refitted = self.route.sync_weights(order)
                     break
                 except (RefitError, WorkerError) as error:
                     if attempt == self.max_attempts or not self.generator.is_usable:
                         raise
                     self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
         self.version = weight_version
-        if drafts is not None:
-            self.drafts = drafts + (self.drafts or DraftCounts())
+        if refitted.drafts is not None:
+            self.drafts = refitted.drafts + (self.drafts or DraftCounts())
+        if refitted.sent_bytes is not None:
+            self.sent_bytes = refitted.sent_bytes + (self.sent_bytes or 0)
 
     def take_metrics(self) -> dict[str, float]:
-        """Figures since they were taken last: of engines that came back, and of what the generator has guessed; none of what
-        has not been."""
+        """Figures since they were taken last: of engines that came back, of bytes sent, and of what the generator has guessed;
+        none of what has not been."""
         num_restarts = self.generator.take_restarts()
-        restarts = {"generation/engine_restarts": float(num_restarts)} if num_restarts else {}
+        figures = {"generation/engine_restarts": float(num_restarts)} if num_restarts else {}
+        sent_bytes, self.sent_bytes = self.sent_bytes, None
+        if sent_bytes is not None:
+            figures["refit/sent_mib"] = sent_bytes / 2**20
         drafts, self.drafts = self.drafts, None
         if drafts is None or not drafts.num_drafts:
-            return restarts
-        return restarts | {
+            return figures
+        return figures | {
             "speculative/draft_tokens": float(drafts.num_draft_tokens),
             "speculative/accepted_tokens": float(drafts.num_accepted_tokens),
             "speculative/acceptance_rate": drafts.num_accepted_tokens / drafts.num_draft_tokens,
@@ -97,6 +107,7 @@ class Refitter:
             dtype=self.dtype,
             max_bucket_bytes=self.max_bucket_bytes,
             sharded=CHANNELS[self.channel].sharded,
+            delta=self.delta if CHANNELS[self.channel].sharded else "off",
             adapters="merged" if not self.apart else "apart" if lacks_weights else "alone",
         )
 

@@ -24,13 +24,17 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
     possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
     where: str = device
     named = CHANNELS.get(recipe.refit.channel)
-    if separate(recipe) and (device == "cuda" or (named is not None and named.sharded)):
+    delta = recipe.refit.delta
+    if separate(recipe) and (device == "cuda" or delta != "off" or (named is not None and named.sharded)):
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
         entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
         where = f"{device}, between devices"
     else:
         possible = [name for name in possible if not CHANNELS[name].sharded]
+    if delta != "off":
+        possible = [name for name in possible if CHANNELS[name].delta]
+        where = f'{where}, with refit.delta = "{delta}",'
     providers = [entry.provider for entry in entries if entry.provider is not None]
     wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
     for channel in wanted:
@@ -41,8 +45,8 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         for provider in providers
     )
     raise PluginError(
-        f"no channel brings weights from trainer to generator on {where}. Wanted: {', '.join(wanted)}. Declared, as "
-        f"configured: {found}. On {where} there are {', '.join(possible)}. "
+        f"no channel brings weights from trainer to generator on {where}. Wanted: {', '.join(wanted) or 'any'}. Declared, as "
+        f"configured: {found}. On {where} there are {', '.join(possible) or 'none'}. "
         "Choose another generator, or set refit.channel to one that both declare."
     )
 

@@ -119,7 +119,7 @@ def generator_needs(recipe: Recipe) -> dict[str, str]:
         needs[capabilities.STOP_STRINGS] = "rollout.stop_strings"
     if recipe.rollout.replay_routing:
         needs[capabilities.ROUTED_EXPERTS] = "rollout.replay_routing = true"
-    return needs | _adapter_needs(recipe) | _image_needs(recipe)
+    return needs | _refit_needs(recipe) | _image_needs(recipe)
 
 
 def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
@@ -157,7 +157,7 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
     if replays_sampling_mask(recipe, algorithm.needs):
         needs |= mask_needs(recipe, capabilities.SAMPLING_MASK_REPLAY)
-    return needs | _adapter_needs(recipe) | _image_needs(recipe)
+    return needs | _refit_needs(recipe) | _image_needs(recipe)
 
 
 def _image_needs(recipe: Recipe) -> dict[str, str]:
@@ -166,8 +166,10 @@ def _image_needs(recipe: Recipe) -> dict[str, str]:
     return {capabilities.IMAGES: f"the model {recipe.model.path} reads images"} if is_needed else {}
 
 
-def _adapter_needs(recipe: Recipe) -> dict[str, str]:
-    return {capabilities.ADAPTER_REFIT: 'refit.adapters = "apart"'} if recipe.refit.adapters == "apart" else {}
+def _refit_needs(recipe: Recipe) -> dict[str, str]:
+    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "apart"'} if recipe.refit.adapters == "apart" else {}
+    delta = {capabilities.DELTA_REFIT: f'refit.delta = "{recipe.refit.delta}"'} if recipe.refit.delta != "off" else {}
+    return adapters | delta
 
 
 def _as_configured(recipe: Recipe, registry: Registry) -> Registry:

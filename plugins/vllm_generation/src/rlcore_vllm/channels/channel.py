@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import RefitError, TensorSpec
+from rlcore.spi import Delta, RefitError, TensorSpec
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
 
@@ -50,6 +50,8 @@ class Sender(ABC):
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         self.config = config
         self.device = device
+        self.sent_bytes: int | None = None
+        """Bytes of this refit, where they are counted."""
 
     @abstractmethod
     def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
@@ -61,8 +63,8 @@ class Sender(ABC):
     def join(self) -> None:
         """Called while the receivers connect."""
 
-    def begin(self, manifest: Manifest) -> None:
-        """Prepare for a refit that begins."""
+    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:
+        """Prepare for a refit that begins; `delta` as in RefitRequest."""
 
     @abstractmethod
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
@@ -100,12 +102,14 @@ class Receiver(ABC):
 
     def take_shards(
         self,
-        specs: Sequence[TensorSpec],  # noqa: ARG002
+        manifest: Manifest,  # noqa: ARG002
         layout: dict[str, Any],  # noqa: ARG002
         load: Callable[[dict[str, Tensor]], None],  # noqa: ARG002
+        only_changed: bool,  # noqa: ARG002
     ) -> int:
         """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
-        what they hold, where it is not known from the refit before."""
+        what they hold, where it is not known from the refit before; with `only_changed` what is known not to have changed
+        need not be loaded."""
         raise RefitError("refit: found a sharded export by a channel for whole tensors; expected the channel shards")
 
     def loaded(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.spi import RefitError, TensorSpec
+from rlcore.spi import Delta, RefitError, TensorSpec
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
@@ -55,7 +55,7 @@ class Sender(channel.Sender):
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         return [{"uuid": uuid} for _ in {rank.replica for rank in ranks}]
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:  # noqa: ARG002
         self._persistent = manifest.persistent
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:

@@ -12,13 +12,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlcore.spi import RefitError, TensorSpec
+from rlcore.spi import Delta, RefitError, TensorSpec
+from rlcore_torchkit.changed_words import encode, patch
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
-from rlcore_vllm.channels.packing import num_bytes
+from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
 
+_CODE = "changes"
+"""Stands for all tensors of a bucket in its file."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -30,12 +33,20 @@ class Sender(channel.Sender):
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         super().__init__(config, device)
         self._folder: Path | None = None
+        self._delta: Delta = "off"
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._last = Last(device)
+        """The buckets of the refit before, as every receiver has them: each is made after this sender, and lost with it."""
 
     def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         return [{} for _ in {rank.replica for rank in ranks}]
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:
         self.end()
+        self.sent_bytes = 0
+        if (delta, manifest.specs) != (self._delta, self._specs):
+            self._last = Last(self.device)
+        self._delta, self._specs = delta, manifest.specs
         total_bytes = sum(num_bytes(spec) for spec in manifest.specs)
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="rlcore-refit-", dir=self._root(total_bytes)))
@@ -46,14 +57,18 @@ class Sender(channel.Sender):
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         file = self._file(index)
         unfinished = file.with_suffix(".part")
+        content = {_key(number): tensor.contiguous() for number, tensor in enumerate(tensors)}
+        if self._delta != "off":
+            content = self._changes(index, tensors) or content
+        self.sent_bytes = (self.sent_bytes or 0) + sum(tensor.nbytes for tensor in content.values())
         try:
-            save_file({_key(number): tensor.contiguous() for number, tensor in enumerate(tensors)}, unfinished)
+            save_file(content, unfinished)
             with unfinished.open("rb") as written:
                 os.fsync(written.fileno())
             unfinished.rename(file)
         except (OSError, SafetensorError) as error:
             raise _write_error(str(file.parent), error) from error
-        return {"file": str(file)}
+        return {"file": str(file), "index": index, "delta": self._delta}
 
     def acknowledged(self, index: int) -> None:
         self._file(index).unlink()
@@ -65,6 +80,15 @@ class Sender(channel.Sender):
 
     def close(self) -> None:
         self.end()
+
+    def _changes(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Tensor] | None:
+        """What has changed in a bucket since it was sent last; None where that is no less than all of it."""
+        buffer = torch.zeros(packed_bytes([tensor.nbytes for tensor in tensors]), dtype=torch.uint8, device=self.device)
+        pack(tensors, buffer)
+        last, keeps_on = self._last.get(index), self._delta
+        self._last.keep(index, buffer, keeps_on)
+        code = None if last is None or len(last) != len(buffer) else encode(buffer, last)
+        return None if code is None else {_CODE: code}
 
     def _file(self, index: int) -> Path:
         if self._folder is None:
@@ -80,14 +104,45 @@ class Sender(channel.Sender):
         return None
 
 
+class Last:
+    """Copies of buckets by their numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[int, Tensor] = {}
+
+    def get(self, index: int) -> Tensor | None:
+        buffer = self._buffers.get(index)
+        return None if buffer is None else buffer.to(self._device)
+
+    def keep(self, index: int, buffer: Tensor, where: Delta) -> None:
+        self._buffers[index] = buffer.cpu() if where == "host" else buffer
+
+
 class Receiver(channel.Receiver):
+    def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
+        super().__init__(device, rank, options)
+        self._last = Last(device)
+
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
         try:
             tensors = load_file(where["file"], device=str(self.device))
         except FileNotFoundError as error:
             remedy = "Set generator.vllm.refit_directory to a folder that every machine of the run sees"
             raise RefitError(f"refit: {where['file']} is not to be seen here. {remedy}") from error
-        return Received(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
+        if where.get("delta", "off") == "off":
+            return Received(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
+        index, size = where["index"], packed_bytes([num_bytes(spec) for spec in specs])
+        if _CODE in tensors:
+            buffer = self._last.get(index)
+            if buffer is None or len(buffer) != size:
+                raise RefitError(f"refit: found changes of bucket {index}, of which nothing is kept here; expected all of it")
+            patch(buffer, tensors[_CODE])
+        else:
+            buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
+            pack([tensors[_key(number)] for number in range(len(specs))], buffer)
+        self._last.keep(index, buffer, where["delta"])
+        return Received(tensors=unpack(buffer, specs), stable=True)
 
 
 def _key(number: int) -> str:

@@ -16,10 +16,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rlcore.spi import Box, RefitError, ShardExport, ShardRoute, TensorSpec
+from rlcore_torchkit.kept_parts import KeptParts
 from rlcore_torchkit.process_group import is_loopback, listening_store
 from rlcore_torchkit.shard_route import ShardEnd, whole_box
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
+from rlcore_vllm.manifest import Manifest
 
 _LOOPBACK = "127.0.0.1"
 
@@ -53,6 +55,7 @@ class Route:
             "key": self._key,
             "num_receivers": len(self.ranks),
             "max_bucket_bytes": shards.max_bucket_bytes,
+            "delta": shards.delta,
             "timeout_s": self._timeout_s,
         }
         return [shared | {"first_rank": len(shards.held) + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
@@ -72,20 +75,38 @@ class Receiver(channel.Receiver):
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
         self._ends: dict[str, ShardEnd] = {}
+        self._kept: tuple[str, KeptParts] | None = None
+        """What has been taken last, and by which group."""
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:  # noqa: ARG002
         raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")
 
     def take_shards(
-        self, specs: Sequence[TensorSpec], layout: dict[str, Any], load: Callable[[dict[str, Tensor]], None]
+        self, manifest: Manifest, layout: dict[str, Any], load: Callable[[dict[str, Tensor]], None], only_changed: bool
     ) -> int:
-        end, wanted = self._joined(specs, layout), [whole_box(spec) for spec in specs]
-        return end.take(wanted, lambda parts: load({spec.name: tensor for spec, _, tensor in parts}))
+        specs = manifest.specs
+        return self._joined(specs, layout).take(
+            [whole_box(spec) for spec in specs],
+            lambda parts: load({spec.name: tensor for spec, _, tensor in parts}),
+            kept=self._kept_of(specs),
+            weight_version=manifest.weight_version,
+            only_changed=only_changed,
+        )
 
     def close(self) -> None:
+        self._kept = None
         for end in self._ends.values():
             end.close()
         self._ends = {}
+
+    def _kept_of(self, specs: Sequence[TensorSpec]) -> KeptParts | None:
+        """Copies of such tensors; those of others are given up. None where changes are not asked for."""
+        where, name = self.options["delta"], _name(self.options["key"], specs)
+        if where == "off":
+            return None
+        if self._kept is None or self._kept[0] != name:
+            self._kept = name, KeptParts(self.device if where == "device" else torch.device("cpu"))
+        return self._kept[1]
 
     def _joined(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardEnd:
         name = _name(self.options["key"], specs)

@@ -54,7 +54,7 @@ NUM_CPUS = 4
 SITE = Path(__file__).parent / "site"
 started_ray = ExitStack()
 """What ends the Ray that is shared."""
-BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second", "generation/engine_restarts")
+BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second", "generation/engine_restarts", "refit/")
 
 
 class Notes(Progress):

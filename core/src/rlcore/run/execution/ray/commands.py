@@ -121,6 +121,8 @@ class RefittedRank:
     """`tensor_digest` of what it has exported, by Hugging Face name."""
     shards_sent: int | None = None
     """The digest of what it has sent, where the export was sharded."""
+    sent_bytes: int | None = None
+    """What it has sent, where that is counted."""
     is_starting: bool = False
     """Whether its generator did not take part, since an engine is being started."""
     shards_taken: int = 0

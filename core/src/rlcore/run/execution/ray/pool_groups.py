@@ -16,7 +16,7 @@ from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.held_step import HeldColumn, HeldMinibatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
-from rlcore.run.protocols import LogprobsColumn, Minibatch, RefitCommand, ResponseFeed
+from rlcore.run.protocols import LogprobsColumn, Minibatch, RefitCommand, Refitted, ResponseFeed
 from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi.arrays import Float32Array, Int64Array, offsets_of
@@ -199,7 +199,7 @@ class PoolRoute:
     calls: Calls
     engines: Engines
 
-    def sync_weights(self, order: RefitCommand) -> spi.DraftCounts | None:
+    def sync_weights(self, order: RefitCommand) -> Refitted:
         """Export and refit on all ranks; ContractError unless all exported the same. Engines that fail are left out."""
         were_out = set(self.engines.hosts).difference(self.engines.living)
         not_awaited = frozenset() if order.export.sharded else self.engines.not_awaited
@@ -225,7 +225,8 @@ class PoolRoute:
         back = [rank for rank, one in zip(outcomes, refitted, strict=True) if rank in were_out and not one.is_starting]
         self.engines.refitted(back, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
-        return sum(drafts, spi.DraftCounts()) if drafts else None
+        sent = [rank.sent_bytes for rank in refitted if rank.sent_bytes is not None]
+        return Refitted(drafts=sum(drafts, spi.DraftCounts()) if drafts else None, sent_bytes=sum(sent) if sent else None)
 
     def _compare_shards(self, refitted: Sequence[RefittedRank]) -> None:
         sent = sum(rank.shards_sent or 0 for rank in refitted) % 2**64

@@ -226,7 +226,7 @@ class Worker:
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
         drafts: spi.DraftCounts | None = None
-        taken, is_starting = 0, False
+        taken, is_starting, sent_bytes = 0, False, None
         if self._generator is not None:
             version = order.export.weight_version
             try:
@@ -235,18 +235,27 @@ class Worker:
                     channel=order.channel,
                     weights=export,
                     may_alias=order.may_alias,
+                    delta=order.delta,
                     waits=self._rank not in order.not_awaited,
                 )
                 result = self._generator.refit(request)
                 drafts, taken, is_starting = result.drafts, result.shard_digest or 0, result.is_starting
+                sent_bytes = result.sent_bytes
             finally:
                 for _ in export.buckets:
                     pass
         else:
             for _ in export.buckets:
                 pass
-        shards_sent = None if export.shards is None else export.shards.digest
-        return RefittedRank(digests=sent, shards_sent=shards_sent, shards_taken=taken, drafts=drafts, is_starting=is_starting)
+        shards = export.shards
+        return RefittedRank(
+            digests=sent,
+            shards_sent=None if shards is None else shards.digest,
+            sent_bytes=sent_bytes if shards is None else shards.sent_bytes,
+            shards_taken=taken,
+            drafts=drafts,
+            is_starting=is_starting,
+        )
 
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""

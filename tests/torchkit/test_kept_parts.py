@@ -1,0 +1,39 @@
+"""Copies of parts, and the version that they are of."""
+
+import pytest
+import torch
+
+from rlcore.spi import TensorSpec
+from rlcore_torchkit.kept_parts import NOTHING, KeptParts
+from rlcore_torchkit.shard_route import whole_box
+
+CPU = torch.device("cpu")
+SPEC = TensorSpec(name="w", shape=(3,), dtype="bfloat16")
+BOX = whole_box(SPEC)
+
+
+def test_a_version_counts_once_it_is_whole() -> None:
+    kept = KeptParts(CPU)
+    assert kept.version == NOTHING
+    with kept.changing(4):
+        assert kept.version == NOTHING
+    assert kept.version == 4
+    with pytest.raises(ZeroDivisionError), kept.changing(5):
+        raise ZeroDivisionError
+    assert kept.version == NOTHING
+
+
+def test_a_copy_is_of_the_tensors_own_dtype() -> None:
+    kept, part = KeptParts(CPU), torch.tensor([1.0, 2.0, 3.0001])
+    kept.put({BOX: part}, [SPEC])
+    part.zero_()
+    assert kept.tensors[BOX].tolist() == [1.0, 2.0, 3.0]
+    assert kept.tensors[BOX].dtype == torch.bfloat16
+
+
+def test_on_its_own_device_the_copy_itself_is_given_out() -> None:
+    kept = KeptParts(CPU)
+    given = kept.on(CPU, SPEC, BOX)
+    given.fill_(5.0)
+    kept.take_back({BOX: given})
+    assert kept.on(CPU, SPEC, BOX) is given
