@@ -181,7 +181,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
 
 
 def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
-    """Of weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone. Embedding
+    """Weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone. Embedding
     and head have none."""
     return 2 * Parameters.of(evolve(dims, vocab_size=0), config).total if config.fp8 else 0
 
