@@ -1,8 +1,10 @@
-"""rlcore-sglang passes the conformance kit with a real engine on the CPU; docs/sglang.md says how SGLang is installed."""
+"""rlcore-sglang passes the conformance kit with a real engine; docs/sglang.md says how SGLang is installed."""
 
 from functools import partial
 
 import pytest
+import torch
+from attrs import evolve
 
 from rlcore_sglang.requirements import unavailable
 
@@ -12,7 +14,7 @@ if missing := unavailable():
 from rlcore.registry.binding import build_generator
 from rlcore.spi import SetResidencyRequest
 from rlcore.testing import GeneratorConformance
-from rlcore.testing.conformance.fixtures import entry_of
+from rlcore.testing.conformance.fixtures import entry_of, tiny_model
 from rlcore.testing.conformance.generator_fixtures import GeneratorUnderTest
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.provider import PROVIDER
@@ -27,7 +29,7 @@ def kept():
         handle.close()
 
 
-class TestSglang(GeneratorConformance):
+class SglangConformance(GeneratorConformance):
     """An engine takes most of a minute to start, so the checks share one; what makes it fresh is that its weights are
     discarded."""
 
@@ -36,6 +38,12 @@ class TestSglang(GeneratorConformance):
         return PROVIDER
 
     @pytest.fixture
+    def open_generator(self, provider, config, generator_context, tolerance, kept):
+        return partial(opened, provider, config, generator_context, tolerance, kept)
+
+
+class TestSglang(SglangConformance):
+    @pytest.fixture
     def config(self):
         return SglangConfig(max_cached_tokens=16384)
 
@@ -43,9 +51,40 @@ class TestSglang(GeneratorConformance):
     def channel(self):
         return "shared_memory"
 
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestSglangCuda(SglangConformance):
+    """In bfloat16, which SGLang's own attention on GPUs takes, with heads of a size that it has kernels for."""
+
     @pytest.fixture
-    def open_generator(self, provider, config, generator_context, tolerance, kept):
-        return partial(opened, provider, config, generator_context, tolerance, kept)
+    def device(self):
+        return "cuda"
+
+    @pytest.fixture
+    def channel(self):
+        return "directory"
+
+    @pytest.fixture
+    def dtype(self):
+        return "bfloat16"
+
+    @pytest.fixture
+    def model(self, tmp_path_factory, dtype):
+        return self.make_model(tmp_path_factory, 0, dtype)
+
+    @pytest.fixture
+    def other_model(self, tmp_path_factory, dtype):
+        return self.make_model(tmp_path_factory, 1, dtype)
+
+    def make_model(self, tmp_path_factory, seed, dtype):
+        return evolve(tiny_model(tmp_path_factory, seed, hidden_size=128, num_heads=2), dtype=dtype)
+
+    @pytest.fixture
+    def config(self):
+        return SglangConfig(
+            max_cached_tokens=16384, memory_fraction=0.1, max_running_requests=64, engine={"disable_prefill_cuda_graph": True}
+        )
 
 
 def opened(provider, config, context, tolerance, kept):

@@ -15,7 +15,7 @@ CUDA_OF_TORCH = {"2.11.0": "13.0.2"}
 """The toolkit that torch's wheels for Linux are built with: `cuda-toolkit` in the requirements of its metadata."""
 NOT_FOR_NVIDIA = {
     "rlcore-mlx": "Apple's chips",
-    "rlcore-sglang": "tried on CPUs alone; its engine pins another torch than vLLM",
+    "rlcore-sglang": "hardly tried on GPUs; its engine pins another torch than vLLM",
 }
 """Packages that the container leaves out, and why."""
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "ENV", "COPY", "WORKDIR", "ENTRYPOINT", "CMD"}

@@ -25,8 +25,13 @@ def test_sglang_has_to_be_there_in_a_version_that_was_tried(monkeypatch: pytest.
     has_version(monkeypatch, None)
     assert requirements.unavailable() == "SGLang is not installed: pip install 'rlcore-sglang[engine]'"
     has_version(monkeypatch, "0.5.16")
-    assert "sglang 0.5.16 is installed; expected sglang" in (requirements.unavailable() or "")
-    has_version(monkeypatch, "0.5.23")
+    assert "sglang 0.5.16 is installed; expected sglang==0.5.17 or" in (requirements.unavailable() or "")
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23", "0.5.23.post1"])
+def test_versions_that_were_tried_pass(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "is_installed", lambda _name: True)
+    has_version(monkeypatch, version)
     assert requirements.unavailable() is None
 
 

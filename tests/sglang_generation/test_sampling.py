@@ -16,14 +16,18 @@ def test_a_request_names_all_that_stops_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "num_tokens", "expected"),
+    ("reason", "tokens", "expected"),
     [
-        ({"type": "stop", "matched": 3}, 2, FinishReason.STOP),
-        ({"type": "length", "length": 7}, 7, FinishReason.LENGTH),
-        ({"type": "length", "length": 6}, 6, FinishReason.ABORTED),
-        ({"type": "abort", "message": "Abort in waiting queue"}, 0, FinishReason.ABORTED),
-        (None, 7, FinishReason.ABORTED),
+        ({"type": "stop", "matched": 3}, [1, 3], FinishReason.STOP),
+        ({"type": "length", "length": 4}, [1, 2, 1, 2], FinishReason.LENGTH),
+        ({"type": "length", "length": 4}, [1, 2, 1, 3], FinishReason.STOP),
+        ({"type": "length", "length": 3}, [1, 2, 3], FinishReason.ABORTED),
+        ({"type": "abort", "message": "Abort in waiting queue"}, [], FinishReason.ABORTED),
+        (None, [1, 2, 1, 2], FinishReason.ABORTED),
     ],
 )
-def test_a_sample_cut_short_is_aborted(reason: dict[str, object] | None, num_tokens: int, expected: FinishReason) -> None:
-    assert finish_reason(reason, num_tokens, 7) == expected
+def test_samples_end_for_the_reason_that_their_tokens_show(
+    reason: dict[str, object] | None, tokens: list[int], expected: FinishReason
+) -> None:
+    """A sample cut short is aborted, and one whose last token within the limit stops it is finished."""
+    assert finish_reason(reason, tokens, 4, {3}) == expected

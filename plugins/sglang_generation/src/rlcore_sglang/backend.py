@@ -63,7 +63,7 @@ class SglangBackend:
         finished: list[FinishedSample] = []
 
         def end(content: Any) -> None:
-            sample = _finished(content, limits, request.weight_version)
+            sample = _finished(content, limits, request)
             finished.append(sample)
             if request.on_finished is not None:
                 request.on_finished(sample.number, join_samples([sample]))
@@ -135,7 +135,7 @@ class SglangBackend:
         engine.call("move", self._away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
 
 
-def _finished(content: Any, limits: list[int], weight_version: int) -> FinishedSample:
+def _finished(content: Any, limits: list[int], request: spi.GenerateRequest) -> FinishedSample:
     """A sample as the host sends it."""
     number, tokens, logprobs, reason = content
     values = np.array(logprobs, np.float32)
@@ -145,6 +145,6 @@ def _finished(content: Any, limits: list[int], weight_version: int) -> FinishedS
         number=number,
         tokens=np.array(tokens, np.int32),
         logprobs=values,
-        weight_versions=np.full(len(tokens), weight_version, np.int32),
-        finish_reason=finish_reason(reason, len(tokens), limits[number]),
+        weight_versions=np.full(len(tokens), request.weight_version, np.int32),
+        finish_reason=finish_reason(reason, tokens, limits[number], request.sampling.stop_token_ids),
     )

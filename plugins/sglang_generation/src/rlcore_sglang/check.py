@@ -10,7 +10,7 @@ from rlcore_torchkit.model_check import config_file, model_config, position_prob
 from rlcore_torchkit.models import architecture_problems
 
 SECTION = "generator.sglang"
-UNTRIED = "SGLang was tried on CPUs alone; on GPUs its samples, refits and memory have not been held against a reference"
+UNTRIED = "SGLang was held against references on CPUs alone; on GPUs its log-probabilities have not been"
 
 
 def check(context: CheckContext, config: SglangConfig) -> Sequence[Problem | Note]:

@@ -16,6 +16,8 @@ from typing import Any
 
 READY = -1
 """The call that the answer of the start is for."""
+IDLE_TIMEOUT_S = 60.0
+"""Most seconds for the scheduler to become idle after the last sample."""
 
 
 class Host:
@@ -85,12 +87,10 @@ class Host:
 
     async def begin_update(self, _call: int) -> None:
         """Wait until nothing is generated, and open an update of weights."""
-        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
-
-        await asyncio.gather(*self._generating.values(), return_exceptions=True)
+        await self._settle()
         if self._is_updating:  # the one before failed
             await self.end_update(_call)
-        _require("begin_weight_update", await self._manager.begin_weight_update(BeginWeightUpdateReqInput()))
+        await self._mark("begin_weight_update", "BeginWeightUpdateReqInput")
         self._is_updating = True
 
     async def load(self, _call: int, order: Mapping[str, Any]) -> None:
@@ -109,21 +109,32 @@ class Host:
 
     async def end_update(self, _call: int) -> None:
         """Close the update of weights."""
-        from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
-
         self._is_updating = False
-        _require("end_weight_update", await self._manager.end_weight_update(EndWeightUpdateReqInput()))
+        await self._mark("end_weight_update", "EndWeightUpdateReqInput")
 
     async def move(self, _call: int, away: Sequence[str]) -> None:
         """Free the device memory of these parts, "weights" or "kv_cache", and take back that of the others."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, ResumeMemoryOccupationReqInput
 
-        await asyncio.gather(*self._generating.values(), return_exceptions=True)
+        await self._settle()
         if gone := sorted(set(away) - self._is_away):
             await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=gone))
         if back := sorted(self._is_away - set(away)):
             await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=back))
         self._is_away = set(away)
+
+    async def _settle(self) -> None:
+        """Wait until the scheduler is idle, which may be a batch after its last sample has come; it drops its cache."""
+        await asyncio.gather(*self._generating.values(), return_exceptions=True)
+        answer = await self._manager.flush_cache(timeout_s=IDLE_TIMEOUT_S)
+        _require("flush_cache", (answer.success, answer.message))
+
+    async def _mark(self, method: str, request: str) -> None:
+        """Open or close an update of weights, where this version of SGLang asks for it."""
+        from sglang.srt.managers import io_struct
+
+        if hasattr(io_struct, request):
+            _require(method, await getattr(self._manager, method)(getattr(io_struct, request)()))
 
     async def num_cached_tokens(self, _call: int) -> int:
         """Tokens that the KV cache has room for."""

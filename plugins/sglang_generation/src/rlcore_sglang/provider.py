@@ -24,7 +24,7 @@ PROVIDER = Provider(
         *EXACT,
     },
     config=SglangConfig,
-    # It has to be named: on CPU others are faster, and on GPUs it has not been tried.
+    # It has to be named: on CPU others are faster, and on GPUs little of it has been tried.
     devices=frozenset(),
     unavailable=unavailable,
     num_devices=attrgetter("tensor_parallel"),

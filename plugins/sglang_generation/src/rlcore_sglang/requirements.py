@@ -5,8 +5,8 @@ from packaging.specifiers import SpecifierSet
 from rlcore.installed import is_installed
 from rlcore_torchkit.requirements import installed_version, missing_requirement
 
-SUPPORTED = SpecifierSet(">=0.5.23,<0.5.24")
-"""The versions whose updates of weights were tried, as in the extra `engine`."""
+SUPPORTED = (SpecifierSet("==0.5.17"), SpecifierSet(">=0.5.23,<0.5.24"))
+"""The versions whose updates of weights were tried: the last for torch 2.11, and that of the extra `engine`."""
 INSTALL = "pip install 'rlcore-sglang[engine]'"
 
 
@@ -15,8 +15,8 @@ def unavailable() -> str | None:
     version = installed_version("sglang")
     if version is None:
         return f"SGLang is not installed: {INSTALL}"
-    if not SUPPORTED.contains(version, prereleases=True):
-        return f"sglang {version} is installed; expected sglang{SUPPORTED}: {INSTALL}"
+    if not any(each.contains(version, prereleases=True) for each in SUPPORTED):
+        return f"sglang {version} is installed; expected sglang{' or '.join(map(str, SUPPORTED))}: {INSTALL}"
     if not is_installed("torchvision"):
         return (
             f"torchvision is not installed, which sglang {version} imports for text models too: pip install torchvision, "

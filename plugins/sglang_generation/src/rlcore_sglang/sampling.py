@@ -1,6 +1,6 @@
 """From the request's sampling to SGLang's, and from its finish reasons back."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlcore.spi import FinishReason, SamplingParams
@@ -21,11 +21,12 @@ def engine_sampling(sampling: SamplingParams, limit: int) -> dict[str, Any]:
     }
 
 
-def finish_reason(reason: Mapping[str, Any] | None, num_tokens: int, limit: int) -> FinishReason:
+def finish_reason(reason: Mapping[str, Any] | None, tokens: Sequence[int], limit: int, stops: Collection[int]) -> FinishReason:
     """SGLang's finish reason as ours; a sample that was cut before its whole limit is never called finished or full."""
     kind = None if reason is None else reason.get("type")
     if kind == "stop":
         return FinishReason.STOP
-    if kind == "length" and num_tokens == limit:
-        return FinishReason.LENGTH
+    if kind == "length" and len(tokens) == limit:
+        # Some versions look at the limit first.
+        return FinishReason.STOP if tokens[-1] in stops else FinishReason.LENGTH
     return FinishReason.ABORTED
