@@ -108,6 +108,8 @@ class ChaosRun:
             "RAY_TMPDIR": str(self.temporary),
             "PYTHONPATH": str(self.folder / "site"),
             CLOCK: str(self.folder / "clock"),
+            # Where files are limited, Python keeps what it could write of a module's bytecode, which ends every later process.
+            "PYTHONDONTWRITEBYTECODE": "1",
             "HF_TOKEN": self.secret,
             "WANDB_API_KEY": self.secret,
         }
