@@ -192,8 +192,8 @@ def _lent_embedding(dims: ModelDims, config: MegatronConfig) -> float:
 
 
 def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
-    """Bytes of weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone. Embedding
-    and head have none."""
+    """Bytes of weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone.
+    Embedding and head have none."""
     return 2 * Parameters.of(evolve(dims, vocab_size=0), config).total if config.fp8 else 0
 
 

@@ -64,8 +64,8 @@ class Names:
 
     @classmethod
     def of_multi_token_head(cls, hf: Any) -> "Names":
-        """The names of the head that predicts the token after the next, of a model that has one, with the copies of embedding and
-        output layer that files have beside it."""
+        """The names of the head that predicts the token after the next, of a model that has one, with the copies of embedding
+        and output layer that files have beside it."""
         family, dims = architecture_of(hf), dims_of(hf)
         sources = list(family.table(family, dims).multi_token_head())
         return cls(
