@@ -35,9 +35,9 @@ def make(directory: Path) -> Iterator[Callable[..., MegatronBackend]]:
     """A function (a model's directory, options of the section) -> a backend; all are closed at the end."""
     made = []
 
-    def make(path: Path = directory, **options: object) -> MegatronBackend:
+    def make(path: Path = directory, dtype: str = "float32", **options: object) -> MegatronBackend:
         config = MegatronConfig(collective_timeout_s=60.0, **{"mtp": True, **options})
-        made.append(make_backend(path, config=config))
+        made.append(make_backend(path, config=config, dtype=dtype))
         return made[-1]
 
     yield make
@@ -49,12 +49,16 @@ def step(backend: MegatronBackend, version: int = 0, groups=((0, 1, 2), (3, 4, 5
     return backend.train_step(step_request(split(BATCH, groups), BATCH.counts(), version))
 
 
-def test_the_policy_trains_bit_for_bit_as_without(make):
-    plain, with_head = make(mtp=False), make()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_policy_trains_bit_for_bit_as_without(make, dtype):
+    options = {"dtype": dtype, "transformer": {"moe_z_loss_coeff": 0.01}}
+    plain, with_head = make(mtp=False, **options), make(**options)
     for version in range(2):
         expected, found = step(plain, version), step(with_head, version)
         assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
-        assert found.metrics.keys() - expected.metrics.keys() == {"mtp_loss", "mtp_grad_norm"}
+        of_head = {"mtp_loss", "mtp_grad_norm"}
+        assert {name: value for name, value in found.metrics.items() if name not in of_head} == expected.metrics
+        assert of_head < found.metrics.keys()
     weights, others = exported(plain, 2), exported(with_head, 2)
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
