@@ -15,7 +15,8 @@ import torch.distributed as dist
 from attrs import evolve, field, frozen
 from fsdp2_support import ALPHABET
 from megatron_families import make_own
-from megatron_support import OPTIMIZER, exported, make_backend, make_batch, split, step_request
+from megatron_support import OPTIMIZER, make_backend, make_batch, saved, split, step_request
+from multi_token_reference import make_with_head
 from torch import Tensor
 
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, StorageError, TrainStepResult
@@ -30,7 +31,8 @@ MOE, DENSE = "qwen3_moe", "qwen2"
 SINKS = "gpt_oss"
 """Sinks that tensor ranks divide, and experts and routers with biases."""
 LATENT = "deepseek_v3"
-"""Narrow projections that each tensor rank holds whole, an MLP before experts, and biases of routers that do not train."""
+"""Narrow projections that each tensor rank holds whole, an MLP before experts, biases of routers that do not train, and a
+multi-token head."""
 NORMS = "gemma3_text"
 """Norms behind attention and MLP, in the place of Megatron's additions."""
 SAVE_AFTER, NUM_SEQUENCES = 2, 4
@@ -61,7 +63,7 @@ class Layout:
     def config(self) -> MegatronConfig:
         ones = dict.fromkeys(("tensor", "pipeline", "context", "expert"), 1)
         sizes = {f"{dimension}_parallel": size for dimension, size in {**ones, **self.sizes}.items()}
-        return MegatronConfig(collective_timeout_s=60.0, ddp=self.ddp, **sizes)
+        return MegatronConfig(collective_timeout_s=60.0, ddp=self.ddp, mtp=self.architecture == LATENT, **sizes)
 
 
 def _rows(num_ranks: int, architecture: str, *rows: tuple[str, Mapping[str, int], tuple[str, ...]]) -> tuple[Layout, ...]:
@@ -185,7 +187,8 @@ def prepare(root: Path) -> None:
     for architecture in (DENSE, MOE):
         tied = architecture == DENSE
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=5, alphabet=ALPHABET)
-    for family in (LATENT, SINKS, NORMS):
+    make_with_head(root / "models" / LATENT, LATENT, num_hidden_layers=5)
+    for family in (SINKS, NORMS):
         make_own(root / "models" / family, family, num_hidden_layers=5)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
@@ -193,7 +196,7 @@ def prepare(root: Path) -> None:
             step(backend, version)
         directory = Place(rank=0, num_ranks=1, root=root).directory(layout)
         save(backend, directory)
-        found = {"result": step(backend, SAVE_AFTER), "weights": exported(backend, SAVE_AFTER + 1)}
+        found = {"result": step(backend, SAVE_AFTER), "weights": saved(backend, SAVE_AFTER + 1)}
         torch.save(found, directory / "expected.pt")
         backend.close(CloseRequest())
 
@@ -223,7 +226,7 @@ def resumed(
     load(backend, place.directory(layout, source))
     state = state_of(backend)
     result = step(backend, SAVE_AFTER)
-    return state, result, exported(backend, SAVE_AFTER + 1)
+    return state, result, saved(backend, SAVE_AFTER + 1)
 
 
 def assert_files(place: Place, layout: Layout, files: tuple[str, ...]) -> None:

@@ -30,10 +30,13 @@ from megatron_support import (
     make_backend,
     make_batch,
     reference_backward,
+    saved,
     split,
     step_request,
 )
+from multi_token_reference import expected_head, make_with_head
 from routing_reference import make_mixed_model
+from safetensors.torch import load_file
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
 from rlcore.testing.models import make_model
@@ -65,6 +68,8 @@ class Layout:
     """Architectures whose sequences come in a microbatch each, with a loss that is linear in log-probabilities and entropy."""
     auxiliary: tuple[str, ...] = ()
     """Architectures with experts whose router's losses are on."""
+    mtp: tuple[str, ...] = ()
+    """Architectures whose multi-token head trains too; packed as those of `packed`."""
 
 
 @frozen(kw_only=True)
@@ -94,13 +99,19 @@ and may point the other way."""
 BFLOAT16_EXPERTS = evolve(BFLOAT16, gradient=0.5, figure=0.3)
 """Where two experts are nearly equal it may send a token to the other one."""
 
+EXACT = Bounds(element=0.0, figure=0.0)
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+MLA = "deepseek_v3"
+WITH_HEAD = (MLA, "glm4_moe")
 MOE = "qwen3_moe"
 MIXED = "mixed"
 """The same with MLPs in the first half of its layers, so that the first of two stages has no experts."""
 OWN = tuple(FAMILIES)
 LAYOUTS = (
-    Layout(name="one", num_ranks=1, packed=(*ARCHITECTURES, *OWN), unpacked=("qwen2", MOE), auxiliary=(MOE,)),
-    Layout(name="one+recompute", num_ranks=1, options={"recompute": "full"}, packed=("qwen3", MOE), auxiliary=(MOE,)),
+    Layout(name="one", num_ranks=1, packed=(*ARCHITECTURES, *OWN), unpacked=("qwen2", MOE), auxiliary=(MOE,), mtp=WITH_HEAD),
+    Layout(
+        name="one+recompute", num_ranks=1, options={"recompute": "full"}, packed=("qwen3", MOE), auxiliary=(MOE,), mtp=(MLA,)
+    ),
     Layout(name="tp2", num_ranks=2, options={"tensor_parallel": 2, "sequence_parallel": False}, packed=("qwen2", "qwen3")),
     Layout(
         name="tp2+sp",
@@ -109,6 +120,7 @@ LAYOUTS = (
         packed=(*ARCHITECTURES, *OWN),
         unpacked=("qwen2",),
         auxiliary=(MOE,),
+        mtp=WITH_HEAD,
     ),
     Layout(name="tp2+sp+selective", num_ranks=2, options={"tensor_parallel": 2, "recompute": "selective"}, packed=("qwen3",)),
     Layout(
@@ -118,6 +130,7 @@ LAYOUTS = (
         packed=("qwen2", "llama", "mistral", *OWN),
         unpacked=("qwen3", MOE),
         auxiliary=(MOE,),
+        mtp=WITH_HEAD,
     ),
     Layout(
         name="pp2xvpp2",
@@ -126,6 +139,7 @@ LAYOUTS = (
         packed=("qwen3", MOE, "deepseek_v3", "gemma3_text"),
         unpacked=("llama",),
         auxiliary=(MOE,),
+        mtp=(MLA,),
     ),
     Layout(
         name="pp2+uneven",
@@ -135,11 +149,16 @@ LAYOUTS = (
         unpacked=("qwen3",),
         auxiliary=(MOE,),
     ),
-    Layout(name="dp2", num_ranks=2, packed=("qwen3", MOE), unpacked=("qwen2",), auxiliary=(MOE,)),
+    Layout(name="dp2", num_ranks=2, packed=("qwen3", MOE), unpacked=("qwen2",), auxiliary=(MOE,), mtp=(MLA,)),
     Layout(
-        name="cp2", num_ranks=2, options={"context_parallel": 2}, packed=("qwen3", "mistral", MOE, *OWN), unpacked=("llama",)
+        name="cp2",
+        num_ranks=2,
+        options={"context_parallel": 2},
+        packed=("qwen3", "mistral", MOE, *OWN),
+        unpacked=("llama",),
+        mtp=WITH_HEAD,
     ),
-    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE, *WITH_EXPERTS), unpacked=(MOE,)),
+    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE, *WITH_EXPERTS), unpacked=(MOE,), mtp=(MLA,)),
     Layout(name="etp2", num_ranks=2, options={"tensor_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(name="cp2xetp2", num_ranks=2, options={"context_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(
@@ -147,6 +166,7 @@ LAYOUTS = (
         num_ranks=4,
         options={"tensor_parallel": 2, "pipeline_parallel": 2},
         packed=("qwen3", "mistral", MOE, *OWN),
+        mtp=(MLA,),
     ),
     Layout(
         name="tp2xcp2",
@@ -160,7 +180,13 @@ LAYOUTS = (
     Layout(name="tp4+sp", num_ranks=4, options={"tensor_parallel": 4}, packed=("qwen3", MOE), unpacked=("llama",)),
     Layout(name="pp2xcp2", num_ranks=4, options={"pipeline_parallel": 2, "context_parallel": 2}, packed=("llama",)),
     Layout(name="pp2xdp2", num_ranks=4, options={"pipeline_parallel": 2}, auxiliary=(MIXED,)),
-    Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE, *WITH_EXPERTS)),
+    Layout(
+        name="tp2xep2",
+        num_ranks=4,
+        options={"tensor_parallel": 2, "expert_parallel": 2},
+        packed=(MOE, *WITH_EXPERTS),
+        mtp=(MLA,),
+    ),
     Layout(name="ep2xcp2", num_ranks=4, options={"expert_parallel": 2, "context_parallel": 2}, packed=(MOE,)),
     Layout(
         name="pp2xvpp2xdp2",
@@ -274,6 +300,11 @@ def prepare(root: Path, **options: Any) -> None:
             torch.save(expected_steps(root / "models" / architecture, loss, root), root / f"{architecture}-{name}.pt")
     make_mixed_model(root / "models" / MIXED, range(2), **options)
     for layout in LAYOUTS:
+        for architecture in layout.mtp:
+            if not (root / "models" / with_head(architecture)).exists():
+                make_with_head(root / "models" / with_head(architecture), architecture)
+                found = expected_head(root / "models" / architecture, BATCHES, step_reference, SPEC)
+                torch.save(found, root / f"{with_head(architecture)}.pt")
         for architecture in layout.auxiliary:
             file = auxiliary_file(root, architecture, data_size(layout))
             if not file.exists():
@@ -294,6 +325,17 @@ def expected_steps(model: Path, loss: LossSpec, root: Path) -> dict[str, Any]:
         reference.optimizer.zero_grad()
     weights = reference.saved(root / f"{model.name}-saved")
     return {"logprobs": logprobs, "losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
+
+
+def with_head(architecture: str) -> str:
+    return f"{architecture}-with-head"
+
+
+def step_reference(reference: Reference, batch: TokenBatch) -> None:
+    reference_backward(reference, batch, GRPO)
+    torch.nn.utils.clip_grad_norm_(reference.model.parameters(), SPEC.max_grad_norm)
+    reference.optimizer.step()
+    reference.optimizer.zero_grad()
 
 
 def sequences_of(backend: MegatronBackend) -> list[int]:
@@ -424,6 +466,36 @@ def check_auxiliary(place: Place, layout: Layout, architecture: str) -> None:
     backend.close(CloseRequest())
 
 
+def check_mtp(place: Place, layout: Layout, architecture: str) -> None:
+    """The policy trains as it does without a head, and the head by its formula; the files have both."""
+    trunk, bounds = place.expected(architecture, "packed"), place.bounds(architecture)
+    head = loaded(place.root / f"{with_head(architecture)}.pt")
+    backend = place.backend(evolve(layout, options={**layout.options, "mtp": True}), with_head(architecture))
+    before = saved(backend)
+    with place.comparing():
+        assert_elements(before, load_file(place.root / "models" / with_head(architecture) / "model.safetensors"), EXACT)
+    mine = sequences_of(backend)
+    groups = [mine[:1], mine[1:2], mine[2:]]  # as many as interleaved stages fill up
+    seen = GradientsSeen(backend, saved)
+    for version, batch in enumerate(BATCHES):
+        request = step_request(split(batch, groups), batch.counts(), version, LOSSES[place.loss_of("packed")])
+        result = backend.train_step(request)
+        figures = (result.loss, trunk["losses"]), (result.grad_norm, trunk["norms"])
+        of_head = (result.metrics["mtp_loss"], head["losses"]), (result.metrics["mtp_grad_norm"], head["norms"])
+        with place.comparing():
+            for found, expected in (*figures, *of_head):
+                assert abs(found - expected[version]) < bounds.figure * max(1.0, expected[version])
+        copies = {name: tensor for name, tensor in seen.tensors.items() if name.endswith(COPIES)}
+        with place.comparing():
+            assert_gradients(seen.tensors, {**trunk["gradients"][version], **head["gradients"][version], **copies}, bounds)
+    with place.comparing():
+        refit = exported(backend, NUM_STEPS)
+        assert refit.keys() == trunk["weights"].keys()
+        weights = {**trunk["weights"], **head["weights"]}
+        assert_elements(saved(backend, NUM_STEPS), weights, evolve(bounds, element=max(bounds.element, WEIGHT)))
+    backend.close(CloseRequest())
+
+
 def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
     """All that so many ranks do, in order."""
     found = {label(*row): lambda place, row=row: check_parity(place, *row) for row in rows(num_ranks)}
@@ -432,6 +504,8 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
             found[label(layout, architecture, "auxiliary")] = lambda place, row=(layout, architecture): check_auxiliary(
                 place, *row
             )
+        for architecture in layout.mtp if layout.num_ranks == num_ranks else ():
+            found[label(layout, architecture, "mtp")] = lambda place, row=(layout, architecture): check_mtp(place, *row)
     return found
 
 

@@ -1,7 +1,7 @@
 """Backends of the Megatron trainer, and the same steps by plain transformers and torch in one process."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fsdp2_support import (
 from megatron_families import FIXED
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, LossSpec, TokenBatch
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, LossSpec, TokenBatch
 from rlcore_grpo.config import GrpoConfig
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
@@ -50,6 +50,7 @@ __all__ = [
     "make_batch",
     "make_context",
     "reference_backward",
+    "saved",
     "split",
     "step_request",
 ]
@@ -152,19 +153,26 @@ def in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
 class GradientsSeen:
     """The whole gradients of a backend's last step, before clipping, by Hugging Face names."""
 
-    def __init__(self, backend: MegatronBackend) -> None:
+    def __init__(self, backend: MegatronBackend, read: Callable[..., dict[str, torch.Tensor]] = exported) -> None:
+        """`read` takes backend and version: `exported`, or `saved`."""
         self.tensors: dict[str, torch.Tensor] = {}
         update = backend.update
 
         def see(*arguments: Any) -> float:
             with cuda_or_cpu():
-                self.tensors = gradients(backend)
+                self.tensors = gradients(backend, read)
             return update(*arguments)
 
         backend.update = see
 
 
-def gradients(backend: MegatronBackend) -> dict[str, torch.Tensor]:
+def saved(backend: MegatronBackend, weight_version: int = 0) -> dict[str, torch.Tensor]:
+    """Copies of all tensors of the files that the backend saves."""
+    request = ExportWeightsRequest(weight_version=weight_version, dtype="float32", max_bucket_bytes=2**14)
+    return {named.name: named.tensor.clone() for bucket in backend.export_whole(request).buckets for named in bucket.tensors}
+
+
+def gradients(backend: MegatronBackend, read: Callable[..., dict[str, torch.Tensor]] = exported) -> dict[str, torch.Tensor]:
     """Exported as weights are: each parameter is lent its gradient for as long as that takes."""
     for model in backend.models:
         for buffer in (*model.buffers, *model.expert_parallel_buffers):
@@ -179,7 +187,7 @@ def gradients(backend: MegatronBackend) -> dict[str, torch.Tensor]:
     for parameter in lent:
         parameter.data = parameter.main_grad.to(parameter.dtype)
     try:
-        return {name: tensor for name, tensor in exported(backend, backend.weight_version).items() if not name.endswith(FIXED)}
+        return {name: tensor for name, tensor in read(backend, backend.weight_version).items() if not name.endswith(FIXED)}
     finally:
         for parameter, data in lent.items():
             parameter.data = data

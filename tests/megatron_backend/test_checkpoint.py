@@ -24,7 +24,7 @@ from megatron_checkpoint_cases import (
     state_of,
     step,
 )
-from megatron_support import exported, make_backend
+from megatron_support import exported, make_backend, saved
 from rank_launch import launch
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -81,7 +81,7 @@ def test_one_process_resumes_any_layout(one: Any, root: Path, results: Callable[
             assert_equal(state_of(backend), expected)
     after = torch.load(place.directory(one) / "expected.pt", weights_only=False)
     assert step(backend, SAVE_AFTER) == after["result"]
-    assert_equal(exported(backend, SAVE_AFTER + 1), after["weights"])
+    assert_equal(saved(backend, SAVE_AFTER + 1), after["weights"])
     backend.close(CloseRequest())
 
 

@@ -198,3 +198,24 @@ def test_weights_in_8_bits_are_copied_by_rows_and_by_columns() -> None:
     tables = 2 * dims.vocab_size * dims.hidden_size
     assert copied.weights - plain.weights == 2 * int(Parameters.of(dims, ONE).total - tables)
     assert (copied.gradients, copied.optimizer) == (plain.gradients, plain.optimizer)
+
+
+def test_a_multi_token_head_is_one_layer_more_on_the_last_stage() -> None:
+    dims, with_head = ModelDims.of(EXPERTS), evolve(ONE, mtp=True)
+    longer = ModelDims.of(EXPERTS | {"num_hidden_layers": dims.num_layers + 1})
+    projection = 2 * dims.hidden_size**2
+    assert Parameters.of(dims, with_head).total == Parameters.of(longer, ONE).total + projection
+    load = load_of(EXPERTS, 8)
+    assert estimate(dims, with_head, load).activations == pytest.approx(estimate(longer, ONE, load).activations)
+    # The last of two stages has the head and, lent, the first's embedding; a reference has none.
+    apart = evolve(with_head, pipeline_parallel=2)
+    last = Parameters.of(longer, evolve(ONE, pipeline_parallel=2, pipeline_layers=(24, 25))).total + projection
+    assert Parameters.of(dims, apart).total == last
+    assert estimate(dims, apart, load).weights == 2 * (last + dims.vocab_size * dims.hidden_size)
+    of_reference = estimate(dims, ONE, load).weights
+    assert (
+        estimate(dims, with_head, evolve(load, reference=EXPERTS)).weights
+        == estimate(dims, with_head, load).weights + of_reference
+    )
+    frozen = evolve(load, trains=False)
+    assert estimate(dims, with_head, frozen) == estimate(dims, ONE, frozen)

@@ -174,7 +174,7 @@ def attach(
         names,
         sources={parameter: Source(parameter=parameter, tensors=(tensor,)) for parameter, tensor in sources.items()},
         order=tuple(tensors.values()),
-        of_adapters=True,
+        prefix=ADAPTERS,
     )
     return named, None if context.lora.init_from is None else values
 

@@ -21,13 +21,15 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.export import Exporter, one_after_the_other, shard
 from rlcore_megatron.float8_copies import drop_float8_copies
+from rlcore_megatron.head_gradients import HeadGradients
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import family_option_problems, layout_problems, reference_layout_problems
 from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.model_config import transformer_config
 from rlcore_megatron.models import dims_of, find_family, load_config, standard_config
-from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
+from rlcore_megatron.multi_token_check import head_problems
+from rlcore_megatron.optimizer import Rates, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
 from rlcore_megatron.train import Passes, reduce_totals
@@ -43,6 +45,8 @@ from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer_hooks import requested_model, save_state
 
+MTP_GRAD_NORM = "mtp_grad_norm"
+"""The metric of the norm of the multi-token head's gradients, which are clipped by themselves."""
 logger = logging.getLogger(__name__)
 
 
@@ -51,7 +55,7 @@ class MegatronBackend:
 
     def __init__(self, context: spi.TrainerContext, config: MegatronConfig) -> None:
         rank_info = context.rank_info
-        if context.lora is not None and not config.transformer_engine:
+        if (context.lora is not None or config.mtp) and not config.transformer_engine:
             config = evolve(config, transformer_engine=False)
         self._context, self._config = context, config
         self._device = use_device(rank_info)
@@ -77,18 +81,21 @@ class MegatronBackend:
     def _build(self) -> None:
         context, config, layout = self._context, self._config, self._parallel
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
-        policy = build(transformer, self._hf, layout, context.head)
+        policy = build(transformer, self._hf, layout, context.head, mtp=config.mtp)
         attach(policy)
         auxiliary_loss.watch(policy)
-        load_initial(policy, self._hf, context.model, config, layout, context.head)
+        load_initial(policy, self._hf, context.model, config, layout, context.head, mtp=config.mtp)
         adapters, self._begun = (None, None) if context.lora is None else attach_adapters(policy, self._hf, context, layout)
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
         self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
-        self._passes = self._passes_of(self.models)
+        self._gradients = HeadGradients.of(self.models, self.optimizer)
+        self._passes = evolve(self._passes_of(self.models), mtp_loss_weight=config.mtp_loss_weight if config.mtp else None)
         needs_copy = context.needs_reference and (adapters is None or context.reference is not None)
         self._reference = self._make_reference() if needs_copy else None
         self._exporter = Exporter(policy, Names.of(self._hf, context.head), layout, self._groups)
+        head_names = Names.of_multi_token_head(self._hf) if config.mtp else None
+        self._head_exporter = None if head_names is None else Exporter(policy, head_names, layout, self._groups)
         self._adapters = self._below = None
         if adapters is not None:
             self._adapters = Exporter(policy, adapters, layout, self._groups)
@@ -98,6 +105,7 @@ class MegatronBackend:
     def _build_reference_alone(self) -> None:
         self.models, self._reference = [], self._make_reference()
         self.optimizer = self._rates = self._passes = self._exporter = self._adapters = self._below = self._begun = None
+        self._gradients = self._head_exporter = None
         self.residency = MegatronResidency(self._device, [], self._reference, None)
 
     def _make_reference(self) -> list[PolicyModel]:
@@ -127,7 +135,7 @@ class MegatronBackend:
             stats = self._step_stats(totals, request.microbatches)
             check_finite(stats, self.weight_version, self._non_finite_names)
             check_bounds(stats, request.bounds, self.weight_version)
-            rate = self.update(stats.grad_norm, request.schedule_step)
+            rate = self.update(stats.grad_norm, request.schedule_step, stats.metrics.get(MTP_GRAD_NORM))
             lengths = [batch.num_tokens for batch in request.microbatches]
             logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
         self.weight_version += 1
@@ -165,7 +173,7 @@ class MegatronBackend:
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self.residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
-            hooks = {"resume": self._save_resume, "export": self._exporter.export, "adapters": self._whole_adapters}
+            hooks = {"resume": self._save_resume, "export": self.export_whole, "adapters": self._whole_adapters}
             return save_state(request, self._context, self.weight_version, **hooks)
 
     @spi.hookimpl
@@ -180,7 +188,7 @@ class MegatronBackend:
         release_graphs(self.models)
         self._shard_sender.close()
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
-        del self._groups, self._adapters, self._below
+        del self._groups, self._adapters, self._below, self._gradients, self._head_exporter
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()
@@ -209,6 +217,11 @@ class MegatronBackend:
             return shard(exporters, request, self._shard_sender)
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
 
+    def export_whole(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
+        """All that a model's files hold: refits leave out the multi-token head."""
+        exporters = [self._exporter] if self._head_exporter is None else [self._exporter, self._head_exporter]
+        return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
+
     def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
         if self._adapters is not None:
             request = spi.ExportWeightsRequest(
@@ -223,6 +236,8 @@ class MegatronBackend:
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
+        if self._config.mtp:  # whose head reads the embedding apart from the layer that would wait for it
+            self._gather_parameters()
         try:
             kept = logprobs if request.logprobs else None
             prepare = partial(self._drop_inputs, request.weight_version)
@@ -248,15 +263,18 @@ class MegatronBackend:
 
     def _step_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch]) -> StepStats:
         self.optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
-        norm = self.optimizer.get_grad_norm()
+        norm = self._gradients.norm("policy")
+        of_head = {MTP_GRAD_NORM: self._gradients.norm("head")} if self._config.mtp else {}
         loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
         routers = self._passes.router_metrics(microbatches)
-        return StepStats(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
+        return StepStats(loss=loss, grad_norm=norm, metrics={**sums, **maxima, **routers, **of_head})
 
-    def update(self, norm: float, schedule_step: int) -> float:
-        """Clip and step; returns the learning rate used."""
+    def update(self, norm: float, schedule_step: int, norm_of_head: float | None = None) -> float:
+        """Clip and step, the multi-token head by its own norm; returns the learning rate used."""
         rate = self._rates.set(schedule_step)
-        clip(self.optimizer, norm)
+        self._gradients.clip("policy", norm)
+        if norm_of_head is not None:
+            self._gradients.clip("head", norm_of_head)
         self.optimizer.step_with_ready_grads()
         return rate
 
@@ -271,7 +289,8 @@ class MegatronBackend:
         mine = [
             name
             for part, model in enumerate(unwrapped(self.models))
-            for parameter, names in (self._adapters or self._exporter).names_of(part).items()
+            for exporter in (self._adapters or self._exporter, self._head_exporter)
+            for parameter, names in (() if exporter is None else exporter.names_of(part).items())
             if (trained := model.get_parameter(parameter)).requires_grad and not trained.main_grad.isfinite().all()
             for name in names
         ]
@@ -301,6 +320,7 @@ def _layout(
         assert not isinstance(family, spi.Problem), "the model was loaded"
         trains = context.needs_policy and content is model
         problems += family_option_problems(family, config, rank_info.device, context.model.dtype, trains=trains)
+        problems += head_problems(family, config, content, context.model.path) if trains else ()
     problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)

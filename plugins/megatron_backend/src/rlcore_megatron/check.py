@@ -31,6 +31,7 @@ from rlcore_megatron.models import (
     reference_problems,
     trained_model_problems,
 )
+from rlcore_megatron.multi_token_check import head_option_problems, head_problems
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import device_memories
@@ -47,7 +48,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
     unfit = list(trained_model_problems(context))
     lora = list(_lora_problems(context, config))
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
-    if context.lora is not None and not config.transformer_engine:
+    if (context.lora is not None or config.mtp) and not config.transformer_engine:
         config = evolve(config, transformer_engine=False)
     problems = [
         *lora,
@@ -63,6 +64,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *_cache_problems(context, config, model),
         *_value_problems(context, config),
         *_critic_problems(context, config),
+        *(head_option_problems(context, config) if context.needs_policy else ()),
     ]
     problems = problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
     return problems or ([*float8_notes(f"{SECTION}.fp8", dims)] if config.fp8 and dims is not None else [])
@@ -75,6 +77,8 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     yield from family.layer_problems(model, path)
     yield from family.head_problems(path, context.head)
     yield from family_option_problems(family, config, context.device, context.model.dtype, trains=context.needs_policy)
+    if context.needs_policy:
+        yield from head_problems(family, config, model, path)
 
 
 def _reference_family_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:

@@ -1,11 +1,11 @@
 """The recipe's section `[trainer.megatron]`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Positive, Seconds
+from rlcore.schema.constraints import Positive, Seconds, above
 
 
 @frozen(kw_only=True)
@@ -38,6 +38,11 @@ class MegatronConfig:
     products it rounds to TF32, and not with [lora]."""
     fp8: bool = False
     """Compute the linear layers in float8 (needs TransformerEngine)."""
+    mtp: bool = False
+    """Load, train and save the head that predicts the token after the next, of a model whose config.json has
+    num_nextn_predict_layers = 1. The policy trains as it does without, and refits do not send the head."""
+    mtp_loss_weight: Annotated[float, above(0, "To train no head, leave mtp out")] = 0.1
+    """What the head's mean cross-entropy over the step's generated tokens is multiplied by."""
     conversion_cache: bool = False
     """Keep the model in Megatron's distributed format too, and read that the next time: in $RLCORE_MEGATRON_CHECKPOINT_DIR,
     else $HF_HOME/rlcore, else ~/.cache/huggingface/rlcore."""

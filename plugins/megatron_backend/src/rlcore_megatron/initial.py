@@ -8,7 +8,7 @@ from rlcore.spi import Head, ModelSpec
 from rlcore_megatron import conversion, distributed_weights
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.load import load_hf
+from rlcore_megatron.load import load_hf, load_multi_token_head
 
 
 def load_initial(
@@ -18,11 +18,14 @@ def load_initial(
     config: MegatronConfig,
     layout: ParallelLayout,
     head: Head = "tokens",
+    *,
+    mtp: bool = False,
 ) -> None:
     """Fill the model chunks, together with all other ranks.
 
     They come from the Megatron checkpoint that the recipe names, or else from the model at `spec`, by way of what is kept
-    of it in Megatron's format if the recipe says so.
+    of it in Megatron's format if the recipe says so; those of the multi-token head, where `mtp` says that there is one, from
+    the model.
     """
     if config.checkpoint is not None:
         distributed_weights.read(Path(config.checkpoint).expanduser(), model_chunks)
@@ -30,3 +33,5 @@ def load_initial(
         conversion.load(model_chunks, hf, spec, layout)
     else:
         load_hf(model_chunks, hf, spec, layout, head)
+    if mtp:
+        load_multi_token_head(model_chunks, hf, spec, layout)

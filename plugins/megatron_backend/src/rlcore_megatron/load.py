@@ -1,6 +1,6 @@
 """This rank's part of the weights, read from a Hugging Face model's files and nothing else of them."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +14,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.models import may_lack_value_head
 from rlcore_megatron.parallel import holders_of
 from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
-from rlcore_megatron.weight_mapping import Names
+from rlcore_megatron.weight_mapping import SHARED, Names
 from rlcore_megatron.weight_source import HfTensor, Source, Stack
 from rlcore_torchkit.agreement import together
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
@@ -30,28 +30,75 @@ def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Paral
     another shape.
     """
     names = Names.of(hf, head)
+    held = _held(model_chunks, names, layout)
     with ExitStack() as stack:
         files = together(lambda: stack.enter_context(open_tensors(spec)))
         absent = {VALUE_HEAD_WEIGHT} if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(hf) else set[str]()
-        together(lambda: _fill_all(model_chunks, names, absent, files, layout))
-    for parameter in [parameter for model_chunk in model_chunks for parameter in model_chunk.parameters()]:
+        expected = [tensor for tensor in names.order if tensor.name not in absent]
+        together(lambda: _fill_all(held, expected, absent, files, layout))
+    _share(parameter for parameter, _ in held)
+
+
+@torch.no_grad()
+def load_multi_token_head(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
+    """Fill the head that predicts the token after the next, as `load_hf` does the trunk, which has its weights already.
+
+    ModelError too, the same on every rank, where the files have an embedding or an output layer for the head that is not the
+    trunk's.
+    """
+    names = Names.of_multi_token_head(hf)
+    copies = {tensor.name for name in SHARED for tensor in names.sources[name].tensors}
+    held = _held(model_chunks, names, layout)
+    own = [(parameter, source) for parameter, source in held if source.parameter not in SHARED]
+    with ExitStack() as stack:
+        files = together(lambda: stack.enter_context(open_tensors(spec)))
+        expected = [tensor for tensor in names.order if tensor.name not in copies or tensor.name in files]
+        together(lambda: _fill_all(own, expected, (), files, layout))
+        shared = [each for each in held if each[1].parameter in SHARED and each[1].tensors[0].name in files]
+        together(lambda: files.raise_problems([problem for each in shared for problem in _copy_problems(*each, files, layout)]))
+    _share(parameter for parameter, _ in own)
+
+
+def _held(model_chunks: Sequence[Any], names: Names, layout: ParallelLayout) -> list[tuple[Tensor, Source]]:
+    """This rank's parameters of these names."""
+    return [
+        (model_chunk.get_parameter(name), source)
+        for model_chunk in model_chunks
+        for name, source in names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert).items()
+    ]
+
+
+def _share(parameters: Iterable[Tensor]) -> None:
+    """Give all ranks that hold the same of a parameter what the first of them has read."""
+    for parameter in parameters:
         holders = holders_of(parameter)
         if dist.get_world_size(holders) > 1:
             dist.broadcast(parameter.data, group=holders, group_src=0)
 
 
 def _fill_all(
-    model_chunks: Sequence[Any], names: Names, absent: Collection[str], files: TensorFiles, layout: ParallelLayout
+    held: Sequence[tuple[Tensor, Source]],
+    expected: Sequence[HfTensor],
+    absent: Collection[str],
+    files: TensorFiles,
+    layout: ParallelLayout,
 ) -> None:
-    """Copy what this rank reads of all parameters, once all are known to be there."""
-    files.raise_problems(list(_problems([tensor for tensor in names.order if tensor.name not in absent], files)))
-    for model_chunk in model_chunks:
-        sources = names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert)
-        for name, parameter in model_chunk.named_parameters():
-            if sources[name].tensors[0].name in absent:
-                parameter.zero_()
-            elif dist.get_rank(holders_of(parameter)) == 0:
-                _fill(parameter, sources[name], files, layout)
+    """Copy what this rank reads of these parameters, once all tensors that are expected are known to be there."""
+    files.raise_problems(list(_problems(expected, files)))
+    for parameter, source in held:
+        if source.tensors[0].name in absent:
+            parameter.zero_()
+        elif dist.get_rank(holders_of(parameter)) == 0:
+            _fill(parameter, source, files, layout)
+
+
+def _copy_problems(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> Iterator[Problem]:
+    (tensor,), (rank, size) = source.tensors, tensor_rank_and_size(source, layout)
+    (rows,) = row_ranges(source, rank, size)
+    if dist.get_rank(holders_of(parameter)) == 0 and not _part(files, tensor, rows, rank, size).to(parameter).equal(parameter):
+        yield files.problem(
+            f"a {tensor.name} that is not the trunk's", "the same: the multi-token head shares embedding and output layer"
+        )
 
 
 def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> None:

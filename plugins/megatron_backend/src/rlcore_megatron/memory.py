@@ -118,7 +118,11 @@ class Parameters:
         stages = layer_numbers_of_stages(config, dims.num_layers)
         tables = (2 if len(stages) == 1 and not dims.tied else 1) * dims.vocab_size * dims.hidden_size
         counts = [(sum(dims.has_experts[layer] for layer in layers), len(layers)) for layers in stages]
-        return max((cls._of_layers(dims, config, *count, tables) for count in counts), key=lambda stage: stage.total)
+        found = [cls._of_layers(dims, config, *count, tables) for count in counts]
+        if config.mtp:
+            with_head = cls._of_layers(dims, config, counts[-1][0] + 1, counts[-1][1] + 1, tables)
+            found[-1] = evolve(with_head, dense=with_head.dense + 2 * dims.hidden_size**2)
+        return max(found, key=lambda stage: stage.total)
 
     @classmethod
     def _of_layers(cls, dims: ModelDims, config: MegatronConfig, num_moe: int, num_layers: int, tables: int) -> "Parameters":
@@ -145,9 +149,12 @@ def adapter_parameters(dims: ModelDims, load: Workload) -> int:
 def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimate:
     """What the fullest rank holds at the peak of a training step, the sizes in `config` all being numbers."""
     item = ITEM_BYTES[load.dtype]
+    without_head = evolve(config, mtp=False)
+    config = config if load.trains else without_head
     parameters = Parameters.of(dims, config)
     held = parameters.total
     reference = None if load.reference is None else ModelDims.of(load.reference)
+    of_reference = 0 if reference is None else Parameters.of(reference, without_head).total
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
@@ -158,7 +165,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     if load.lora is not None or not load.trains:
         # Float32 weights that are their own masters. What tensor ranks divide of them is left out: they are small.
         return Estimate(
-            weights=int((held + (0 if reference is None else Parameters.of(reference, config).total)) * item + 4 * trained),
+            weights=int((held + of_reference) * item + 4 * trained),
             gradients=int(GRADIENT_BYTES * trained),
             optimizer=int(8 * trained / owners),
             activations=int(_activation_elements(dims, config, load) * item),
@@ -167,9 +174,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
         )
     largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
-        weights=int(
-            (held + (0 if reference is None else Parameters.of(reference, config).total)) * item + _float8_bytes(dims, config)
-        ),
+        weights=int((held + of_reference + _lent_embedding(dims, config)) * item + _float8_bytes(dims, config)),
         gradients=int(held * gradient),
         optimizer=int(state * owned),
         activations=int(_activation_elements(dims, config, load) * item),
@@ -180,9 +185,15 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     )
 
 
+def _lent_embedding(dims: ModelDims, config: MegatronConfig) -> float:
+    """Elements of the first stage's embedding that the last has for the multi-token head while a step trains."""
+    is_sent = config.mtp and int(config.pipeline_parallel) > 1
+    return dims.vocab_size * dims.hidden_size / int(config.tensor_parallel) if is_sent else 0
+
+
 def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
-    """Weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone. Embedding
-    and head have none."""
+    """Bytes of weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone.
+    Embedding and head have none."""
     return 2 * Parameters.of(evolve(dims, vocab_size=0), config).total if config.fp8 else 0
 
 
@@ -236,7 +247,9 @@ def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload
     modules = config.transformer.get("recompute_modules") or ("core_attn",)
     if config.recompute == "none" or (config.recompute == "selective" and "core_attn" not in modules):
         kept += scores
-    most = max(count * (in_flight - stage) for stage, count in enumerate(layers_of_stages(config, dims.num_layers)))
+    counts = list(layers_of_stages(config, dims.num_layers))
+    counts[-1] += config.mtp  # the multi-token head's layer
+    most = max(count * (in_flight - stage) for stage, count in enumerate(counts))
     return (kept * most + layer + scores) * load.tokens / int(config.context_parallel)
 
 

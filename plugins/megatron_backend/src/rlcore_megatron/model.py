@@ -22,6 +22,7 @@ from rlcore_megatron.corrected_router import CorrectedRouter
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
+from rlcore_megatron.multi_token_head import MultiTokenHead, logprobs_ahead
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import OutputNorm, PlainRMSNorm
 from rlcore_torchkit.context_parallel import part_logprobs, part_values
@@ -34,11 +35,20 @@ class PolicyModel(GPTModel):
     """One model chunk: a pipeline stage, or one of its virtual stages.
 
     Called with a PackedBatch as `packed_seq_params`. The part with the head returns float32 [1, T], the log-probabilities of
-    all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies; with a head of values
-    [1, T], the values after all of the tokens.
+    all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies, and where `wanted.ahead`
+    says so one row more, those of the multi-token head; with a head of values [1, T], the values after all of the tokens.
     """
 
-    def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, hf: Any, head: Head, **place: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        spec: TransformerBlockSubmodules,
+        hf: Any,
+        head: Head,
+        *,
+        mtp: bool = False,
+        **place: Any,
+    ) -> None:
         dims, family = dims_of(hf), architecture_of(hf)
         super().__init__(
             config,
@@ -49,6 +59,9 @@ class PolicyModel(GPTModel):
             position_embedding_type="rope",
             parallel_output=True,
             **place,
+        )
+        self.multi_token_head = (
+            MultiTokenHead(config, spec.layer_specs[-1], place["vp_stage"]) if mtp and self.post_process else None
         )
         self._set_rotary(hf, is_latent=dims.latent is not None)
         self._logit_cap = family.logit_cap
@@ -66,7 +79,9 @@ class PolicyModel(GPTModel):
         device = torch.cuda.current_device()
         if is_latent:
             frequencies, scale = scaled_frequencies(hf)
-            latent_attention.finish(self.decoder.layers, latent_attention.LatentRotary(frequencies.to(device), scale))
+            heads = [] if self.multi_token_head is None else [self.multi_token_head.transformer_layer]
+            rotary = latent_attention.LatentRotary(frequencies.to(device), scale)
+            latent_attention.finish([*self.decoder.layers, *heads], rotary)
         else:
             self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(device))
             self._set_local_rotary(hf, device)
@@ -93,12 +108,8 @@ class PolicyModel(GPTModel):
         assert part is not None
         assert microbatch is not None
         assert wanted is not None
-        if self.config.sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.pg_collection.tp)
-        elif self.pg_collection.tp.size() > 1:
-            hidden = copy_to_tensor_model_parallel_region(hidden, group=self.pg_collection.tp)
         logprobs, entropies = part_logprobs(
-            hidden.squeeze(1),
+            self._of_all_ranks(hidden),
             microbatch.tokens,
             part,
             self._head(),
@@ -106,7 +117,22 @@ class PolicyModel(GPTModel):
             entropy=wanted.entropy,
             kept=microbatch.kept,
         )
-        return torch.stack([logprobs] if entropies is None else [logprobs, entropies])
+        rows = [logprobs] if entropies is None else [logprobs, entropies]
+        return torch.stack([*rows, self._logprobs_ahead(hidden, batch)] if wanted.ahead else rows)
+
+    def _logprobs_ahead(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        assert self.multi_token_head is not None
+        rotary = None if self.config.multi_latent_attention else self.rotary_pos_emb(batch)
+        states = self.multi_token_head(hidden, batch, rotary)
+        return logprobs_ahead(self._of_all_ranks(states), batch, self._head(detached=True))
+
+    def _of_all_ranks(self, hidden: Tensor) -> Tensor:
+        """[S, H] of all tensor ranks' tokens, whose gradient is added up over what each computes of them."""
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.pg_collection.tp)
+        elif self.pg_collection.tp.size() > 1:
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=self.pg_collection.tp)
+        return hidden.squeeze(1)
 
     def _values(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         """Every tensor rank computes all of them, so that its gradients are whole already."""
@@ -118,9 +144,10 @@ class PolicyModel(GPTModel):
         values = token_values(hidden.squeeze(1)[: batch.part.size], self.output_layer.weight)
         return part_values(values, batch.part)[None]
 
-    def _head(self) -> HeadLogprobs:
+    def _head(self, *, detached: bool = False) -> HeadLogprobs:
         shared = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        weight = weight.detach() if detached else weight
         group = self.pg_collection.tp
         if group.size() == 1:
             return partial(token_logprobs, weight=weight, cap=self._logit_cap)
@@ -147,10 +174,12 @@ def release_graphs(models: Sequence[torch.nn.Module]) -> None:
             vars(module.token_dispatcher).clear()
 
 
-def build(config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head = "tokens") -> list[PolicyModel]:
+def build(
+    config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head = "tokens", *, mtp: bool = False
+) -> list[PolicyModel]:
     """This rank's model chunks of the model, in the order that interleaving runs them in, with weights that are not set.
 
-    `hf` is the transformers config.
+    `hf` is the transformers config; `mtp` says whether the last chunk has a multi-token head.
     """
     model_chunks = []
     for index in range(layout.virtual_pipeline):
@@ -159,7 +188,7 @@ def build(config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
         _adapt(spec, hf, config, fused)
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
-        model = PolicyModel(config, spec, hf, head, pre_process=first, post_process=last, vp_stage=stage)
+        model = PolicyModel(config, spec, hf, head, mtp=mtp, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))
     _mark_experts(model_chunks, layout)
     _mend_biases_of_experts(model_chunks)

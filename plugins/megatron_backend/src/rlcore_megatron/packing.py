@@ -22,6 +22,8 @@ class Wanted:
 
     temperature: float
     entropy: EntropyMode
+    ahead: bool = False
+    """Whether the multi-token head, which the model has, computes log-probabilities too."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Passes of the microbatches through the stages: with losses and gradients, or for log-probabilities alone."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlcore_megatron.auxiliary_loss import AuxiliaryLosses
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import FLOAT8_MULTIPLE
 from rlcore_megatron.model import unwrapped
+from rlcore_megatron.multi_token_head import lent_embedding
 from rlcore_megatron.packing import PackedBatch, Wanted, empty_like, pack
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.routing_replay import replay_of
@@ -24,6 +26,8 @@ from rlcore_torchkit.losses import Totals, evaluate, total
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.routing_replay import RoutingReplay
 
+MTP_LOSS = "mtp_loss"
+"""The metric of the multi-token head's loss."""
 LossSums = tuple[float, dict[str, float], dict[str, float]]
 
 
@@ -36,6 +40,8 @@ class Passes:
     groups: Groups
     device: torch.device
     head: Head = "tokens"
+    mtp_loss_weight: float | None = None
+    """What the loss of the model's multi-token head is multiplied by; None where it has none."""
 
     @property
     def _replay(self) -> RoutingReplay:
@@ -57,7 +63,8 @@ class Passes:
         """Add up the gradients of the microbatches' losses, over all ranks too; the sums of this data-parallel rank's losses on
         the last stage, None before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`. `prepare` is
         told of each microbatch, with its number, before one of the models runs it."""
-        wanted = Wanted(temperature=temperature, entropy=loss.entropy)
+        mtp = self.mtp_loss_weight
+        wanted = Wanted(temperature=temperature, entropy=loss.entropy, ahead=mtp is not None)
         outputs: list[LossOutput] = []
         self._auxiliary.begin(microbatches)
         self._replay.begin()
@@ -68,13 +75,18 @@ class Passes:
             if self.head == "value":
                 output = evaluate(loss, batch, torch.zeros_like(result[0]), None, counts, result[0])
             else:
-                output = evaluate(loss, batch, result[0], result[1] if len(result) > 1 else None, counts)
+                output = evaluate(loss, batch, result[0], None if loss.entropy == "none" else result[1], counts)
             if logprobs is not None:
                 logprobs.append(result[:1].detach())
-            outputs.append(LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima))
-            return output.loss, _no_tokens(), None
+            outputs.append(evolve(output, loss=output.loss.detach()))
+            if mtp is None:
+                return output.loss, _no_tokens(), None
+            added = mtp_loss(result[-1], batch, counts)
+            outputs[-1] = evolve(outputs[-1], sums={**output.sums, MTP_LOSS: added.detach()})
+            return output.loss + mtp * added, _no_tokens(), None
 
-        self._run(microbatches, wanted, reduce, forward_only=False, prepare=prepare)
+        with nullcontext() if mtp is None else lent_embedding(unwrapped(self.models), self.layout, self.groups):
+            self._run(microbatches, wanted, reduce, forward_only=False, prepare=prepare)
         return total(outputs) if outputs else None
 
     def router_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
@@ -159,6 +171,12 @@ class Passes:
         divided = config.tensor_model_parallel_size if config.sequence_parallel else 1
         multiple = divided * (FLOAT8_MULTIPLE if config.fp8 else 1)
         return pack(batch, self.groups.context, multiple, wanted, is_filler=is_filler)
+
+
+def mtp_loss(logprobs: Tensor, batch: Microbatch, counts: GlobalCounts) -> Tensor:
+    """The multi-token head's cross-entropy, from its log-probabilities float32 [T], added up over the microbatch's loss tokens
+    and divided by the step's. The second token of a sequence counts as 0: no head's state comes two tokens before it."""
+    return -torch.where(batch.loss_mask, logprobs, 0.0).sum() / max(counts.num_loss_tokens, 1)
 
 
 def _no_tokens() -> Tensor:

@@ -15,12 +15,14 @@ from rlcore.schema.listing import listed
 from rlcore.spi import Head, ModelError, Problem
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
-from rlcore_megatron.weight_source import EMBEDDING, OUTPUT, HfTensor, Source
+from rlcore_megatron.weight_source import EMBEDDING, MULTI_TOKEN_HEAD, OUTPUT, HfTensor, Source
 from rlcore_megatron.weight_table import expert_name
 
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+SHARED = (EMBEDDING, OUTPUT)
+"""Parameters of the trunk that the files have again among those of the multi-token head."""
+_LAYER = re.compile(r"(?:decoder\.layers\.(\d+)|multi_token_head\.transformer_layer)\.(.+)")
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d+)")
 _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)")
 _FUSED_NORMS = {
@@ -42,8 +44,8 @@ class Names:
     """All tensors, as `save_pretrained` and the other trainers name and order them."""
     tied: bool
     num_experts: int
-    of_adapters: bool = False
-    """Whether these are the names of adapters, and not of the weights below them."""
+    prefix: str = ""
+    """What names of parameters begin with: ADAPTERS, MULTI_TOKEN_HEAD, or nothing for the trunk's."""
 
     @classmethod
     def of(cls, hf: Any, head: Head = "tokens") -> "Names":
@@ -60,16 +62,34 @@ class Names:
             sources={source.parameter: source for source in sources}, order=order, tied=tied, num_experts=dims.num_experts
         )
 
+    @classmethod
+    def of_multi_token_head(cls, hf: Any) -> "Names":
+        """The names of the head that predicts the token after the next, of a model that has one, with the copies of embedding
+        and output layer that files have beside it."""
+        family, dims = architecture_of(hf), dims_of(hf)
+        sources = list(family.table(family, dims).multi_token_head())
+        return cls(
+            sources={source.parameter: source for source in sources},
+            order=tuple(_hugging_face_order(sources, family)),
+            tied=False,
+            num_experts=dims.num_experts,
+            prefix=MULTI_TOKEN_HEAD,
+        )
+
     def of_model_chunk(self, model_chunk: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:
         """The source of each parameter of this model chunk, by name; ModelError for one that files have nothing for."""
         first_expert = self.num_experts // num_expert_ranks * expert_rank
         layers = [layer.layer_number - 1 for layer in model_chunk.decoder.layers]
-        mine = [name for name, _ in model_chunk.named_parameters() if name.startswith(ADAPTERS) == self.of_adapters]
+        mine = [name for name, _ in model_chunk.named_parameters() if self._has(name)]
         found = {name: self._global_name(name, layers, first_expert) for name in mine}
         unknown = [name for name, whole in found.items() if whole not in self.sources]
         if unknown:
             raise ModelError([_unknown(unknown)])
         return {name: self.sources[whole] for name, whole in found.items()}
+
+    def _has(self, name: str) -> bool:
+        prefix = next((prefix for prefix in (ADAPTERS, MULTI_TOKEN_HEAD) if name.startswith(prefix)), "")
+        return prefix == self.prefix or (self.prefix == MULTI_TOKEN_HEAD and name in SHARED)
 
     def _global_name(self, name: str, layers: Sequence[int], first_expert: int) -> str:
         if self.tied and name == OUTPUT:
@@ -82,7 +102,11 @@ class Names:
             within = expert_name(first_expert + int(grouped[3]), grouped[1], grouped[2])
         elif single := _SINGLE_EXPERT.fullmatch(within):
             within = expert_name(first_expert + int(single[1]), single[2], single[3])
-        return f"decoder.layers.{layers[int(match[1])]}.{within}"
+        return (
+            f"{MULTI_TOKEN_HEAD}transformer_layer.{within}"
+            if match[1] is None
+            else f"decoder.layers.{layers[int(match[1])]}.{within}"
+        )
 
 
 def _unknown(names: Sequence[str]) -> Problem:

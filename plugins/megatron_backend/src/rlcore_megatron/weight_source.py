@@ -11,6 +11,8 @@ from rlcore.spi.weights import DtypeName
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
+MULTI_TOKEN_HEAD = "multi_token_head."
+"""What the names of the multi-token head's parameters begin with."""
 
 
 @frozen(kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.spi import Head
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_megatron.weight_source import EMBEDDING, OUTPUT, HfTensor, Source
+from rlcore_megatron.weight_source import EMBEDDING, MULTI_TOKEN_HEAD, OUTPUT, HfTensor, Source
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 
@@ -35,6 +35,26 @@ class WeightTable:
             yield _source(OUTPUT, HfTensor(name=VALUE_HEAD_WEIGHT, shape=(1, dims.hidden_size)))
         elif not dims.tied:
             yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, tp_dim=0))
+
+    def multi_token_head(self) -> Iterator[Source]:
+        """The sources of the head that predicts the token after the next: in the files it is one layer more, with copies of the
+        embedding and the output layer."""
+        dims, modules, layer = self.dims, self.family.modules, self.dims.num_layers
+        for source in (*self.attention(layer), *self.experts(layer), *self.norms(layer)):
+            within = source.parameter.removeprefix(f"decoder.layers.{layer}.")
+            yield evolve(source, parameter=f"{MULTI_TOKEN_HEAD}transformer_layer.{within}")
+        size = dims.hidden_size
+        for ours, theirs, shape in (
+            ("enorm", "enorm", (size,)),
+            ("hnorm", "hnorm", (size,)),
+            ("eh_proj", "eh_proj", (size, 2 * size)),
+            ("final_layernorm", "shared_head.norm", (size,)),
+        ):
+            tensor = HfTensor(name=f"{modules.layers}.{layer}.{theirs}.weight", shape=shape)
+            yield Source(parameter=f"{MULTI_TOKEN_HEAD}{ours}.weight", tensors=(tensor,), layer=layer)
+        for shared, copy in ((EMBEDDING, "embed_tokens"), (OUTPUT, "shared_head.head")):
+            name = f"{modules.layers}.{layer}.{copy}.weight"
+            yield _source(shared, HfTensor(name=name, shape=(dims.vocab_size, size), tp_dim=0))
 
     def norms(self, layer: int) -> Iterator[Source]:
         """Those before attention and before the MLP or the experts."""

@@ -83,7 +83,7 @@ def _draft_model_problems(
         yield Problem(path=KEY, found=found, expected='a draft model, by speculative_method = "draft_model"', remedy=remedy)
     if described_family(drafter, str(directory)) is None:
         found = f"a drafter of model_type {drafter.get('model_type')}"
-        remedy = "Heads of several tokens (MTP) in a checkpoint are not used: trainers do not train and send them"
+        remedy = "Heads of several tokens (MTP) in a checkpoint are not used: refits do not send them"
         yield Problem(path=KEY, found=found, expected="a language model of a family that rlcore describes", remedy=remedy)
         return
     sizes = drafter.get("vocab_size"), policy.get("vocab_size")

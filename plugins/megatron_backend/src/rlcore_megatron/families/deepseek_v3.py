@@ -1,6 +1,7 @@
 """DeepSeek-V3 (arXiv:2412.19437): multi-latent attention, and experts of which some nodes' are chosen by their scores.
 
-Layers that predict further tokens (num_nextn_predict_layers) are neither trained nor exported, as by transformers.
+The layer that predicts further tokens (num_nextn_predict_layers) is neither trained nor exported, as by transformers, unless
+`mtp` of the section says so.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("first_k_dense_replace", "n_shared_experts", "moe_intermediate_size"), Count),
     "routed_scaling_factor": float,
     "rope_interleave": bool,
+    "num_nextn_predict_layers": Count,
     **dict.fromkeys(("rope_parameters", "rope_scaling"), ROPE_TYPES),
 }
 CHOSEN_FOR_A_GROUP = 2
@@ -62,6 +64,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> MegatronFamily:
             "norm_topk_prob": True,
         },
         has_correction_bias=True,
+        has_multi_token_head=True,
         rotary=("default", "linear", "llama3", "yarn"),
         window_key="sliding_window",
         derived={

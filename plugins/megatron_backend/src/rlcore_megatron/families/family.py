@@ -46,6 +46,8 @@ class MegatronFamily(Architecture):
     """Whether there are norms behind attention and MLP too, before the residual is added."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the root of the hidden size, rounded to the weights' dtype."""
+    has_multi_token_head: bool = False
+    """Whether files may have one layer more than the decoder: a head that predicts the token after the next."""
     score_width: float | None = None
     """What products of queries and keys are divided by the root of; None for the width of a head."""
     score_cap: float | None = None

@@ -14,6 +14,7 @@ TYPES: Mapping[str, Any] = {
     "attention_bias": bool,
     "routed_scaling_factor": float,
     "n_group": Positive,
+    "num_nextn_predict_layers": Count,
 }
 DEFAULTS: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
@@ -45,6 +46,7 @@ def glm4_moe(config: Mapping[str, Any]) -> MegatronFamily:
         has_qkv_biases=own["attention_bias"],
         has_qk_norms=own["use_qk_norm"],
         has_correction_bias=True,
+        has_multi_token_head=True,
         window_key="sliding_window",
         derived={
             "mlp_only_layers": list(range(own["first_k_dense_replace"])),
