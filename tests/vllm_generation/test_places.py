@@ -53,12 +53,20 @@ def test_an_engine_that_starts_while_the_others_wake_is_awake(engines: Any) -> N
 
 def test_an_engine_that_does_not_start_is_asked_for_nothing(engines: Any) -> None:
     places = Places(engines)
-    places.move(weights=False, cache=False, discard_weights=True)
     engines[1].is_dead = True
-    with pytest.raises(WorkerError, match="no device"), places.starting([0, 1], discard_weights=True):
+    with pytest.raises(WorkerError, match="no device"), places.starting([1], discard_weights=True):
         raise WorkerError("no device")
-    assert places.move(weights=True, cache=True, discard_weights=False) == {}
+    assert places.move(weights=False, cache=False, discard_weights=False).keys() == {0}
     engines[1].is_dead = False
     with places.starting([0, 1], discard_weights=True):
         """They start at last."""
     assert places.move(weights=True, cache=True, discard_weights=False).keys() == {0, 1}
+
+
+def test_an_engine_that_starts_beside_one_that_does_not_gives_way_too(engines: Any) -> None:
+    places = Places(engines)
+    engines[1].is_dead = True
+    with pytest.raises(WorkerError, match="no device"), places.starting([0, 1], discard_weights=True):
+        raise WorkerError("no device")
+    places.move(weights=False, cache=False, discard_weights=True)
+    assert engines[0].places[-1] == (False, False, True)

@@ -1,5 +1,6 @@
 """Files that both sides see, and what is left of them."""
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,25 @@ def test_only_what_has_changed_is_written(delta, tmp_path):
     assert sent[0] == whole
     assert all(bytes_of < 0.2 * whole for bytes_of in sent[1:3])
     assert sent[3] > whole / 2, "all of one bucket, which is another"
+    sender.close()
+
+
+@pytest.mark.parametrize("delta", ["off", "device"])
+def test_copies_of_other_tensors_are_given_up_on_both_sides(delta, tmp_path):
+    """As when adapters travel alone after a model that they came with."""
+    sender, receiver = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
+    copies = weakref.WeakSet()
+    for how, buckets in (("device", [tensors_of(seed, 9) for seed in range(3)]), (delta, [tensors_of(3, 2)])):
+        sender.begin(manifest_of(buckets[0]), how)
+        before = list(copies)
+        for index, tensors in enumerate(buckets):
+            received = receiver.receive(sender.put(index, tensors), specs_of(tensors))
+            assert_same(received.tensors, tensors)
+            copies.add(received.tensors[0].untyped_storage())
+    del received
+    assert len(before) == 3
+    del before
+    assert len(copies) == (delta == "device")
     sender.close()
 
 

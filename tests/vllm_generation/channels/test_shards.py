@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from attrs import evolve
 
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore_torchkit.shard_route import whole_box
@@ -20,13 +21,17 @@ REQUEST = ExportWeightsRequest(weight_version=1, dtype="float32", max_bucket_byt
 def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
     ranks = [here(), here(rank=1), here(replica=1)]
     route = shards.Route(ranks, shards.meeting_host(ranks, None), 30)
-    sender, receivers = ShardSender(0, 1, CPU), []
-    for seed, count in ((0, 4), (1, 4), (2, 2)):  # the last as adapters that travel alone
+    sender, receivers, seen, sent_bytes = ShardSender(0, 1, CPU), [], set(), []
+    # The third as adapters that travel alone; those behind it ask for changes alone, or do no more.
+    for seed, count, delta in ((0, 4, "off"), (1, 4, "off"), (2, 2, "off"), (1, 4, "device"), (1, 4, "device"), (3, 4, "off")):
         tensors = tensors_of(seed, count)
         specs = tuple(specs_of(tensors))
         held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
         export = sender.export(
-            REQUEST, specs, [*held], lambda part, held=held: {whole_box(spec): held[whole_box(spec)] for spec in part}
+            evolve(REQUEST, delta=delta),
+            specs,
+            [*held],
+            lambda part, held=held: {whole_box(spec): held[whole_box(spec)] for spec in part},
         )
         if not receivers:
             options = route.options(export.shards)
@@ -34,7 +39,9 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
             receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in ranks]
         export.shards.route = route.to(specs)
         layout = route.layout(specs, export.shards)
-        assert [*layout] == (["held"] if seed != 1 else [])
+        assert layout["delta"] == delta
+        assert ("held" in layout) == (specs not in seen)
+        seen.add(specs)
         manifest, taken = Manifest.of(export), [{} for _ in receivers]
         with ThreadPoolExecutor(4) as pool:
             sent = pool.submit(list, export.buckets)
@@ -44,9 +51,11 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
             ]
         assert sent.result() == []
         assert sum(call.result() for call in calls) % 2**64 == export.shards.digest
+        sent_bytes.append(export.shards.sent_bytes)
         for found in taken:
             assert [*found] == [spec.name for spec in specs]
             assert all(torch.equal(found[spec.name], tensor) for spec, tensor in zip(specs, tensors, strict=True))
+    assert sent_bytes[1] == sent_bytes[3] == sent_bytes[5] > 2 * sent_bytes[4]
     for one in (sender, *receivers):
         one.close()
 

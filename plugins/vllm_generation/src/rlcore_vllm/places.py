@@ -30,14 +30,17 @@ class Places:
 
     @contextmanager
     def starting(self, engines: Sequence[int], *, discard_weights: bool) -> Iterator[None]:
-        """These engines start in the block. They are brought to where the others are, and count among them unless it raises."""
+        """These engines start in the block. They are brought to where the others are, and count among them; where it raises,
+        those that have started do."""
         with self._lock:
             self._absent.update(engines)
         try:
             yield
         except BaseException:
             with self._lock, suppress(WorkerError):
-                self._moved_back(engines, discard_weights)  # some may have started
+                moves = self._moved(engines, discard_weights)
+                # Some may have started: they take up the device as the others do, until all are started anew.
+                self._absent.difference_update(engine for engine, move in moves.items() if move.exception() is None)
             raise
         with self._lock:
             moves = self._moved_back(engines, discard_weights)

@@ -37,6 +37,8 @@ class Sender(channel.Sender):
         self._specs: tuple[TensorSpec, ...] = ()
         self._last = Last(device)
         """The buckets of the refit before, as every receiver has them: each is made after this sender, and lost with it."""
+        self._series = 0
+        """Counts the refits that nothing before them is kept for, by which receivers know when to give up theirs."""
 
     def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         return [{} for _ in {rank.replica for rank in ranks}]
@@ -45,7 +47,7 @@ class Sender(channel.Sender):
         self.end()
         self.sent_bytes = 0
         if (delta, manifest.specs) != (self._delta, self._specs):
-            self._last = Last(self.device)
+            self._last, self._series = Last(self.device), self._series + 1
         self._delta, self._specs = delta, manifest.specs
         total_bytes = sum(num_bytes(spec) for spec in manifest.specs)
         try:
@@ -68,7 +70,7 @@ class Sender(channel.Sender):
             unfinished.rename(file)
         except (OSError, SafetensorError) as error:
             raise _write_error(str(file.parent), error) from error
-        return {"file": str(file), "index": index, "delta": self._delta}
+        return {"file": str(file), "index": index, "delta": self._delta, "series": self._series}
 
     def acknowledged(self, index: int) -> None:
         self._file(index).unlink()
@@ -122,7 +124,7 @@ class Last:
 class Receiver(channel.Receiver):
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
-        self._last = Last(device)
+        self._last, self._series = Last(device), 0
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
         try:
@@ -130,6 +132,8 @@ class Receiver(channel.Receiver):
         except FileNotFoundError as error:
             remedy = "Set generator.vllm.refit_directory to a folder that every machine of the run sees"
             raise RefitError(f"refit: {where['file']} is not to be seen here. {remedy}") from error
+        if (series := where.get("series", 0)) != self._series:
+            self._last, self._series = Last(self.device), series
         if where.get("delta", "off") == "off":
             return Received(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
         index, size = where["index"], packed_bytes([num_bytes(spec) for spec in specs])

@@ -55,18 +55,19 @@ class Route:
             "key": self._key,
             "num_receivers": len(self.ranks),
             "max_bucket_bytes": shards.max_bucket_bytes,
-            "delta": shards.delta,
             "timeout_s": self._timeout_s,
         }
         return [shared | {"first_rank": len(shards.held) + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
     def layout(self, specs: Sequence[TensorSpec], shards: ShardExport) -> dict[str, Any]:
-        """What a refit with these tensors begins with, in plain containers: where they come from, the first time."""
+        """What a refit with these tensors begins with, in plain containers: whether changes alone may come and, the first time,
+        where they come from."""
         name = _name(self._key, specs)
         if name in self._planned:
-            return {}
+            return {"delta": shards.delta}
         self._planned.add(name)
-        return {"held": [[[box.name, list(box.start), list(box.stop)] for box in boxes] for boxes in shards.held]}
+        held = [[[box.name, list(box.start), list(box.stop)] for box in boxes] for boxes in shards.held]
+        return {"delta": shards.delta, "held": held}
 
 
 class Receiver(channel.Receiver):
@@ -75,8 +76,8 @@ class Receiver(channel.Receiver):
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
         self._ends: dict[str, ShardEnd] = {}
-        self._kept: tuple[str, KeptParts] | None = None
-        """What has been taken last, and by which group."""
+        self._kept: tuple[tuple[str, str], KeptParts] | None = None
+        """What has been taken last, by which group, and where it is."""
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:  # noqa: ARG002
         raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")
@@ -88,7 +89,7 @@ class Receiver(channel.Receiver):
         return self._joined(specs, layout).take(
             [whole_box(spec) for spec in specs],
             lambda parts: load({spec.name: tensor for spec, _, tensor in parts}),
-            kept=self._kept_of(specs),
+            kept=self._kept_of(specs, layout["delta"]),
             weight_version=manifest.weight_version,
             only_changed=only_changed,
         )
@@ -99,13 +100,14 @@ class Receiver(channel.Receiver):
             end.close()
         self._ends = {}
 
-    def _kept_of(self, specs: Sequence[TensorSpec]) -> KeptParts | None:
+    def _kept_of(self, specs: Sequence[TensorSpec], where: str) -> KeptParts | None:
         """Copies of such tensors; those of others are given up. None where changes are not asked for."""
-        where, name = self.options["delta"], _name(self.options["key"], specs)
         if where == "off":
+            self._kept = None
             return None
-        if self._kept is None or self._kept[0] != name:
-            self._kept = name, KeptParts(self.device if where == "device" else torch.device("cpu"))
+        plan = _name(self.options["key"], specs), where
+        if self._kept is None or self._kept[0] != plan:
+            self._kept = plan, KeptParts(self.device if where == "device" else torch.device("cpu"))
         return self._kept[1]
 
     def _joined(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardEnd:

@@ -202,8 +202,10 @@ def test_engines_that_are_out_cost_nothing_when_memory_moves() -> None:
     for _ in range(3):
         assert engines.moved({0: 7, 1: died}) == {0: 7}
         assert (engines.living, len(calls.progress.texts)) == ([0], 1), "it has failed once"
-    defect = ZeroDivisionError()
-    assert engines.moved({0: defect, 1: died}) == {0: defect, 1: died}
+    # After an error of memory a generator takes no refit either: see BackendHandle.
+    for error in (ZeroDivisionError(), MemoryError()):
+        assert engines.moved({0: error, 1: died}) == {0: error, 1: died}
+        assert engines.moved({0: 7, 1: error}) == {0: 7, 1: error}
     assert engines.living == [0]
     assert engines.moved({0: died, 1: died}) == {}, "the next refit starts all of them"
 

@@ -109,7 +109,9 @@ class Engines:
         """The outcomes of moving what engines hold, without those of engines that are out, or that died in it and are so from
         now on. All of them where something else has gone wrong too."""
         failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
-        if not all(map(self.outlive, failed.values())):
+        # What lacked memory in it is neither here nor there, and nobody has started it anew.
+        are_deaths = all(isinstance(error, WorkerError) for error in failed.values())
+        if not are_deaths or not all(map(self.outlive, failed.values())):
             return dict(outcomes)
         for rank in sorted(failed.keys() & set(self.living)):
             self.take_out(rank)
