@@ -30,9 +30,10 @@ def test_children_see_their_own_devices(two_models, monkeypatch):
 
 
 def test_batch_invariance_is_vllms_own_mode_and_the_runner_whose_samples_are_recorded(two_models, monkeypatch):
-    for name in ("VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")  # left over in a shell
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     settings = evolve(engine_settings(two_models.context("shared_memory"), VllmConfig()), device="cuda")
-    assert not {"VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"} & child_environment(settings, (0,)).keys()
+    environment = child_environment(settings, (0,))
+    assert (environment["VLLM_BATCH_INVARIANT"], environment.get("VLLM_USE_V2_MODEL_RUNNER")) == ("0", None)
     environment = child_environment(evolve(settings, batch_invariant=True), (0,))
     assert (environment["VLLM_BATCH_INVARIANT"], environment["VLLM_USE_V2_MODEL_RUNNER"]) == ("1", "1")

@@ -44,9 +44,11 @@ def engine_variables(settings: EngineSettings) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR" if settings.in_process else "INFO"),
     }
+    # The option alone decides: a variable left over in a shell would slow engines down that nobody compares to the bit.
+    variables["VLLM_BATCH_INVARIANT"] = str(int(settings.batch_invariant))
     if settings.batch_invariant:
         # The other runner takes log-probabilities by kernels of its own.
-        variables |= {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+        variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     if settings.device == "cpu" or settings.has_drafter:
         # On a CPU the other runner replaces parts of torch for the whole process. On GPUs it has no drafters that are language
         # models, and gives heads no weights where the policy begins with none.
