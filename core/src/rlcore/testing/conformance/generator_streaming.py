@@ -23,7 +23,7 @@ from rlcore.testing.conformance.generator_fixtures import (
 )
 from rlcore.testing.conformance.reference import Reference, ReferencePolicy
 
-ATTEMPTS = 5
+ATTEMPTS = 20
 """A generator may be done before new weights reach it; one that always is has not taken them in flight."""
 
 
