@@ -54,7 +54,7 @@ from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.execution.ray.worker_stream import Collected
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.protocols import Backends, RefitCommand, Responses
+from rlcore.run.protocols import Backends, RefitCommand, Refitted, Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.rollout import sample_count
 from rlcore.spi import (
@@ -162,9 +162,6 @@ class LocalCalls:
 
     def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = "") -> list[Any]:
         """A stream's calls: each request is answered at once, all its samples together."""
-        if name == "stream_collect":
-            (rank,) = arguments
-            return [unpickled(*self.answers[rank].get())]
         if name == "stream_end":
             for rank in arguments:
                 self.answers[rank].put(pickled(Collected(parts=[], has_ended=True)))
@@ -176,6 +173,11 @@ class LocalCalls:
                     parts = [(numbers, self.generate(request)) for numbers, request in requests]
                     self.answers[rank].put(pickled(Collected(parts=parts, has_ended=False)))
         return [None] * len(arguments)
+
+    def outcome_beside(self, name: str, rank: int, group: str) -> Collected:
+        """What a stream's call for samples brings."""
+        collected: Collected = unpickled(*self.answers[rank].get())
+        return collected
 
     def require_progress(self, name: str, rank: int, since: float) -> None:
         """Workers that answer at once are never late."""
@@ -225,8 +227,8 @@ def received(parts: Any) -> list[RankPart]:
 class NoRoute:
     """Weights do not pass through the driver."""
 
-    def sync_weights(self, order: RefitCommand) -> None:
-        """Nothing."""
+    def sync_weights(self, order: RefitCommand) -> Refitted:
+        return Refitted()
 
 
 class StepSeconds(Progress):

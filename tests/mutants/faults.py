@@ -619,8 +619,8 @@ FAULTS = (
     Fault(
         "vLLM is not told to guess",
         "rlcore_vllm.settings",
-        "arguments |= speculative_arguments(config, device)",
-        "pass",
+        "speculative_arguments(config, device) | invariant_arguments(config, eager=eager)",
+        "invariant_arguments(config, eager=eager)",
         GUESSED,
     ),
     Fault(

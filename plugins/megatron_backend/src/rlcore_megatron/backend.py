@@ -219,6 +219,7 @@ class MegatronBackend:
 
     def export_whole(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         """All that a model's files hold: refits leave out the multi-token head."""
+        self._gather_parameters()
         exporters = [self._exporter] if self._head_exporter is None else [self._exporter, self._head_exporter]
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
 
