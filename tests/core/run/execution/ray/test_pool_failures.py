@@ -12,10 +12,11 @@ from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.execution.ray import calls
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
-from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, WorkerError
+from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, StorageError, WorkerError
 from rlcore.testing.fakes import FakeTokenizer
 
 from .conftest import Notes, ensure_ray, read_metrics, write_recipe  # type: ignore[import-not-found]
+from .stream_support import opened  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -59,6 +60,21 @@ def test_a_defect_on_one_rank_ends_the_others_and_is_named(run: Run, tmp_path: P
     assert "this is rank 1" in notes
     assert "The worker's own traceback" in notes
     assert "go_wrong" in notes
+
+
+def test_ranks_free_what_they_hold_where_the_drivers_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines have files of their own, which outlive them where their rank is only killed."""
+    asked, ask = list[str](), calls.Calls.all
+
+    def recorded(self: calls.Calls, name: str, *arguments: Any, **options: Any) -> Any:
+        answers = ask(self, name, *arguments, **options)
+        asked.append(name)
+        return answers
+
+    monkeypatch.setattr(calls.Calls, "all", recorded)
+    with pytest.raises(StorageError, match="no room"), opened(tmp_path):
+        raise StorageError("no room")
+    assert asked[-1] == "close"
 
 
 def test_an_observers_error_on_a_rank_is_its_own(run: Run) -> None:

@@ -26,7 +26,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.microbatches import model_width
-from rlcore.spi import ContractError, ModelSpec, PluginError, RankInfo, TrainerLayout, WorkerError
+from rlcore.spi import ContractError, ModelSpec, PluginError, RankInfo, StorageError, TrainerLayout, WorkerError
 
 ARRIVE_S = 120.0
 """Most seconds for Ray to start the processes."""
@@ -49,8 +49,10 @@ def open_pool(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | Non
         name = uuid4().hex
         try:
             yield _set_up(prepared, tokenizer, cluster, pools, logs, name, log_directory)
-            for calls in pools:
-                calls.close()
+            _close(pools)
+        except StorageError:
+            _close(pools)  # ranks are well, and engines among them have files of their own to remove
+            raise
         except WorkerError:
             for calls in pools:
                 calls.kill()
@@ -60,6 +62,11 @@ def open_pool(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | Non
         finally:
             for calls in pools:
                 calls.kill()
+
+
+def _close(pools: Sequence[Calls]) -> None:
+    for calls in pools:
+        calls.close()
 
 
 def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Path, pool: PoolName) -> list[Rank]:
