@@ -83,17 +83,32 @@ def parse_options(settings: list[str]) -> dict[str, Any]:
 
 
 def export_of(model: Any, weight_version: int) -> WeightExport:
-    """A transformers model's own tensors, as a trainer in the same process exports them."""
+    """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them."""
+    import torch
+
     from rlcore_torchkit.buckets import make_buckets
 
-    tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    shapes = checkpoint_tensors(model, {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()})
     specs = tuple(
         TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in tensors
+        for name, tensor in shapes
     )
     return WeightExport(
-        weight_version=weight_version, specs=specs, buckets=make_buckets(tensors, BUCKET_BYTES), persistent=True
+        weight_version=weight_version,
+        specs=specs,
+        buckets=make_buckets(checkpoint_tensors(model, own), BUCKET_BYTES),
+        persistent=own.keys() == {spec.name for spec in specs},  # tensors of all experts are cut up anew each time
     )
+
+
+def checkpoint_tensors(model: Any, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Tensors of a model's parameters as they are saved; transformers keeps those of all experts of a layer in one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for name, tensor in tensors.items():
+        for converted_name, converted in revert_weight_conversion(model, {name: tensor}).items():
+            yield converted_name, converted.contiguous()
 
 
 def refit(generator: GeneratorHandle, export: WeightExport, channel: str) -> RefitResult:

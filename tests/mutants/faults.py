@@ -394,7 +394,7 @@ FAULTS = (
     Fault(
         "what megatron's adapters have learned never arrives",
         "rlcore_megatron.export",
-        'return model.adapters.merged(item.tensor.name, share) if self._merges and hasattr(model, "adapters") else share',
+        "return share if adapters is None else adapters.merged(item.tensor.name, share)",
         "return share",
         LORA.format("megatron-transformers-merged"),
     ),
@@ -1040,5 +1040,19 @@ FAULTS = (
         "return frozenset(names) | lost_capabilities(config)",
         "return frozenset(names)",
         "tests/system/test_check.py::test_what_vllm_lacks_where_it_guesses_is_asked_of_it_in_vain",
+    ),
+    Fault(
+        "a part that is copied again is the tensor's first",
+        "rlcore_vllm.noted_copies",
+        "return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset() + self.offset)",
+        "return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset())",
+        "tests/vllm_generation/test_noted_copies.py::test_later_loads_leave_what_the_loaders_would[20]",
+    ),
+    Fault(
+        "copies go to the memory that a parameter once had",
+        "rlcore_vllm.noted_copies",
+        "if addresses != self._addresses:",
+        "if not self._addresses:",
+        "tests/vllm_generation/test_noted_copies.py::test_a_parameter_with_other_memory_is_noted_anew",
     ),
 )

@@ -37,6 +37,7 @@ class Exporter:
         self._model_chunks, self._layout, self._groups = model_chunks, layout, groups
         self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]
         self._items = self._make_items(names)
+        self._parameters = self._find_parameters()
         self._device = next(parameter.device for chunk in model_chunks for parameter in chunk.parameters())
         self.stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
@@ -153,13 +154,23 @@ class Exporter:
                 part[: share.shape[0] * share.shape[1]].view(share.shape).copy_(share)
         return flat
 
+    def _find_parameters(self) -> dict[tuple[int, str], tuple[Tensor, Any]]:
+        """The parameters that this rank holds, and the adapters that are merged into each: to look each up by its path takes as
+        long as all else that is done with one of many small experts."""
+        found = {}
+        for number, model in enumerate(self._model_chunks):
+            adapters = getattr(model, "adapters", None) if self._merges else None
+            held = {item.parameter[1] for item in self._items if item.parameter is not None and item.parameter[0] == number}
+            found |= {(number, name): (model.get_parameter(name), adapters) for name in held}
+        return found
+
     def _share(self, item: Exported) -> Tensor:
         """[groups, rows, …] of the parameter, a view, or with an adapter merged in."""
         assert item.parameter is not None
-        model_chunk, name = item.parameter
-        model, (rank, size) = self._model_chunks[model_chunk], tensor_rank_and_size(item.source, self._layout)
-        share = rows_of(model.get_parameter(name).detach(), item.source, rank, size)[item.index]
-        return model.adapters.merged(item.tensor.name, share) if self._merges and hasattr(model, "adapters") else share
+        parameter, adapters = self._parameters[item.parameter]
+        rank, size = tensor_rank_and_size(item.source, self._layout)
+        share = rows_of(parameter.detach(), item.source, rank, size)[item.index]
+        return share if adapters is None else adapters.merged(item.tensor.name, share)
 
 
 def one_after_the_other(first: WeightExport, second: WeightExport) -> WeightExport:

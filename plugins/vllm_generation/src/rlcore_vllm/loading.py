@@ -18,6 +18,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
 from rlcore_vllm.manifest import refuse
+from rlcore_vllm.noted_copies import NotedCopies
 from rlcore_vllm.versions import keeps_checkpoint_form, without_weights
 
 
@@ -34,10 +35,12 @@ class Loader:
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
         self._loaded: set[str] | None = set()
+        self._copies = NotedCopies(model)
 
     def begin(self) -> None:
         self._loaded = set()
         if self.is_direct:
+            self._copies.begin()
             return
         if self._device.type == "cpu":
             # The kernel object holds the experts packed from the old weights, and is made anew only where there is none.
@@ -54,7 +57,7 @@ class Loader:
     def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool) -> None:
         """Load named tensors; unless `stable`, their memory may be overwritten as soon as this has been executed."""
         weights = list(tensors)
-        names = self._load_weights(iter(weights))
+        names = self._load_directly(weights) if self.is_direct else self._load_weights(iter(weights))
         if names is None or self._loaded is None:
             self._loaded = None
         else:
@@ -85,6 +88,18 @@ class Loader:
         """Make the model's structure whole again, whatever mixture of weights it then holds."""
         for layer in self._model.modules():
             self._put_back(layer)
+
+    def _load_directly(self, weights: list[tuple[str, Tensor]]) -> set[str] | None:
+        """Copy what earlier loads have shown how to copy, and leave the rest to vLLM's loaders, which show it."""
+        known, others = [], []
+        for name, tensor in weights:
+            (known if self._copies.know(name, tensor) else others).append((name, tensor))
+        names = self._copies.repeat(known)
+        if not others:
+            return names
+        with self._copies.noting(others):
+            loaded = self._load_weights(iter(others))
+        return None if loaded is None else names | loaded
 
     def _put_back(self, layer: nn.Module) -> None:
         """Undo what the layerwise reload did to a layer that it has not processed."""

@@ -1,0 +1,221 @@
+"""Copies that are made again without a model's loaders leave what the loaders would."""
+
+import pytest
+import torch
+from torch import nn
+
+from rlcore_vllm.noted_copies import NotedCopies
+
+HIDDEN, HEADS, KV, INNER, EXPERTS, VOCABULARY, PADDED = 8, 8, 4, 6, 4, 11, 16
+
+
+class Model(nn.Module):
+    """Parameters that hold several tensors each, or this rank's half of one, as vLLM's do, and loaders like its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = self.made(HEADS // 2 + KV, HIDDEN)
+        self.down = self.made(HIDDEN, INNER // 2)
+        self.embedding = self.made(PADDED, HIDDEN)
+        self.w13 = self.made(EXPERTS, 2 * INNER, HIDDEN)
+        self.w2 = self.made(EXPERTS, HIDDEN, INNER)
+        self.decay = self.made(HIDDEN)
+        self.scale = self.made(HIDDEN)
+        self.norm = self.made(HIDDEN, dtype=torch.float32)
+        self.called = []
+
+    def made(self, *shape, dtype=torch.bfloat16):
+        return nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+
+    def load_weights(self, weights):
+        loaded = set()
+        for name, tensor in weights:
+            self.called.append(name)
+            if parameter := self.load(name, tensor):
+                loaded.add(parameter)
+        return loaded
+
+    def load(self, name, tensor):
+        match name.split("."):
+            case ["q"]:
+                self.qkv.data[: HEADS // 2].copy_(tensor.narrow(0, HEADS // 2, HEADS // 2))
+                return "qkv"
+            case ["kv"]:
+                first, second = tensor.chunk(2)
+                self.qkv.data[HEADS // 2 :][: KV // 2].copy_(first)
+                self.qkv.data[HEADS // 2 :][KV // 2 :].copy_(second)
+                return "qkv"
+            case ["down"]:
+                self.down.data.copy_(tensor.narrow(1, INNER // 2, INNER // 2))
+            case ["embedding"]:
+                self.embedding.data[:VOCABULARY].copy_(tensor)
+                self.embedding.data[VOCABULARY:].fill_(0)
+            case ["experts", number, "gate"]:
+                self.w13.data[int(number)][:INNER].copy_(tensor)
+                return "w13"
+            case ["experts", number, "up"]:
+                self.w13.data[int(number)][INNER:].copy_(tensor)
+                return "w13"
+            case ["experts", number, "down"]:
+                self.w2.data[int(number)].copy_(tensor)
+                return "w2"
+            case ["decay"]:
+                self.decay.data.copy_(-torch.exp(tensor.float()))
+            case ["scale"]:
+                tensor.mul_(2.0)
+                self.scale.data.copy_(tensor)
+            case ["norm"]:
+                self.norm.data.copy_(tensor)
+            case ["elsewhere"]:
+                return None
+        return name
+
+
+SHAPES = {
+    "q": (HEADS, HIDDEN),
+    "kv": (KV, HIDDEN),
+    "down": (HIDDEN, INNER),
+    "embedding": (VOCABULARY, HIDDEN),
+    "decay": (HIDDEN,),
+    "scale": (HIDDEN,),
+    "norm": (HIDDEN,),
+    "elsewhere": (3, 2),
+} | {
+    f"experts.{number}.{part}": (HIDDEN, INNER) if part == "down" else (INNER, HIDDEN)
+    for number in range(EXPERTS)
+    for part in ("gate", "up", "down")
+}
+CHANGED = {"decay", "scale"}
+"""Tensors that loaders do more with than to copy them."""
+
+
+def packed(seed):
+    """Random tensors, side by side in one buffer, as they arrive."""
+    sizes = [torch.Size(shape).numel() for shape in SHAPES.values()]
+    buffer = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return [(name, part.view(shape)) for (name, shape), part in zip(SHAPES.items(), buffer.split(sizes), strict=True)]
+
+
+def load(model, copies, weights):
+    """What Loader does; the names of parameters that got something."""
+    known = [(name, tensor) for name, tensor in weights if copies.know(name, tensor)]
+    others = [(name, tensor) for name, tensor in weights if not copies.know(name, tensor)]
+    with copies.noting(others):
+        loaded = model.load_weights(others)
+    return loaded | copies.repeat(known)
+
+
+def loaded_model(seed):
+    model = Model()
+    model.load_weights(packed(seed))
+    return model
+
+
+def assert_alike(model, expected):
+    held, wanted = dict(model.named_parameters()), dict(expected.named_parameters())
+    assert all(torch.equal(held[name], wanted[name]) for name in wanted)
+
+
+@pytest.fixture
+def noted():
+    """A model that was loaded once, and what was noted."""
+    model = Model()
+    copies = NotedCopies(model)
+    copies.begin()
+    load(model, copies, packed(0))
+    model.called.clear()
+    return model, copies
+
+
+def test_the_first_load_is_the_loaders(noted):
+    assert_alike(noted[0], loaded_model(0))
+
+
+@pytest.mark.parametrize("cut", [1, 3, 20])
+def test_later_loads_leave_what_the_loaders_would(noted, cut):
+    """In buckets that are cut elsewhere."""
+    model, copies = noted
+    weights = packed(1)
+    copies.begin()
+    names = set().union(*(load(model, copies, weights[at : at + cut]) for at in range(0, len(weights), cut)))
+    assert_alike(model, loaded_model(1))
+    assert set(model.called) == CHANGED
+    assert names == {name for name, _ in model.named_parameters()}
+
+
+def test_other_shapes_dtypes_and_layouts_go_to_the_loaders(noted):
+    _, copies = noted
+    weight = dict(packed(1))["down"]
+    assert copies.know("down", weight)
+    assert not copies.know("down", weight.float())
+    assert not copies.know("down", weight[:, :2].contiguous())
+    assert not copies.know("down", weight.T.contiguous().T)
+    assert not copies.know("unheard of", weight)
+
+
+def test_a_parameter_with_other_memory_is_noted_anew(noted):
+    model, copies = noted
+    model.w2.data = torch.zeros_like(model.w2)
+    copies.begin()
+    load(model, copies, packed(2))
+    assert_alike(model, loaded_model(2))
+    assert set(model.called) == SHAPES.keys()
+
+
+def test_a_load_that_fails_is_not_noted():
+    model = Model()
+    copies = NotedCopies(model)
+    copies.begin()
+    weights = packed(0)
+    wrong = [("q", torch.zeros(2, HIDDEN)), *weights[1:]]
+    with pytest.raises(IndexError), copies.noting(wrong):
+        model.load_weights(wrong)
+    assert not any(copies.know(name, tensor) for name, tensor in weights)
+
+
+def test_tensors_that_share_memory_are_not_noted():
+    model = Model()
+    copies = NotedCopies(model)
+    copies.begin()
+    same = torch.ones(INNER, HIDDEN, dtype=torch.bfloat16)
+    weights = [("experts.0.gate", same), ("experts.0.up", same)]
+    load(model, copies, weights)
+    assert not any(copies.know(name, tensor) for name, tensor in weights)
+
+
+def test_experts_that_vllm_moves_are_not_noted():
+    model = Model()
+    model.balanced = nn.Module()
+    model.balanced.enable_eplb = True
+    copies = NotedCopies(model)
+    copies.begin()
+    load(model, copies, packed(0))
+    assert not any(copies.know(name, tensor) for name, tensor in packed(0))
+
+
+class Peeking(Model):
+    """Looks at a value, on which a branch may depend."""
+
+    def load(self, name, tensor):
+        if name == "norm":
+            assert tensor[0].item() != 123.0
+        return super().load(name, tensor)
+
+
+class Doubling(Model):
+    """Changes a parameter in place once it is loaded."""
+
+    def load(self, name, tensor):
+        loaded = super().load(name, tensor)
+        if name == "norm":
+            self.norm.data.mul_(2.0)
+        return loaded
+
+
+@pytest.mark.parametrize("kind", [Peeking, Doubling])
+def test_what_a_loader_does_besides_makes_tensors_unknown(kind):
+    model = kind()
+    copies = NotedCopies(model)
+    copies.begin()
+    load(model, copies, packed(0))
+    assert {name for name, tensor in packed(0) if not copies.know(name, tensor)} == CHANGED | {"norm"}
