@@ -972,6 +972,13 @@ FAULTS = (
         "::test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run",
     ),
     Fault(
+        "a process lives no longer than its main thread",
+        "rlcore.descendants",
+        "if state not in ENDED or _has_living_thread(folder):",
+        "if state not in ENDED:",
+        "tests/core/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
+    ),
+    Fault(
         "what a program leaves behind outlives its evaluation",
         "rlcore.run.checkpoint_evaluation.evaluations",
         "ends_descendants=True,",
