@@ -973,6 +973,20 @@ FAULTS = (
         "::test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run",
     ),
     Fault(
+        "ranks of another layout read all of each stored tensor",
+        "rlcore_megatron.distributed_format",
+        "return is_plain and self._sizes.get((index.fqn, index.offset), item.lengths) != item.lengths",
+        "return False",
+        "tests/megatron_backend/test_distributed_format.py::test_ranks_of_another_layout_read_what_they_need_of_a_tensor",
+    ),
+    Fault(
+        "engines' copies for refits of changes are within what vLLM is given",
+        "rlcore_vllm.check",
+        "return (num_shared + sender) * model_size(dims, context.model.dtype).weights",
+        "return 0",
+        "tests/vllm_generation/test_check.py::test_copies_for_refits_of_changes_come_on_top",
+    ),
+    Fault(
         "a process lives no longer than its main thread",
         "rlcore.descendants",
         "if state not in ENDED or _has_living_thread(folder):",
