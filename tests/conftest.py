@@ -1,6 +1,7 @@
 """What tests take for granted of the process that runs them."""
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +33,20 @@ LONGEST = (
     "megatron_backend",
 )
 """Folders whose files take up to minutes each."""
+
+
+INVARIANT_MODEL = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 640,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,6 +84,24 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
         return number
 
     return count
+
+
+@pytest.fixture
+def invariant_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the checks of batch-invariant kernels are told, on a Hopper with vLLM: a Qwen3 of heads and a vocabulary that these
+    are for."""
+    from packaging.version import Version
+
+    from rlcore.spi import CheckContext, ModelSpec
+    from rlcore_torchkit import batch_invariance
+
+    monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(INVARIANT_MODEL))
+    model = ModelSpec(path=str(directory), dtype="bfloat16")
+    return CheckContext(model=model, device="cuda", world_size=1, max_sequence_length=64, channel="cuda_ipc")
 
 
 @pytest.fixture(scope="session", autouse=True)

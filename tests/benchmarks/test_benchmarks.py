@@ -296,13 +296,13 @@ def test_import_coverage(script: Script, tmp_path: Path) -> None:
 
 def test_plans_are_those_of_the_document_and_near_what_was_measured(script: Script) -> None:
     """Each row of docs/plan.md's tables, by the commands that write them; seconds within 25%, memory within 10%."""
-    import plan_tables  # type: ignore[import-not-found]
+    import measured_plans  # type: ignore[import-not-found]
 
     printed = script("plan_tables.py").splitlines()
     document = (BENCHMARKS.parent / "docs" / "plan.md").read_text().splitlines()
     assert [line for line in printed if line and line not in document] == []
-    assert len({(row.shape, row.gpus, str(row.config)) for row in plan_tables.MEASURED}) >= 6
-    for row in plan_tables.MEASURED:
+    assert len({(row.shape, row.gpus, str(row.config)) for row in measured_plans.MEASURED}) >= 6
+    for row in measured_plans.MEASURED:
         seconds, size = row.predicted()
         assert seconds == pytest.approx(row.step_s, rel=0.25), row.name
         assert row.peak_gb is None or size == pytest.approx(row.peak_gb, rel=0.10), row.name

@@ -1,9 +1,12 @@
 """Descendants in sessions of their own, and of parents that have gone."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,45 @@ def test_what_has_a_session_of_its_own_is_found_and_ended(adopting: tuple[int, i
     assert daemon in descendants(process)
     end_descendants(process)
     assert descendants(process) == set()
+
+
+THREAD_ALONE = """
+import ctypes, subprocess, threading
+def go_on():
+    child = subprocess.Popen(["sleep", "1000"])
+    print(child.pid, flush=True)
+    child.wait()
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Ends its main thread; another one has a child, tells its number, and waits for it."""
+
+
+@pytest.fixture
+def headless() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process whose main thread has ended, and its child."""
+    process = subprocess.Popen([sys.executable, "-c", THREAD_ALONE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    while Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    yield process, child
+    for number in (process.pid, child):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a main thread that ends ends the process elsewhere")
+def test_a_process_whose_main_thread_has_ended_lives_in_its_others(headless: tuple[subprocess.Popen[str], int]) -> None:
+    process, child = headless
+    assert process.poll() is None
+    assert {process.pid, child} <= descendants(os.getpid())
+    assert descendants(process.pid) == {child}
+    end_descendants(process.pid)
+    assert descendants(process.pid) == set()
+    assert process.wait() == 0, "all of its threads have ended"
+    assert process.pid not in descendants(os.getpid())
 
 
 def test_nobody_descends_from_a_process_that_is_gone() -> None:

@@ -21,6 +21,15 @@ def test_every_layout_says_its_memory_and_seconds() -> None:
         assert option.seconds["log-probabilities"] > 0
 
 
+def test_copies_of_what_is_sent_stay_wherever_the_trainer_is() -> None:
+    plain, kept = (plan(evolve(CONTEXT, delta_copies=each), Fsdp2Config()) for each in ("none", "parts"))
+    for one, other in zip(plain, kept, strict=True):
+        copies = other.memory["copies of sent weights"]
+        assert copies > 0
+        assert sum(other.memory.values()) - sum(one.memory.values()) == copies
+        assert {where: size - one.idle[where] for where, size in other.idle.items()} == dict.fromkeys(one.idle, copies)
+
+
 def test_sizes_that_the_recipe_sets_stay() -> None:
     options = plan(CONTEXT, Fsdp2Config(tensor_parallel=2))
     assert options

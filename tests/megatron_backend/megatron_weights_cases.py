@@ -15,6 +15,7 @@ import torch.distributed as dist
 from attrs import field, frozen
 from fsdp2_support import ALPHABET
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
 from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from safetensors.torch import load_file
 from torch import Tensor
@@ -241,6 +242,17 @@ def check_reads_of_copies(directory: Path, layouts: Sequence[ParallelLayout]) ->
             assert not any(parameter.isnan().any() for part in model.parts for parameter in part.parameters())
 
 
+def check_reads_of_a_conversion(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """Ranks that hold the same weights together read each element of Megatron's format once, whatever layout wrote it."""
+    for layout in layouts:
+        with opened(directory, layout, "bfloat16") as model:
+            with mock.patch.object(MCoreLoadPlanner, "commit_tensor", autospec=True) as taken:
+                conversion.load(model.parts, model.hf, model.spec, layout)
+            together = torch.tensor([sum(call.args[1].lengths.numel() for call in taken.call_args_list)])
+            dist.all_reduce(together)
+            assert int(together) == sum(tensor.numel() for tensor in in_files(directory).values())
+
+
 @contextmanager
 def reading() -> Iterator[list[int]]:
     """How many elements each slice has that is read of any file."""
@@ -293,6 +305,10 @@ def check_longer_vocabulary(directory: Path, folder: Path, layouts: Sequence[Par
         assert_equal(from_checkpoint(directory, folder, layout), expected)
 
 
+WRITES = (check_megatron_checkpoint, check_longer_vocabulary)
+"""Checks that write into a folder of their own."""
+
+
 def from_checkpoint(directory: Path, folder: Path, layout: ParallelLayout) -> dict[str, Tensor]:
     with opened(directory, layout) as model:
         load_initial(model.parts, model.hf, model.spec, MegatronConfig(checkpoint=str(folder)), layout)
@@ -330,11 +346,7 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
 
     def on(function: Callable[..., None], model: str, *names: str) -> Callable[[Path, int], None]:
         def run(root: Path, rank: int) -> None:
-            folder = (
-                ()
-                if function in (check_reads, check_reads_of_copies, check_conversion)
-                else (root / f"{function.__name__}-{model}",)
-            )
+            folder = (root / f"{function.__name__}-{model}",) if function in WRITES else ()
             function(root / model, *folder, [cases[name].layout(rank, num_ranks) for name in names])
 
         return run
@@ -347,6 +359,8 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "reads/qwen3_moe": on(check_reads, "qwen3_moe", "tp2xep2"),
             "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
             "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
+            "reads of a conversion/qwen2": on(check_reads_of_a_conversion, "qwen2", "dp2"),
+            "reads of a conversion/qwen3_moe": on(check_reads_of_a_conversion, "qwen3_moe", "dp2"),
             **{f"converted/{name}": on(check_conversion, name, "tp2xep2", "pp2xvpp2") for name in WITH_EXPERTS},
             **{f"converted/{name}": on(check_conversion, name, "tp2", "pp2xvpp2") for name in GEMMA},
             "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),

@@ -31,6 +31,7 @@ TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
 IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
+MINIBATCHES = "rlcore.run.train_step.minibatches"
 
 
 @frozen
@@ -85,30 +86,30 @@ FAULTS = (
     ),
     Fault(
         "minibatches cut groups apart",
-        LOOP,
+        MINIBATCHES,
         "return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]",
         "return [np.sort(part) for part in np.array_split(random.permutation(batch.num_sequences), num_updates)]",
         WITH_KL,
     ),
     Fault(
         "every step's minibatches are shuffled alike",
-        LOOP,
-        "random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])",
-        "random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, 1])",
+        MINIBATCHES,
+        "random = np.random.default_rng([recipe.run.seed, Stream.MINIBATCHES, step])",
+        "random = np.random.default_rng([recipe.run.seed, Stream.MINIBATCHES, 1])",
         WITH_KL,
     ),
     Fault(
         "updates without a signal are made",
-        LOOP,
+        MINIBATCHES,
         "if counted[sequences].any()",
         "if num_loss_tokens[sequences].any()",
         WITHOUT_KL,
     ),
     Fault(
         "the schedule is a step ahead",
-        LOOP,
-        "batch, planned = training.batch, (step - 1 - num_warmup_steps) * self.recipe.training.updates_per_step",
-        "batch, planned = training.batch, step * self.recipe.training.updates_per_step",
+        MINIBATCHES,
+        "batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.updates_per_step",
+        "batch, planned = training.batch, step * recipe.training.updates_per_step",
         WITH_KL,
     ),
     Fault(
@@ -970,6 +971,27 @@ FAULTS = (
         "pass",
         "tests/core/run/checkpoint_evaluation/test_evaluations.py"
         "::test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run",
+    ),
+    Fault(
+        "ranks of another layout read all of each stored tensor",
+        "rlcore_megatron.distributed_format",
+        "return is_plain and self._sizes.get((index.fqn, index.offset), item.lengths) != item.lengths",
+        "return False",
+        "tests/megatron_backend/test_distributed_format.py::test_ranks_of_another_layout_read_what_they_need_of_a_tensor",
+    ),
+    Fault(
+        "engines' copies for refits of changes are within what vLLM is given",
+        "rlcore_vllm.check",
+        "return (num_shared + sender) * model_size(dims, context.model.dtype).weights",
+        "return 0",
+        "tests/vllm_generation/test_check.py::test_copies_for_refits_of_changes_come_on_top",
+    ),
+    Fault(
+        "a process lives no longer than its main thread",
+        "rlcore.descendants",
+        "if state not in ENDED or _has_living_thread(folder):",
+        "if state not in ENDED:",
+        "tests/core/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",

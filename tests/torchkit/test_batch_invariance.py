@@ -1,6 +1,7 @@
 """Devices, models and channels that the shared kernels are not for, each with the key to change."""
 
 import json
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -11,36 +12,21 @@ from rlcore_torchkit import batch_invariance
 from rlcore_torchkit.batch_invariance import invariance_problems
 
 OPTION = "trainer.mine.batch_invariant"
-CONFIG = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 640,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-}
 
 
 @pytest.fixture
-def found(tmp_path, monkeypatch):
+def found(invariant_context, monkeypatch):
     """A function: the problems' paths and what was found, of a model with other keys, a device and a channel."""
+    directory = Path(invariant_context.model.path)
+    config = json.loads((directory / "config.json").read_text())
 
-    def find(*, version="0.26.0", capabilities=((9, 0),), device="cuda", dtype="bfloat16", channel="cuda_ipc", **changed):
+    def find(*, version="0.26.0", capabilities=((9, 0),), dtype="bfloat16", device="cuda", channel="cuda_ipc", **changed):
         monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: capabilities and list(capabilities))
         monkeypatch.setattr(batch_invariance, "installed_version", lambda name: version and Version(version))
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG | changed))
-        context = CheckContext(
-            model=ModelSpec(path=str(tmp_path), dtype=dtype),
-            device=device,
-            world_size=1,
-            max_sequence_length=64,
-            channel=channel,
-        )
-        return [(problem.path.removeprefix(f"{tmp_path}/"), problem.found) for problem in invariance_problems(OPTION, context)]
+        (directory / "config.json").write_text(json.dumps(config | changed))
+        model = evolve(invariant_context.model, dtype=dtype)
+        context = evolve(invariant_context, model=model, device=device, channel=channel)
+        return [(problem.path.removeprefix(f"{directory}/"), problem.found) for problem in invariance_problems(OPTION, context)]
 
     return find
 

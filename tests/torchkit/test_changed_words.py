@@ -42,6 +42,25 @@ def test_what_is_patched_is_what_was_encoded(num_words: int, seed: int, data: st
     assert torch.equal(found, new)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_bits_are_compared_and_not_values(dtype: torch.dtype) -> None:
+    """NaN is unlike itself, and the two zeros are alike, as values."""
+    nan = torch.full((8192,), float("nan"), dtype=dtype)
+    zeros = torch.zeros(8192, dtype=dtype)
+    old = torch.cat([nan, zeros]).view(torch.uint8)
+    same = encode(old.clone(), old)
+    assert same is not None
+    assert len(same) == 16, "no word"
+    new = old.clone()
+    new.view(dtype)[8200] = -0.0
+    new[0] ^= 1  # another NaN
+    code, found = encode(new, old), old.clone()
+    assert code is not None
+    assert len(code) < 64
+    patch(found, code)
+    assert torch.equal(found, new)
+
+
 @pytest.mark.parametrize(("share", "most"), [(0.0, 0.0001), (0.001, 0.0025), (0.01, 0.021), (0.1, 0.163), (0.5, 0.563)])
 def test_a_code_is_as_small_as_it_can_be(share: float, most: float) -> None:
     """Against the buffer; of gaps larger than two bytes too, and over several chunks."""

@@ -37,3 +37,13 @@ def test_on_its_own_device_the_copy_itself_is_given_out() -> None:
     given.fill_(5.0)
     kept.take_back({BOX: given})
     assert kept.on(CPU, SPEC, BOX) is given
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_the_host_nan_has_the_bits_that_the_device_sends() -> None:
+    kept = KeptParts(CPU)
+    part = torch.tensor([0x7F800001, 0x7FC00000, -1], dtype=torch.int64).to(torch.int32).view(torch.float32).cuda()
+    kept.put({BOX: part}, [SPEC])
+    sent = part.to(torch.bfloat16).cpu()
+    assert torch.equal(kept.tensors[BOX].view(torch.int16), sent.view(torch.int16))

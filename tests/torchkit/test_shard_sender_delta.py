@@ -132,6 +132,32 @@ def test_only_what_has_changed_travels(pair: Pair) -> None:
     assert WHOLE_BYTES < sent < WHOLE_BYTES + 200, "whole is less than a code of everything"
 
 
+def assert_same_bits(found: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    assert [*found] == [spec.name for spec in SPECS]
+    for spec in SPECS:
+        expected = weights[spec.name].contiguous().to(getattr(torch, spec.dtype))
+        assert torch.equal(found[spec.name].view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_nan_and_the_sign_of_zero_travel_by_their_bits(pair: Pair) -> None:
+    weights = weights_of(1)
+    for tensor in weights.values():
+        tensor[:8], tensor[8:16] = float("nan"), 0.0
+    (_, found), _ = pair.refit(weights, 0)
+    assert_same_bits(found, weights)
+    (_, found), sent = pair.refit(weights, 1, only_changed=True)
+    assert found == {}
+    assert sent < ONE_CHANGE, "NaN is what it was"
+    for tensor in weights.values():
+        tensor[9, 3] = -0.0
+        tensor[20, 3] = float("nan")
+    weights["b"].view(torch.int32)[3, 3] += 5  # another NaN
+    weights["b"][7, 7] = 1.0
+    (_, found), sent = pair.refit(weights, 2, only_changed=True)
+    assert_same_bits(found, weights)
+    assert sent < 2 * ONE_CHANGE
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_receiver_that_is_new_or_holds_another_version_gets_all(pair: Pair, is_new: bool) -> None:
     weights = weights_of(1)

@@ -4,8 +4,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import DeviceSpec, ModelError, PlanContext
-from rlcore_torchkit.step_costs import Layout
-from rlcore_torchkit.trainer_plan import crossing, planned_model, tokens_of, trainer_seconds
+from rlcore_torchkit.step_costs import Layout, num_parameters
+from rlcore_torchkit.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
 
 LLAMA = {
     "model_type": "llama",
@@ -61,6 +61,13 @@ def test_experts_of_families_that_are_not_described_count(key: str) -> None:
 def test_a_config_without_sizes_is_refused(model: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="hidden_size"):
         planned_model(model)
+
+
+def test_a_rank_keeps_its_share_of_the_parts_that_are_sent() -> None:
+    dims = planned_model(CONTEXT.model).dims
+    assert sent_copies(CONTEXT, dims) == sent_copies(evolve(CONTEXT, delta_copies="whole"), dims) == {}
+    (size,) = sent_copies(evolve(CONTEXT, delta_copies="parts", world_size=4), dims).values()
+    assert size == int(2 * num_parameters(dims) / 4)
 
 
 def test_tokens_are_those_of_the_step() -> None:

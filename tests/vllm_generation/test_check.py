@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note, Problem
+from rlcore.spi import CheckContext, Delta, LoraSpec, ModelSpec, Note, Problem
 from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import GIB
@@ -40,6 +40,7 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
         world_size: int = 1,
         shared: tuple[int, ...] | None = None,
         channel: str | None = None,
+        delta: Delta = "off",
         **options: Any,
     ) -> list[Problem]:
         monkeypatch.setattr(check_module, "device_memories", lambda: None if memories is None else list(memories))
@@ -54,6 +55,7 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
             (directory / "config.json").write_text(json.dumps(changed))
         context = CheckContext(
             channel=channel,
+            delta=delta,
             model=ModelSpec(path=str(directory), dtype="float32" if device == "cpu" else "bfloat16"),
             device=device,  # type: ignore[arg-type]
             world_size=world_size,
@@ -276,6 +278,27 @@ def test_log_probabilities_kept_on_the_device_count(problems: Problems) -> None:
     assert problem.path == "generator.vllm.gpu_memory_utilization"
     assert "0.6 GiB of log-probabilities (by max_num_seqs)" in problem.expected
     assert problems(device="cuda", memories=[GIB] * 2, max_num_seqs=1024 * 1024, tensor_parallel=2, devices=(0, 1)) == []
+
+
+@pytest.mark.parametrize(("channel", "copies"), [("shards", "131.4 GiB"), ("directory", "262.8 GiB")])
+def test_copies_for_refits_of_changes_come_on_top(problems: Problems, channel: str, copies: str) -> None:
+    """Of all weights for each engine and, where whole tensors travel, for their sender."""
+    large: dict[str, Any] = {"device": "cuda", "config": LARGE, "channel": channel, "gpu_memory_utilization": 0.8}
+    (problem,) = problems(delta="device", memories=[400 * GIB], **large)
+    assert problem.path == "generator.vllm.gpu_memory_utilization"
+    assert problem.found == f'0.8 of 400.0 GiB, with refit.delta = "device" over {channel}'
+    assert copies in problem.expected
+    tells_a_share = (
+        "Set it to at most 0.67, or refit.delta" if channel == "shards" else "Set it to at most 0.34, or refit.delta"
+    )
+    assert problem.remedy == f'{tells_a_share} = "host".'
+    (none_left,) = problems(delta="device", memories=[200 * GIB], **large)
+    assert none_left.remedy == 'Set refit.delta = "host".'
+    assert problems(delta="host", memories=[200 * GIB], **large) == []
+    assert problems(delta="device", memories=[1400 * GIB], **large) == []
+    shared = large | {"replicas": 2, "devices": (0,)}
+    (of_two,) = problems(delta="device", memories=[800 * GIB], **shared)
+    assert ("262.8 GiB" if channel == "shards" else "394.2 GiB") in of_two.expected
 
 
 def test_a_kv_cache_too_small_for_one_sequence(problems: Problems) -> None:

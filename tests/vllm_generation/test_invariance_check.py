@@ -1,13 +1,9 @@
 """Options beside which an engine's tokens are not the same in every batch, each with its key."""
 
-import json
-
 import pytest
 from attrs import evolve
-from packaging.version import Version
 
-from rlcore.spi import CheckContext, LoraSpec, ModelSpec
-from rlcore.testing.models import make_model
+from rlcore.spi import LoraSpec
 from rlcore_torchkit import batch_invariance
 from rlcore_torchkit.device_memory import GIB
 from rlcore_vllm import check as check_module
@@ -18,17 +14,10 @@ OPTION = "generator.vllm.batch_invariant"
 
 
 @pytest.fixture
-def context(tmp_path, monkeypatch):
-    """On a Hopper, a Qwen3 of heads and a vocabulary that the kernels are for."""
-    monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))
+def context(invariant_context, monkeypatch):
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
-    directory = make_model(tmp_path / "model", "qwen3", head_dim=128)
-    changed = json.loads((directory / "config.json").read_text()) | {"vocab_size": 128}
-    (directory / "config.json").write_text(json.dumps(changed))
-    model = ModelSpec(path=str(directory), dtype="bfloat16")
-    return CheckContext(model=model, device="cuda", world_size=1, max_sequence_length=64, channel="cuda_ipc")
+    return invariant_context
 
 
 def problems(context, **options):

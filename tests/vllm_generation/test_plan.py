@@ -36,6 +36,20 @@ def test_engines_fill_what_is_free() -> None:
     assert [option.options.get("replicas", 1) for option in apart] == [8, 4, 2, 1]
 
 
+@pytest.mark.parametrize(("kept", "number"), [("parts", 1), ("whole", 2)])
+def test_copies_for_refits_of_changes_come_on_top(kept: str, number: int) -> None:
+    """Each rank's are of all tensors, however many divide the engine."""
+    for option, with_copies in zip(
+        plan(CONTEXT, VllmConfig()), plan(evolve(CONTEXT, delta_copies=kept), VllmConfig()), strict=True
+    ):
+        copies = with_copies.memory["engine's copies of weights"]
+        assert copies == pytest.approx(number * 2 * 1.5e9, rel=0.02)
+        assert sum(with_copies.memory.values()) == pytest.approx(sum(option.memory.values()), rel=1e-6)
+        assert with_copies.idle["none"] - option.idle["none"] == copies
+        shares = [float(each.options["gpu_memory_utilization"]) for each in (option, with_copies)]
+        assert shares[0] - shares[1] == pytest.approx(copies / CONTEXT.device.memory_bytes, abs=0.011)
+
+
 def test_one_sequence_has_its_place_even_where_that_is_too_much() -> None:
     (option,) = plan(evolve(CONTEXT, free_bytes=2**30), VllmConfig(tensor_parallel=8))
     assert sum(option.memory.values()) > 2**30

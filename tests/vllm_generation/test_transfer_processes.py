@@ -137,6 +137,15 @@ def parameter_digests(replica):
     return replica.call_workers("refit_test_parameter_digests", {}).result()
 
 
+def with_special_values(tensors, nan):
+    """NaN of one kind or another and zeros of one sign or the other among the values, which are alike or unlike as values
+    and not as bits."""
+    for tensor in tensors.values():
+        tensor.view(-1)[3] = 0.0 if nan & 1 else -0.0
+        tensor.view(-1).view(torch.int32)[5] = nan
+    return tensors
+
+
 def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, weights):
     """In the form that the kernels of both ranks read; after a connection anew all parts travel again."""
     tensors, sender = weights(5), ShardSender(0, 1, CPU)
@@ -159,6 +168,7 @@ def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, 
 
     transfer = transfer_over("shards")
     for version in range(5, 8):
+        with_special_values(tensors, 0x7FC00000 + version)
         take(transfer, version)
         for tensor in tensors.values():
             chosen = torch.rand(tensor.shape, generator=generator) < 0.01
@@ -177,6 +187,7 @@ def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, 
 def test_changes_in_files_come_to_what_whole_tensors_do(replica, transfer_over, weights, tmp_path, monkeypatch):
     transfer, tensors, sent = transfer_over("directory", evolve(TWO_RANKS, refit_directory=str(tmp_path))), weights(5), []
     for version in range(5, 8):
+        with_special_values(tensors, 0x7FC00000 + version)
         replica.begin_update().result()
         transfer.send(export_of(tensors, version), "host")
         replica.end_update(version).result()

@@ -13,6 +13,8 @@ SET_CHILD_SUBREAPER = 36
 END_S = 10.0
 """Most seconds for killed processes to be gone."""
 POLL_S = 0.01
+ENDED = frozenset("ZXx")
+"""States of a process or thread that runs nothing any more."""
 
 
 def adopt_orphans() -> None:
@@ -37,13 +39,27 @@ def descendants(process: int) -> set[int]:
     children: dict[int, set[int]] = defaultdict(set)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
-            # What stands before the last parenthesis is the command's name, which may hold anything.
-            state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                children[int(parent)].add(int(folder.name))
+            state, parent = _state_and_parent(folder)
+            if state not in ENDED or _has_living_thread(folder):
+                children[parent].add(int(folder.name))
     found, looked_at = set[int](), [process]
     while looked_at:
         new = children[looked_at.pop()] - found
         found |= new
         looked_at += new
     return found
+
+
+def _has_living_thread(folder: Path) -> bool:
+    """Whether a process goes on whose main thread has ended. The system calls it a zombie then, and tells of threads apart."""
+    for thread in (folder / "task").iterdir():
+        with suppress(OSError):
+            if _state_and_parent(thread)[0] not in ENDED:
+                return True
+    return False
+
+
+def _state_and_parent(folder: Path) -> tuple[str, int]:
+    # What stands before the last parenthesis is the command's name, which may hold anything.
+    state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+    return state, int(parent)

@@ -94,6 +94,24 @@ def test_planners_are_told_the_work(recipe, monkeypatch) -> None:
     assert any("100 tokens" in line and "--mean-response" in line for line in found.assumptions)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "shared", "apart"),
+    [
+        ([], "none", "none"),
+        (["refit.delta=host"], "none", "none"),
+        (["refit.delta=device"], "whole", "parts"),
+        (["refit.delta=device", "refit.channel=directory"], "whole", "whole"),
+        (["refit.delta=device", "refit.channel=shards"], "whole", "parts"),
+    ],
+)
+def test_planners_are_told_what_refits_of_changes_keep(recipe, registry, monkeypatch, overrides, shared, apart) -> None:
+    seen: list[PlanContext] = []
+    monkeypatch.setattr(planners, "SEEN", seen.append)
+    plan_recipe(recipe, overrides, parse_devices("8xH200", None), registry=registry)
+    assert {context.delta_copies for context in seen if context.is_shared} == {shared}
+    assert {context.delta_copies for context in seen if not context.is_shared} == {apart}
+
+
 APART = ("algorithm.fake.kl_coefficient=0.1", "cluster.gpus_per_node=8", "cluster.reference_gpus_per_node=2")
 
 

@@ -4,6 +4,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from attrs import evolve
 from safetensors.torch import load_file
 
@@ -73,6 +74,23 @@ def test_only_what_has_changed_is_written(delta, tmp_path):
     assert sent[0] == whole
     assert all(bytes_of < 0.2 * whole for bytes_of in sent[1:3])
     assert sent[3] > whole / 2, "all of one bucket, which is another"
+    sender.close()
+
+
+@pytest.mark.parametrize("delta", ["device", "host"])
+def test_nan_and_the_sign_of_zero_are_written_by_their_bits(delta, tmp_path):
+    sender, receiver = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
+    tensors, sent = [torch.zeros(4096), torch.full((4096,), float("nan"), dtype=torch.bfloat16)], []
+    for version in range(3):
+        sender.begin(manifest_of(tensors), delta)
+        received = receiver.receive(sender.put(0, tensors), specs_of(tensors))
+        for found, expected in zip(received.tensors, tensors, strict=True):
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+        sent.append(sender.sent_bytes)
+        if version == 1:
+            tensors[0][7] = -0.0
+            tensors[1].view(torch.int16)[9] += 3  # another NaN
+    assert sent == [sum(tensor.nbytes for tensor in tensors), 16, 16 + 8 + 8]
     sender.close()
 
 

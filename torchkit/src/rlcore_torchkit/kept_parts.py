@@ -41,7 +41,9 @@ class KeptParts:
                 self.tensors[box].copy_(part)
 
     def put(self, parts: Mapping[Box, Tensor], specs: Iterable[TensorSpec]) -> None:
-        """Copy parts, cast to their tensors' dtypes."""
+        """Copy parts, cast to their tensors' dtypes where they are: devices differ in what NaN they cast one to, and a copy is
+        to have the bits that were sent."""
         by_name = {spec.name: spec for spec in specs}
         for box, part in parts.items():
-            self.on(self._device, by_name[box.name], box).copy_(part.detach())
+            kept = self.on(self._device, by_name[box.name], box)
+            kept.copy_(part.detach().to(kept.dtype))

@@ -6,6 +6,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.spi import ModelError, PlanContext, Problem
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.architectures.values import value_problems
@@ -51,6 +52,14 @@ def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     found.setdefault("mlp_only_layers", list(range(config.get("first_k_dense_replace") or 0)))
     found.setdefault("shared_expert_intermediate_size", (config.get("n_shared_experts") or 0) * (width or 0))
     return found
+
+
+def sent_copies(context: PlanContext, dims: ModelDims) -> dict[str, int]:
+    """Bytes of what a rank keeps of the weights that it has sent, as a part of its memory: all ranks together keep each value
+    once. Empty where nothing is kept."""
+    if context.delta_copies != "parts":
+        return {}
+    return {"copies of sent weights": int(ITEM_BYTES[context.dtype] * num_parameters(dims) / context.world_size)}
 
 
 def tokens_of(context: PlanContext, share: float = 1.0) -> Tokens:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import evolve, frozen
 
@@ -14,7 +14,7 @@ from rlcore.planner.lengths import response_lengths
 from rlcore.registry.discovery import Registry
 from rlcore.registry.selection import select
 from rlcore.run.plan.choice import build_chosen_algorithm
-from rlcore.spi import AlgorithmNeeds, ConfigError, DtypeName, ModelError, PlanContext, Problem
+from rlcore.spi import CHANNELS, AlgorithmNeeds, ConfigError, DtypeName, ModelError, PlanContext, Problem
 
 PROMPT_SHARE, RESPONSE_SHARE = 0.5, 0.5
 """Shares of the longest prompt and answer that are their means, where the mean is not told."""
@@ -80,6 +80,7 @@ def work_of(
         reference_passes=1.0 if needs.reference_logprobs and generates and not apart else 0.0,
         reference=reference,
         lora=recipe.lora,
+        delta_copies=_delta_copies(recipe) if generates else "none",
     )
     assumptions = _assumptions(recipe, context, mean_prompt, mean_response, prompt, response)
     if apart:
@@ -97,6 +98,14 @@ def work_of(
         reference_per_node=apart,
         assumptions=tuple(assumptions),
     )
+
+
+def _delta_copies(recipe: Recipe) -> Literal["none", "parts", "whole"]:
+    """Where generators have devices of their own."""
+    if recipe.refit.delta != "device":
+        return "none"
+    named = CHANNELS.get(recipe.refit.channel)
+    return "whole" if named is not None and not named.sharded else "parts"
 
 
 def _reference_per_node(recipe: Recipe, needs: AlgorithmNeeds, devices: Devices) -> int:
@@ -181,6 +190,13 @@ def _from_hub(model: ModelConfig) -> Path:
 
 def on_part(context: PlanContext, devices: Devices, per_node: int, free_bytes: float, *, is_shared: bool) -> PlanContext:
     """The context of a role that has so many devices of each machine, and so many bytes of each."""
+    copies = context.delta_copies
     return evolve(
-        context, world_size=devices.nodes * per_node, local_size=per_node, is_shared=is_shared, free_bytes=int(free_bytes)
+        context,
+        world_size=devices.nodes * per_node,
+        local_size=per_node,
+        is_shared=is_shared,
+        free_bytes=int(free_bytes),
+        # Parts travel between devices; to a generator on the trainer's own whole tensors do.
+        delta_copies="whole" if is_shared and copies == "parts" else copies,
     )

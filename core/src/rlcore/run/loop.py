@@ -16,7 +16,6 @@ from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
-from rlcore.run.data.seeds import Stream
 from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
@@ -33,11 +32,12 @@ from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.figures_of_sets import FiguresOfSets
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.metrics import training_metrics
+from rlcore.run.train_step.minibatches import minibatches_of
 from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.reference import Reference
 from rlcore.run.train_step.rescoring import rescored
-from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.arrays import Float32Array
 
 ResultT = TypeVar("ResultT")
 
@@ -232,7 +232,7 @@ class Loop:
         if reason is None and not training.batch.loss_mask.any():
             reason = "no token takes part in the loss"
         if reason is None:
-            minibatches = self._minibatches(training, step)
+            minibatches = minibatches_of(training, self.recipe, step)
             reason = None if minibatches else "no sequence that takes part in the loss has a signal"
         if reason is not None:
             self._without_signal(reason, step)
@@ -296,19 +296,6 @@ class Loop:
             raise spi.RewardError(f"{message}. {remedy}")
         self.progress.note(f"{message}; no update was made")
 
-    def _minibatches(self, training: spi.TrainingBatch, step: int) -> list[Minibatch]:
-        """Return the step's minibatches, without those that have no signal: AdamW would move the weights all the same, by its
-        moments and its decay."""
-        num_warmup_steps = 0 if self.recipe.critic is None else self.recipe.critic.warmup_steps
-        batch, planned = training.batch, (step - 1 - num_warmup_steps) * self.recipe.training.updates_per_step
-        num_loss_tokens = batch.loss_lengths
-        counted = num_loss_tokens if training.has_signal is None else num_loss_tokens * training.has_signal
-        return [
-            Minibatch.of(batch, sequences, num_loss_tokens, planned + number)
-            for number, sequences in enumerate(self._sequences(batch, step))
-            if counted[sequences].any()
-        ]
-
     def _with_logprobs(self, minibatches: Sequence[Minibatch], loss: spi.LossSpec) -> list[tuple[Minibatch, spi.LossSpec]]:
         """Each minibatch and the loss on it, with the trainer's log-probabilities that the algorithm needs."""
         needs, version = self.algorithm.needs, self.position.weight_version
@@ -344,20 +331,6 @@ class Loop:
         if self.reference_store is None:
             return compute(np.arange(batch.num_sequences))
         return self.reference_store.logprobs(batch, compute)
-
-    def _sequences(self, batch: spi.TokenBatch, step: int) -> list[Int64Array]:
-        """The sequences of each update: whole groups, shuffled where there are several updates."""
-        num_updates = self.recipe.training.updates_per_step
-        if num_updates == 1:
-            return [np.arange(batch.num_sequences)]
-        groups = batch.sequence_columns.get(spi.GROUP_IDS)
-        if groups is None:
-            raise spi.ContractError(
-                f"the training batch lacks the sequence column {spi.GROUP_IDS}; expected the rollouts' columns kept"
-            )
-        random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])
-        order = random.permutation(np.unique(groups))
-        return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
         """Wake the generator and sync its weights. Interrupts are deferred: half-moved memory cannot be saved."""

@@ -7,6 +7,7 @@ from attrs import field, frozen
 
 from rlcore.spi.lora import LoraSpec
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
+from rlcore.spi.shards import Delta
 from rlcore.spi.weights import DtypeName, Head
 
 
@@ -154,6 +155,8 @@ class CheckContext:
     with the same options; the trainer's check is called for each of the two."""
     channel: str | None = None
     """How weights will travel; None where nothing generates."""
+    delta: Delta = "off"
+    """RefitRequest.delta or, of a sharded channel, ExportWeightsRequest.delta, as it will be."""
     generator_devices: tuple[int, ...] | None = None
     """GeneratorContext.devices, as they will be on a node's first rank."""
     replays_routing: bool = False

@@ -1,7 +1,7 @@
 """What `rlcore plan` asks trainers and generators, and what they answer: the layouts that they could have, estimated."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -65,6 +65,9 @@ class PlanContext:
     reference: Mapping[str, Any] | None = None
     """The content of the reference's config.json; None where there is none on these devices."""
     lora: LoraSpec | None = None
+    delta_copies: Literal["none", "parts", "whole"] = "none"
+    """What a refit of changes alone has kept on devices. "parts": each rank of the trainer keeps those that it sends. "whole":
+    the process that hosts a generator keeps all tensors. With both, each rank of the generator keeps all tensors too."""
 
 
 @frozen(kw_only=True)

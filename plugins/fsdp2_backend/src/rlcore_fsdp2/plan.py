@@ -16,7 +16,7 @@ from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.step_costs import Layout, layer_parameters, num_microbatches, num_parameters
-from rlcore_torchkit.trainer_plan import crossing, planned_model, tokens_of, trainer_seconds
+from rlcore_torchkit.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
 
 SIZES = ("tensor_parallel", "context_parallel", "expert_parallel")
 """Sizes that a plan varies, unless the recipe sets them above 1."""
@@ -69,7 +69,8 @@ def _option(
     context: PlanContext, dims: ModelDims, reference: ModelDims | None, given: Fsdp2Config, config: Fsdp2Config
 ) -> PlanOption:
     layout = _layout(context, config)
-    memory = memory_of(context, dims, reference, config)
+    memory, copies = memory_of(context, dims, reference, config), sent_copies(context, dims)
+    kept = sum(copies.values())
     changed = {name: getattr(config, name) for name in (*SIZES, "activation_checkpointing", "reduce_every_microbatch")}
     weights, state = memory["weights"], memory["optimizer state"]
     seconds = trainer_seconds(
@@ -88,8 +89,8 @@ def _option(
         seconds["training"] += 0.5 * reduced / rate * max(steps - 1, 0) * context.updates
     return PlanOption(
         options={name: value for name, value in changed.items() if value != getattr(given, name)},
-        memory=memory,
-        idle={"none": weights + state, "state": weights, "all": 0},
+        memory=memory | copies,
+        idle={"none": weights + state + kept, "state": weights + kept, "all": kept},
         seconds=seconds,
         assumptions=("fsdp2 hides the gathering of weights behind computation of the same microbatch.",),
     )

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,24 @@ from megatron.core.dist_checkpointing.strategies import torch as strategies
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import checkpoint
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import (
     CheckpointException,
     DefaultSavePlanner,
     FileSystemReader,
     FileSystemWriter,
+    LoadPlan,
+    LoadPlanner,
     Metadata,
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.futures import Future
 
 from rlcore.spi import CheckpointError
 from rlcore_megatron.optimizer_shards import CONTENT
@@ -69,14 +78,56 @@ def read(directory: Path, tensors: Sequence[ShardedTensor], metadata: Metadata) 
 
 class _Reader(FileSystemReader):
     """Reads the tensors of a checkpoint whose description is known: each rank that opens it for itself costs the storage one
-    more read of a file that grows with the ranks, and runs what the pickle says."""
+    more read of a file that grows with the ranks, and runs what the pickle says.
+
+    Of a stored tensor that it needs a part of, it reads from that part's first element to its last. torch reads all of it, and
+    so would each of the ranks that share a tensor, where another layout has written it whole.
+    """
 
     def __init__(self, directory: Path, metadata: Metadata) -> None:
         super().__init__(directory)
         self._known = metadata
+        self._sizes = {
+            (name, chunk.offsets): chunk.sizes
+            for name, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+            for chunk in entry.chunks
+        }
+        self._unread = FakeTensorMode()
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         return self._known
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        parts = [item for item in plan.items if self._is_part(item)]
+        done = super().read_data(replace(plan, items=[item for item in plan.items if not self._is_part(item)]), planner)
+        by_file: dict[str, list[ReadItem]] = defaultdict(list)
+        for item in parts:
+            by_file[self.storage_data[item.storage_index].relative_path].append(item)
+        for path, items in by_file.items():
+            with self.fs.create_stream(self.fs.concat_path(self.path, path), "rb") as stream:
+                for item in items:
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(self._part(stream, item))
+                    planner.commit_tensor(item, target)
+        return done
+
+    def _is_part(self, item: ReadItem) -> bool:
+        index = item.storage_index
+        is_plain = not self.storage_data[index].transform_descriptors
+        return is_plain and self._sizes.get((index.fqn, index.offset), item.lengths) != item.lengths
+
+    def _part(self, stream: Any, item: ReadItem) -> Tensor:
+        stored = self.storage_data[item.storage_index]
+        with self._unread:
+            whole = torch.load(self._slice_file(stream, stored), map_location="cpu", weights_only=True)
+        part = narrow_tensor_by_index(whole, item.storage_offsets, item.lengths)
+        span = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True)) + 1
+        found = torch.empty(span, dtype=part.dtype)
+        stream.seek(stored.offset + whole.untyped_storage()._checkpoint_offset + part.storage_offset() * part.itemsize)
+        if stream.readinto(found.view(torch.uint8).numpy()) != found.nbytes:
+            raise CheckpointError(f"{stored.relative_path} ends within {item.storage_index.fqn}; take another checkpoint")
+        return found.as_strided(part.shape, part.stride())
 
 
 @contextmanager

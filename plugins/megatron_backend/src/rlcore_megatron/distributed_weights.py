@@ -5,16 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rlcore.spi import Problem
 from rlcore_megatron import distributed_format
 from rlcore_megatron.checkpoint_check import read_metadata, require_seen
 from rlcore_megatron.optimizer_shards import CONTENT
+from rlcore_megatron.parallel import holders_of, share
 from rlcore_megatron.weight_source import EMBEDDING
 from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.safetensors_files import raise_model_problems
@@ -32,11 +35,12 @@ _OTHER_NAMES = (
 
 def write(directory: Path, model_chunks: Sequence[Any]) -> None:
     """Together with all other ranks, into an empty directory. StorageError on every rank where that fails on one."""
-    distributed_format.write(directory, list(_tensors(model_chunks, "", CONTENT)))
+    distributed_format.write(directory, [tensor for _, tensor in _tensors(model_chunks, "", CONTENT)])
 
 
 def read(directory: Path, model_chunks: Sequence[Any]) -> None:
-    """Fill every parameter, together with all other ranks, from what any layout wrote: our own or Megatron-LM.
+    """Fill every parameter, together with all other ranks, from what any layout wrote: our own or Megatron-LM. Of the ranks
+    that hold the same of a parameter one reads it.
 
     What else the checkpoint holds (an optimizer, arguments) is not looked at. ModelError on every rank where it lacks
     something; CheckpointError where its files are incomplete or damaged.
@@ -50,9 +54,11 @@ def read(directory: Path, model_chunks: Sequence[Any]) -> None:
         "singleton_local_shards": any(name.endswith(".linear_fc1.weight_w") for name in stored),
         "non_homogeneous_layers": any(_NUMBERED.search(name) for name in stored),
     }
-    tensors = [_renamed(tensor, stored) for tensor in _tensors(model_chunks, prefix, content)]
-    together(lambda: _check(str(directory), tensors, stored))
-    distributed_format.read(directory, tensors, metadata)
+    held = [(parameter, _renamed(tensor, stored)) for parameter, tensor in _tensors(model_chunks, prefix, content)]
+    together(lambda: _check(str(directory), [tensor for _, tensor in held], stored))
+    mine = [tensor for parameter, tensor in held if dist.get_rank(holders_of(parameter)) == 0]
+    distributed_format.read(directory, mine, metadata)
+    share({id(parameter): parameter for parameter, _ in held}.values())
 
 
 def stored_shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
@@ -61,15 +67,16 @@ def stored_shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
-def _tensors(model_chunks: Sequence[Any], prefix: str, content: Mapping[str, bool]) -> Iterator[ShardedTensor]:
-    """All that the model chunks hold, as views of the parameters."""
+def _tensors(model_chunks: Sequence[Any], prefix: str, content: Mapping[str, bool]) -> Iterator[tuple[Tensor, ShardedTensor]]:
+    """All that the model chunks hold: each parameter with views of it, one after another."""
     for model_chunk in model_chunks:
         state, _ = extract_sharded_tensors_and_factories(model_chunk.sharded_state_dict(prefix=prefix, metadata=dict(content)))
         for entry in nested_values(state):
+            parameter = entry.data
             built = nested_values({"": entry.build()}) if isinstance(entry, ShardedTensorFactory) else [entry]
             for tensor in built:
                 tensor.data = tensor.data.detach()
-                yield tensor
+                yield parameter, tensor
 
 
 def _renamed(tensor: ShardedTensor, stored: Mapping[str, tuple[int, ...]]) -> ShardedTensor:

@@ -1,6 +1,6 @@
 """This rank's part of the weights, read from a Hugging Face model's files and nothing else of them."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +12,7 @@ from rlcore.spi import Head, ModelError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.models import may_lack_value_head
-from rlcore_megatron.parallel import holders_of
+from rlcore_megatron.parallel import holders_of, share
 from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import SHARED, Names
 from rlcore_megatron.weight_source import HfTensor, Source, Stack
@@ -36,7 +36,7 @@ def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Paral
         absent = {VALUE_HEAD_WEIGHT} if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(hf) else set[str]()
         expected = [tensor for tensor in names.order if tensor.name not in absent]
         together(lambda: _fill_all(held, expected, absent, files, layout))
-    _share(parameter for parameter, _ in held)
+    share(parameter for parameter, _ in held)
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def load_multi_token_head(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec,
         together(lambda: _fill_all(own, expected, (), files, layout))
         shared = [each for each in held if each[1].parameter in SHARED and each[1].tensors[0].name in files]
         together(lambda: files.raise_problems([problem for each in shared for problem in _copy_problems(*each, files, layout)]))
-    _share(parameter for parameter, _ in own)
+    share(parameter for parameter, _ in own)
 
 
 def _held(model_chunks: Sequence[Any], names: Names, layout: ParallelLayout) -> list[tuple[Tensor, Source]]:
@@ -66,14 +66,6 @@ def _held(model_chunks: Sequence[Any], names: Names, layout: ParallelLayout) -> 
         for model_chunk in model_chunks
         for name, source in names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert).items()
     ]
-
-
-def _share(parameters: Iterable[Tensor]) -> None:
-    """Give all ranks that hold the same of a parameter what the first of them has read."""
-    for parameter in parameters:
-        holders = holders_of(parameter)
-        if dist.get_world_size(holders) > 1:
-            dist.broadcast(parameter.data, group=holders, group_src=0)
 
 
 def _fill_all(

@@ -1,6 +1,6 @@
 """Megatron's process groups, which are global to a process: made for the first trainer in it and destroyed with the last."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch.distributed as dist
 from attrs import frozen
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
 from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import ContractError, RankInfo
@@ -117,6 +118,14 @@ def holders_of(parameter: Any) -> dist.ProcessGroup:
     if getattr(parameter, "allreduce", True):
         return state.get_data_parallel_group(with_context_parallel=True)
     return state.get_expert_data_parallel_group()
+
+
+def share(parameters: Iterable[Tensor]) -> None:
+    """Give all ranks that hold the same of a parameter what the first of them has read."""
+    for parameter in parameters:
+        holders = holders_of(parameter)
+        if dist.get_world_size(holders) > 1:
+            dist.broadcast(parameter.data, group=holders, group_src=0)
 
 
 def is_last_stage() -> bool:

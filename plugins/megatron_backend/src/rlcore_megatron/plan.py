@@ -12,7 +12,7 @@ from rlcore_megatron.families.registry import FAMILIES
 from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems
 from rlcore_megatron.memory import Estimate, Workload, adapter_parameters, estimate
 from rlcore_torchkit.step_costs import Layout
-from rlcore_torchkit.trainer_plan import PlannedModel, crossing, planned_model, trainer_seconds
+from rlcore_torchkit.trainer_plan import PlannedModel, crossing, planned_model, sent_copies, trainer_seconds
 
 MOST = 16
 """Most context ranks, and most stages, that a plan looks at."""
@@ -65,7 +65,8 @@ def _option(
     config: MegatronConfig,
     load: Workload,
 ) -> PlanOption:
-    found = estimate(model.dims, config, load)
+    found, copies = estimate(model.dims, config, load), sent_copies(context, model.dims)
+    kept = sum(copies.values())
     changed = {name: getattr(config, name) for name in (*AUTO_SIZES, "recompute")}
     seconds = trainer_seconds(
         context,
@@ -78,8 +79,8 @@ def _option(
     )
     return PlanOption(
         options={name: value for name, value in changed.items() if value != getattr(given, name)},
-        memory=_memory(found),
-        idle={"none": found.weights + found.optimizer, "state": found.weights, "all": 0},
+        memory=_memory(found) | copies,
+        idle={"none": found.weights + found.optimizer + kept, "state": found.weights + kept, "all": kept},
         seconds=seconds,
         assumptions=("megatron computes its layers by TransformerEngine, unless the recipe says otherwise or has adapters.",),
     )

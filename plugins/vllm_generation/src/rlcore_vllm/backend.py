@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
-from rlcore_vllm.background_restart import BackgroundRestart
+from rlcore_vllm.background_restart import BackgroundRestart, Restart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
@@ -122,7 +122,7 @@ class VllmBackend:
                 drafts = _await(replica.end_update(request.weight_version) for replica in self._replicas)
             except BaseException:
                 # What a half-loaded model computes cannot be told from right results.
-                self._restart(range(len(self._replicas)))
+                self._claimed(range(len(self._replicas)))()
                 raise
             self._version = request.weight_version
             self._mirrors.push()
@@ -155,7 +155,7 @@ class VllmBackend:
         if self._in_background.is_under_way:
             for replica in self._replicas:
                 replica.give_up()
-        self._in_background.join()
+        self._in_background.end()
         self._version = NO_WEIGHTS
         self._transfer.close()
         self._mirrors.close()
@@ -180,14 +180,14 @@ class VllmBackend:
         """Start engines that failed anew, unless another call has seen to that since; in the background, but for one in this
         very process."""
 
-        def restart() -> None:
-            self._restart(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
+        def claim() -> Restart:
+            return self._claimed(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
 
         if any(self._replicas[engine].is_local for engine in failed):
             with self._changing:
-                restart()
+                claim()()
         elif failed:
-            self._in_background.begin(restart)
+            self._in_background.begin(claim)
 
     def _check_version(self, expected: int) -> None:
         if self._version == NO_WEIGHTS or expected != self._version:
@@ -210,21 +210,31 @@ class VllmBackend:
     def _make_transfer(self) -> Transfer:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
 
+    def _claimed(self, indices: Sequence[int]) -> Restart:
+        """What starts engines anew. From now on nobody else does, no move asks them for anything, and none of the generator's
+        weights count until the next refit, which reaches all of them."""
+        if indices:
+            self._version = NO_WEIGHTS
+            if self._context.channel is not None:
+                # Before they are counted: a call that knows the new numbers must not find these engines dead.
+                self._places.leave(indices)
+                for index in indices:
+                    self._num_starts[index] += 1
+        return partial(self._restart, indices)
+
     def _restart(self, indices: Sequence[int]) -> None:
-        """Start engines anew; none of the generator's weights count until the next refit, which reaches all of them."""
         if not indices:
             return
-        self._version = NO_WEIGHTS
-        self._transfer.close()
         if self._context.channel is None:
+            self._transfer.close()
             return  # nobody would refit them: what they serve ends
-        for index in indices:
-            self._num_starts[index] += 1
         replicas = [self._replicas[index] for index in indices]
         # Weights of a drafter are to be kept: no refit brings them.
         with self._places.starting(indices, discard_weights=self._config.speculative_model is None):
+            # Also where they do not start, nothing is sent by one that is closed.
+            closed, self._transfer = self._transfer, self._make_transfer()
+            closed.close()
             _start(replicas, methodcaller("restart"))
-        self._transfer = self._make_transfer()
 
 
 def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:

@@ -312,6 +312,7 @@ def memory_problems(
         return
     num_shared = engines_per_device(config)
     total = min(memories[device] for device in devices)
+    copies = copies_bytes(dims, context, num_shared)
     given = total * config.gpu_memory_utilization / num_shared
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
     records = config.tensor_parallel == 1 and not context.replays_routing
@@ -328,6 +329,25 @@ def memory_problems(
             f"{longest} tokens and {gib(recorded)} of log-probabilities (by max_num_seqs), besides activations",
             f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
         )
+
+    elif copies and copies + num_shared * given > total:
+        share = math.floor(100 * (total - copies) / total) / 100
+        remedy = f"Set it to at most {share:g}, or refit.delta" if share * total >= needed * num_shared else "Set refit.delta"
+        yield _problem(
+            "gpu_memory_utilization",
+            f'{config.gpu_memory_utilization} of {gib(total)}, with refit.delta = "device" over {context.channel}',
+            f"what leaves room for copies of weights: {gib(copies)} of a device, which vLLM does not count",
+            f'{remedy} = "host".',
+        )
+
+
+def copies_bytes(dims: ModelDims, context: CheckContext, num_shared: int) -> int:
+    """Bytes of the copies of all weights that a device of `num_shared` engines keeps for refits of changes alone: a rank's of
+    each engine and, where whole tensors travel, the sender's."""
+    if context.delta != "device" or context.channel is None:
+        return 0
+    sender = 0 if CHANNELS[context.channel].sharded else 1
+    return (num_shared + sender) * model_size(dims, context.model.dtype).weights
 
 
 def _rounded_up(value: float) -> str:

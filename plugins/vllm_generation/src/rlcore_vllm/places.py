@@ -28,12 +28,16 @@ class Places:
             there = [engine for engine in range(len(self._replicas)) if engine not in self._absent]
             return self._moved(there, discard_weights)
 
+    def leave(self, engines: Sequence[int]) -> None:
+        """No move asks these engines for anything until they have started."""
+        with self._lock:
+            self._absent.update(engines)
+
     @contextmanager
     def starting(self, engines: Sequence[int], *, discard_weights: bool) -> Iterator[None]:
         """These engines start in the block. They are brought to where the others are, and count among them; where it raises,
         those that have started do."""
-        with self._lock:
-            self._absent.update(engines)
+        self.leave(engines)
         try:
             yield
         except BaseException:

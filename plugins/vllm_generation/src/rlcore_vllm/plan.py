@@ -97,8 +97,8 @@ def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterato
 
 def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
     engine = Engine.of(dims, context.dtype, ranks, config)
-    memory = _memory(context, engine, config)
-    share = min(LARGEST_SHARE, int(100 * context.free_bytes / context.device.memory_bytes) / 100)
+    memory, copies = _memory(context, engine, config), refit_copies(context, dims)
+    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes) / 100)
     options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
     if not context.is_shared:
         options["replicas"] = context.local_size // ranks
@@ -106,7 +106,7 @@ def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: in
         options={name: value for name, value in options.items() if value != getattr(config, name)},
         num_devices=ranks,
         memory=memory,
-        idle={"none": ASLEEP_BYTES},
+        idle={"none": ASLEEP_BYTES + copies},
         seconds={
             "generation": generation_seconds(context, engine, config, memory["KV cache"]),
             "refit": refit_seconds(dims, context.device, is_separate=not context.is_shared, gathers=context.world_size > 1),
@@ -124,9 +124,18 @@ def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[st
     width = 4 * dims.hidden_size + 3 * max(dims.intermediate_size, dims.moe_intermediate_size) / engine.ranks
     step = config.max_num_batched_tokens * width * ITEM_BYTES[context.dtype] + 4 * sequences * dims.vocab_size
     reserve = GRAPHS_BYTES + step + recorder_bytes(config.max_num_seqs, context.max_sequence_length)
-    least = engine.kv_per_token * context.max_sequence_length
-    cache = max(least, context.free_bytes - engine.weights - reserve)
-    return {"engine's weights": int(engine.weights), "KV cache": int(cache), "engine's reserve": int(reserve)}
+    least, copies = engine.kv_per_token * context.max_sequence_length, refit_copies(context, dims)
+    cache = max(least, context.free_bytes - copies - engine.weights - reserve)
+    parts = {"engine's weights": int(engine.weights), "KV cache": int(cache), "engine's reserve": int(reserve)}
+    return parts | ({"engine's copies of weights": copies} if copies else {})
+
+
+def refit_copies(context: PlanContext, dims: ModelDims) -> int:
+    """Bytes of the copies to which the changes of the next refit are relative, on the fullest device of an engine: each rank's,
+    of all tensors, and those of the process that hosts the generator, which are on one of its devices. They are no part of
+    what vLLM is given."""
+    copies = {"none": 0, "parts": 1, "whole": 2}[context.delta_copies]
+    return int(copies * num_parameters(dims) * ITEM_BYTES[context.dtype])
 
 
 def generation_seconds(context: PlanContext, engine: Engine, config: VllmConfig, cache_bytes: float) -> float:

@@ -51,6 +51,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         head=needs.head,
         critic=plan.critic,
         channel=plan.channel,
+        delta=recipe.refit.delta,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
         corrects_staleness=needs.corrects_staleness or needs.source != "rollouts",
