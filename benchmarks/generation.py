@@ -11,6 +11,9 @@ has its own seed, and the result is arrays of tokens, log-probabilities and weig
 arguments that rlcore starts its engine with, and `plain, defaults` with vLLM's own for CUDA graphs; its outputs are left as the
 objects that it returns. Ratios are to `plain` with log-probabilities.
 
+Rows of `2 devices`, which have to be named, are one engine over both (`tensor_parallel = 2`): with log-probabilities in a table
+on one of them, and, by the `host`, with those that vLLM sends there with every step. They leave NVLink multicast off.
+
 In rows of a `stream` the same samples are asked for one by one and come back as they end, checked and with their texts: the
 way of a run's episodes. In the others one call returns them all.
 
@@ -58,12 +61,16 @@ ROWS = (
     "1 replica, in process, stream",
     "2 replicas",
     "4 replicas",
+    "1 replica, 2 devices",
+    "1 replica, 2 devices, host",
 )
 PLAIN = {"no logprobs": (False, False), "logprobs": (True, False), "logprobs, seeds": (True, True)}
 """Variants of the baseline: log-probabilities, per-sample seeds."""
 WARM_UP = 99
 MEMORY = {"cpu": {}, "cuda": {"gpu_memory_utilization": 0.8}}
 """Nothing else needs the device."""
+WITHOUT_MULTICAST = {"compilation_config": {"pass_config": {"fuse_allreduce_rms": False}}}
+"""Arguments of vLLM: its fused all-reduce takes multicast, and hangs where fabric and driver disagree about it."""
 
 
 @frozen(kw_only=True)
@@ -120,6 +127,8 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
     channel = "in_process" if "in process" in how else "cuda_ipc" if work.device == "cuda" else "shared_memory"
     write_config(directory, work.shape, work.dtype)
     settings = {"replicas": replicas, "max_num_seqs": -(-work.num_samples // replicas), **MEMORY[work.device], **options}
+    if "2 devices" in how:
+        settings |= over_two_devices(work.device, by_the_host="host" in how, engine=options.get("engine", {}))
     start = time.perf_counter()
     generator = make_generator("vllm", directory, work.device, work.dtype, channel, work.max_length, settings)
     start_s = time.perf_counter() - start
@@ -163,6 +172,20 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
     rates = {"logprobs, seeds": tokens_per_second(work, stream if "stream" in how else generate)}
     generator.close(CloseRequest())
     return {"rates": rates, "start_s": start_s}
+
+
+def over_two_devices(device: str, *, by_the_host: bool, engine: dict[str, Any]) -> dict[str, Any]:
+    """Options of `[generator.vllm]` for one engine over both, beside vLLM's own arguments `engine`; its ranks inherit variables
+    that are set here."""
+    own: dict[str, Any] = {}
+    if by_the_host:
+        own["worker_extension_cls"] = "without_recorder.WithoutRecorder"
+        folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    if device == "cpu":
+        return {"tensor_parallel": 2, "engine": {**own, **engine}}
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
+    return {"tensor_parallel": 2, "devices": [0, 1], "engine": {**WITHOUT_MULTICAST, **own, **engine}}
 
 
 def measure_plain(row: str, work: Work, directory: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +256,7 @@ def report(found: dict[str, dict[str, Any]], work: Work) -> None:
 
 def main() -> None:
     parser = row_parser(__doc__, 300.0, settings=True)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[row for row in ROWS if "2 devices" not in row])
     parser.add_argument("--shape", default="1.5b")
     parser.add_argument("--repeats", type=int, default=1, help="generations that each figure is the median of")
     arguments = parser.parse_args()

@@ -632,6 +632,20 @@ FAULTS = (
         "tests/vllm_generation/test_whole_guesses.py::test_what_is_not_guessed_is_the_last_token_again_and_counts_where_the_prompt_is_through",
     ),
     Fault(
+        "a rank learns who is expected once their slots may have changed hands",
+        "rlcore_vllm.rank_recorders",
+        "self._told.append(self._call(wait=False))",
+        "pass",
+        "tests/vllm_generation/test_rank_recorders.py::test_every_token_keeps_its_own_logprob",
+    ),
+    Fault(
+        "one recorder hides the sampler's arguments from the other",
+        "rlcore_vllm.recorder",
+        "@wraps(sampler.sample)",
+        "@wraps(function)",
+        "tests/vllm_generation/test_recorder.py::test_masks_are_noted_beside_log_probabilities",
+    ),
+    Fault(
         "guesses on a CPU are judged by memory that nothing was written to",
         "rlcore_vllm.environment",
         "versions.judge_guesses_on_cpu()",

@@ -15,14 +15,12 @@ REACHES = {
     "vllm_generation/test_backend_start_order.py": {"_start"},
     "vllm_generation/test_child.py": {"_connects"},
     "vllm_generation/test_process.py": {"_child", "_collector", "_config", "_end", "_replicas"},
-    "vllm_generation/test_recorder.py": {"_remove_request"},
     "vllm_generation/test_transfer_gpu.py": {"_child"},
     "vllm_generation/test_transfer_processes.py": {"_child"},
 }
 """What is still reached into. On Ray, the checks before a worker's first call. In the embedded generator, the cache that it
 keeps from one generation to the next. In vLLM, the process behind a replica, which tests kill, stop and make slow, the engine
-in it, which they make fail, what waits between its threads, and a method of vLLM's runner that the recorder wraps. No caller
-has a use for any of these."""
+in it, which they make fail, and what waits between its threads. No caller has a use for any of these."""
 
 
 def is_private(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Log-probabilities recorded beside a model runner: through preemption, chunked prefill and slots that change hands."""
 
-from types import SimpleNamespace
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,89 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from vllm_recorded import POSITIONS, SLOTS, TABLE_BYTES, VOCABULARY, Runner, assert_every_token_keeps_its_own
+
 from rlcore_vllm import versions
 from rlcore_vllm.memory import recorder_bytes
 from rlcore_vllm.recorder import Sampled, logprobs_of, most_bytes, record
-
-VOCABULARY = 11
-SLOTS = 3
-POSITIONS = 40
-
-
-TABLE_BYTES = (SLOTS + 1) * POSITIONS * 4
-
-
-class Runner:
-    """The parts of vLLM's model runner V2 that the recorder touches."""
-
-    def __init__(self) -> None:
-        self.max_num_reqs, self.max_model_len, self.device = SLOTS, POSITIONS, torch.device("cpu")
-        self.req_states = SimpleNamespace(req_id_to_index={}, prefill_len=SimpleNamespace(np=np.zeros(SLOTS, np.int64)))
-        self.sampler = SimpleNamespace(sample=self.sample)
-
-    def sample(self, logits, expanded_idx_mapping, pos, return_logprobs=False):
-        generator = torch.Generator().manual_seed(int(pos.sum()) + 1)
-        return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0], logits
-
-    def _remove_request(self, request: str) -> bool:
-        return self.req_states.req_id_to_index.pop(request, None) is not None
-
-    def add(self, request: str, prefill_length: int) -> None:
-        slot = next(slot for slot in range(SLOTS) if slot not in self.req_states.req_id_to_index.values())
-        self.req_states.req_id_to_index[request] = slot
-        self.req_states.prefill_len.np[slot] = prefill_length
-
-    def step(self, requests: dict[str, int], random: torch.Generator) -> dict[str, float]:
-        """Sample one token for each request, given the position of the token before; returns the log-probabilities."""
-        logits = torch.randn(len(requests), VOCABULARY, generator=random)
-        slots = torch.tensor([self.req_states.req_id_to_index[request] for request in requests])
-        sampled, _ = self.sampler.sample(logits, expanded_idx_mapping=slots, pos=torch.tensor(list(requests.values())))
-        expected = logits.double().log_softmax(-1)[torch.arange(len(requests)), sampled]
-        return dict(zip(requests, expected.tolist(), strict=True))
+from rlcore_vllm.sampling_masks import MaskRecorder
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 12)), min_size=1, max_size=7), st.randoms(use_true_random=False))
 def test_every_token_keeps_its_own_logprob(work, choices):
-    """Requests of (prompt length, tokens) come, are preempted and end in any order, more of them than there are slots."""
-    runner, random = Runner(), torch.Generator().manual_seed(0)
-    recorder = record(runner)
-    waiting = {f"r{index}": (prompt, count, []) for index, (prompt, count) in enumerate(work)}
-    running: dict[str, tuple[int, int, list[float]]] = {}
-    ended = {}
-    while waiting or running:
-        while waiting and len(running) < SLOTS:
-            request = choices.choice(sorted(waiting))
-            prompt, count, found = running[request] = waiting.pop(request)
-            recorder.expect(request, prompt + count)
-            runner.add(request, prompt + len(found))
-            if choices.random() < 0.5 and prompt + len(found) > 1:  # a part of the prefill samples a token that nobody wants
-                runner.step({request: choices.randrange(prompt + len(found) - 1)}, random)
-        taking_part = [request for request in running if choices.random() < 0.8]
-        if taking_part:
-            positions = {request: running[request][0] + len(running[request][2]) - 1 for request in taking_part}
-            for request, logprob in runner.step(positions, random).items():
-                running[request][2].append(logprob)
-        for request in list(running):
-            prompt, count, found = running[request]
-            if len(found) == count:
-                ended[request] = running.pop(request)
-                if choices.random() < 0.7 or len(ended) > 1:
-                    runner._remove_request(request)
-            elif choices.random() < 0.2:
-                waiting[request] = running.pop(request)
-                runner._remove_request(request)
-        for request in list(runner.req_states.req_id_to_index):
-            if request not in running:
-                runner._remove_request(request)
-    asked = [Sampled(request=request, prompt_length=prompt, num_tokens=count) for request, (prompt, count, _) in ended.items()]
-    for one, found in zip(asked, recorder.fetch(asked), strict=True):
-        np.testing.assert_allclose(found, ended[one.request][2], atol=1e-5)
-        assert found.dtype == np.float32
-    assert recorder.fetch([]) == []
-    for request in ended:
-        runner._remove_request(request)
-    assert recorder.device_bytes == TABLE_BYTES, "rows that were fetched are kept"
+    runner = Runner()
+    assert_every_token_keeps_its_own(runner, record(runner), lambda: None, work, choices)
 
 
 def test_a_request_that_still_has_its_slot_is_read_there():
@@ -116,7 +49,7 @@ def test_what_nobody_asks_for_is_dropped():
         runner.step({request: 1}, random)
         if request == "cut before":
             recorder.forget([request])
-        runner._remove_request(request)
+        runner.remove(request)
     assert recorder.device_bytes == TABLE_BYTES + 5 * 4
     recorder.forget(["cut after"])
     assert recorder.device_bytes == TABLE_BYTES
@@ -135,7 +68,7 @@ def test_a_thousand_samples_leave_nothing_behind():
         expected = runner.step({request: 1}, random)[request]
         (found,) = recorder.fetch([Sampled(request=request, prompt_length=2, num_tokens=1)])
         np.testing.assert_allclose(found, [expected], atol=1e-5)
-        runner._remove_request(request)
+        runner.remove(request)
     assert recorder.device_bytes == TABLE_BYTES
 
 
@@ -193,9 +126,22 @@ def test_no_more_is_held_than_was_counted():
             runner.add(request, 2 + turn)
         runner.step(dict.fromkeys(requests, 1 + turn), random)
         for request in requests:
-            runner._remove_request(request)
+            runner.remove(request)
     assert TABLE_BYTES < recorder.device_bytes <= recorder_bytes(SLOTS, POSITIONS)
     assert recorder.most_ended == 1
+
+
+def test_masks_are_noted_beside_log_probabilities():
+    """Each recorder finds the sampler's arguments behind the other."""
+    runner, random = Runner(), torch.Generator().manual_seed(0)
+    recorder, masks = record(runner), MaskRecorder(runner)
+    recorder.expect("a", 4)
+    masks.expect("a")
+    runner.add("a", 2)
+    asked = [Sampled(request="a", prompt_length=2, num_tokens=1)]
+    expected = runner.step({"a": 1}, random)["a"]
+    np.testing.assert_allclose(recorder.fetch(asked)[0], [expected], atol=1e-5)
+    assert masks.fetch(asked)[0].tokens.tolist() == list(range(VOCABULARY))
 
 
 @pytest.mark.parametrize("missing", ["sampler", "req_states", "sample", "spec"])

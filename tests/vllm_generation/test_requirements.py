@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.spi import CHANNELS
+from rlcore.spi import CHANNELS, capabilities
 from rlcore_vllm import requirements
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
@@ -181,3 +181,8 @@ def test_every_channel_of_the_table_has_a_file_here_and_is_declared() -> None:
 )
 def test_a_section_takes_away_what_its_layout_rules_out(options: dict[str, object], left: set[str]) -> None:
     assert REFITS - disabled_capabilities(VllmConfig(**options)) == left
+
+
+def test_engines_of_several_ranks_say_what_they_sampled_among() -> None:
+    assert capabilities.SAMPLING_MASK not in disabled_capabilities(VllmConfig(tensor_parallel=2))
+    assert capabilities.SAMPLING_MASK in disabled_capabilities(VllmConfig(tensor_parallel=2, speculative_ngram=3))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlcore.spi import SamplingParams
+from rlcore_vllm.recorder import Sampled
 from rlcore_vllm.sampling_masks import MaskRecorder, truncates
 
 VOCABULARY = 9
@@ -56,6 +57,11 @@ def logits_of(rows):
     return logits
 
 
+def fetched(recorder, request, prompt_length, num_tokens):
+    (mask,) = recorder.fetch([Sampled(request=request, prompt_length=prompt_length, num_tokens=num_tokens)])
+    return mask
+
+
 def lists(mask):
     return [mask.tokens[start:end].tolist() for start, end in zip(mask.offsets[:-1], mask.offsets[1:], strict=True)]
 
@@ -74,8 +80,8 @@ def test_each_token_keeps_what_it_was_sampled_among(runner):
     runner.step([("b", 2, [1, 3]), ("other", 5, [4]), ("a", 3, [0, 7, 8])])
     runner.step([("a", 4, [2]), ("b", 3, [6, 8])])
     runner.step([("b", 4, [3]), ("a", 5, [1, 2])])  # one step more than is fetched, as lookahead takes
-    assert lists(recorder.fetch("a", 3, 2)) == [[0, 7, 8], [2]]
-    assert lists(recorder.fetch("b", 2, 3)) == [[1, 3], [6, 8], [3]]
+    assert lists(fetched(recorder, "a", 3, 2)) == [[0, 7, 8], [2]]
+    assert lists(fetched(recorder, "b", 2, 3)) == [[1, 3], [6, 8], [3]]
 
 
 def test_a_request_that_is_computed_anew_goes_on_where_it_was(runner):
@@ -84,7 +90,7 @@ def test_a_request_that_is_computed_anew_goes_on_where_it_was(runner):
     runner.step([("a", 2, [1, 2])])
     runner.step([("b", 1, [0])])
     runner.step([("b", 2, [3]), ("a", 3, [4, 5])])
-    assert lists(recorder.fetch("a", 2, 2)) == [[1, 2], [4, 5]]
+    assert lists(fetched(recorder, "a", 2, 2)) == [[1, 2], [4, 5]]
 
 
 def test_what_was_not_noted_is_not_made_up(runner):
@@ -92,7 +98,7 @@ def test_what_was_not_noted_is_not_made_up(runner):
     recorder.expect("a")
     runner.step([("a", 2, [1, 2])])
     with pytest.raises(RuntimeError, match="its token 3 among"):
-        recorder.fetch("a", 2, 2)
+        fetched(recorder, "a", 2, 2)
 
 
 def test_nothing_is_noted_of_what_is_forgotten_or_fetched(runner):
@@ -101,11 +107,11 @@ def test_nothing_is_noted_of_what_is_forgotten_or_fetched(runner):
     recorder.expect("b")
     runner.step([("a", 2, [1]), ("b", 2, [2])])
     recorder.forget(["a", "never expected"])
-    assert lists(recorder.fetch("b", 2, 1)) == [[2]]
+    assert lists(fetched(recorder, "b", 2, 1)) == [[2]]
     runner.step([("a", 3, [1]), ("b", 3, [2])])
     for request in "ab":
         with pytest.raises(KeyError):
-            recorder.fetch(request, 2, 1)
+            fetched(recorder, request, 2, 1)
 
 
 def test_rows_of_no_request_are_left_out():
@@ -113,7 +119,7 @@ def test_rows_of_no_request_are_left_out():
     recorder = MaskRecorder(runner)
     recorder.expect("a")
     runner.step([("a", 2, [1, 4]), (None, 1, [3])])
-    assert lists(recorder.fetch("a", 2, 1)) == [[1, 4]]
+    assert lists(fetched(recorder, "a", 2, 1)) == [[1, 4]]
 
 
 @pytest.mark.parametrize(

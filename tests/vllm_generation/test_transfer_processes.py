@@ -24,6 +24,7 @@ from vllm_refit_support import (
     checkpoint,
     context_of,
     export_of,
+    finished_samples,
     greatest_error,
     policy,
     refit,
@@ -33,7 +34,7 @@ from vllm_refit_support import (
     with_buckets,
 )
 
-from rlcore.spi import ExportWeightsRequest, RefitError, WorkerError, tensor_digest
+from rlcore.spi import ExportWeightsRequest, RefitError, SamplingParams, WorkerError, tensor_digest
 from rlcore.testing.models import make_model
 from rlcore_torchkit.changed_words import encode
 from rlcore_torchkit.shard_route import whole_box
@@ -216,6 +217,17 @@ def test_each_rank_keeps_to_its_own_cores(replica):
     ranks = psutil.Process(replica._child.process.pid).children()
     found = [rank.cpu_affinity() for rank in sorted(ranks, key=lambda rank: rank.name()) if "TP" in rank.name()]
     assert found == [[int(core) for core in cores.split(",")] for cores in omp_threads_bind(2).split("|")]
+
+
+def test_what_tokens_are_sampled_among_comes_from_the_rank_that_samples(replica, transfer_over, weights):
+    refit([replica], transfer_over("shared_memory"), export_of(weights(9), 9))
+    finished = finished_samples(
+        replica, 9, num_samples=4, max_tokens=[1, 5, 12] * 4, sampling=SamplingParams(top_k=3), masked=True
+    )
+    assert sorted(len(each.tokens) for each in finished) == sorted([1, 5, 12] * 4)
+    for each in finished:
+        each.sampling_mask.check(each.tokens)
+        assert set(each.sampling_mask.lengths.tolist()) == {3}
 
 
 def test_larger_buckets_than_before(replica, transfer_over, weights, assert_holds):

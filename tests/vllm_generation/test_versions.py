@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlcore_vllm import versions
+from rlcore_vllm.rank_recorders import RemoteLogprobs, RemoteMasks
 
 
 class Executor:
@@ -208,12 +209,38 @@ def test_the_sampler_is_not_compiled():
     assert counts.tolist() == [2]
 
 
-@pytest.mark.parametrize(("device", "world_size"), [("cpu", 1), ("cuda", 2)])
-def test_logprobs_are_recorded_for_one_rank_on_cuda_alone(device, world_size):
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_logprobs_are_recorded_on_cuda_alone(world_size):
     config = SimpleNamespace(
-        device_config=SimpleNamespace(device_type=device), parallel_config=SimpleNamespace(world_size=world_size)
+        device_config=SimpleNamespace(device_type="cpu"), parallel_config=SimpleNamespace(world_size=world_size)
     )
-    assert versions.logprob_recorder(SimpleNamespace(vllm_config=config)) is None
+    llm = SimpleNamespace(vllm_config=config, model_executor=SimpleNamespace(output_rank=0))
+    calls = versions.rank_calls(llm)
+    assert (calls is None) == (world_size == 1)
+    assert versions.logprob_recorder(llm, calls) is None
+
+
+def test_the_rank_that_records_is_asked_whether_it_can():
+    answers = iter([{"answer": True}, {"answer": False}, {"answer": True}])
+    asked = []
+
+    def collective_rpc(method, **options):
+        asked.append((method, options["unique_reply_rank"]))
+        return next(answers)
+
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type="cuda"),
+        parallel_config=SimpleNamespace(world_size=2),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+    )
+    llm = SimpleNamespace(vllm_config=config, model_executor=SimpleNamespace(output_rank=1, collective_rpc=collective_rpc))
+    calls = versions.rank_calls(llm)
+    recorder = versions.logprob_recorder(llm, calls)
+    assert isinstance(recorder, RemoteLogprobs)
+    assert recorder.most_ended == 2
+    assert versions.logprob_recorder(llm, calls) is None
+    assert isinstance(versions.mask_recorder(llm, calls), RemoteMasks)
+    assert asked == [("rlcore_record", 1)] * 3
 
 
 def test_experts_are_reported_with_and_without_a_part_of_their_name():

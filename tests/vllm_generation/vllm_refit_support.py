@@ -92,20 +92,37 @@ def refit(replicas: Sequence, transfer, export):
             replica.end_update(export.weight_version).result()
 
 
-def sample(replica, version):
-    """Prompt tokens, response tokens and log-probabilities of each sample."""
-    num_samples = PROMPTS.num_sequences
+def begin_samples(replica, version, *, num_samples=1, max_tokens=12, sampling=None, masked=False):
+    """The call's future, and a list that its samples come into as they end; `max_tokens` of all, or of each."""
+    total = PROMPTS.num_sequences * num_samples
     request = GenerateRequest(
         prompts=PROMPTS,
-        num_samples=1,
-        seeds=np.arange(num_samples),
-        max_tokens=np.full(num_samples, 12, np.int32),
-        sampling=SamplingParams(),
+        num_samples=num_samples,
+        seeds=np.arange(total),
+        max_tokens=np.broadcast_to(np.array(max_tokens, np.int32), total).copy(),
+        sampling=sampling or SamplingParams(),
         weight_version=version,
+        sampling_mask=masked,
     )
     finished = []
-    replica.generate(deal(request, request.max_tokens, [0])[0], finished.extend).result()
-    return [(PROMPTS.sequence(each.number).tolist(), each.tokens.tolist(), each.logprobs) for each in finished]
+    return replica.generate(deal(request, request.max_tokens, [0])[0], finished.extend), finished
+
+
+def finished_samples(replica, version, **options):
+    """All samples, as they are delivered."""
+    done, finished = begin_samples(replica, version, **options)
+    done.result()
+    return finished
+
+
+def texts_of(finished, num_samples=1):
+    """Prompt tokens, response tokens and log-probabilities of each sample, so many of a prompt."""
+    return [(PROMPTS.sequence(each.number // num_samples).tolist(), each.tokens.tolist(), each.logprobs) for each in finished]
+
+
+def sample(replica, version, *, num_samples=1, **options):
+    """As `texts_of`."""
+    return texts_of(finished_samples(replica, version, num_samples=num_samples, **options), num_samples)
 
 
 def errors(model, samples):

@@ -315,8 +315,7 @@ def memory_problems(
     copies = copies_bytes(dims, context, num_shared)
     given = total * config.gpu_memory_utilization / num_shared
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
-    records = config.tensor_parallel == 1 and not context.replays_routing
-    recorded = recorder_bytes(config.max_num_seqs, longest) if records else 0
+    recorded = 0 if context.replays_routing else recorder_bytes(config.max_num_seqs, longest)
     needed = size.weights + kv_bytes + recorded
     if needed > given:
         shared = f", shared by {num_shared} engines" if num_shared > 1 else ""

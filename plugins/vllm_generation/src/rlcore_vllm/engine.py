@@ -16,9 +16,10 @@ from rlcore_vllm.draft_counter import DraftCounter
 from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.image_features import image_features
-from rlcore_vllm.recorder import LogprobRecorder, Sampled
+from rlcore_vllm.rank_recorders import Logprobs, Masks, RankCalls
+from rlcore_vllm.recorder import Sampled
 from rlcore_vllm.sampling import Samples, engine_sampling, engine_seeds, finish_reason
-from rlcore_vllm.sampling_masks import MaskRecorder, truncates
+from rlcore_vllm.sampling_masks import truncates
 from rlcore_vllm.settings import EngineSettings
 from rlcore_vllm.unfinished import Deliver, Job, Sample, settle
 
@@ -41,8 +42,9 @@ class Engine:
         """Samples in the making, by the name of their request."""
         self._ended: dict[str, Sample] = {}
         """Samples that have ended and are not handed out yet, by the name of their request."""
-        self._recorder: LogprobRecorder | None = None
-        self._masks: MaskRecorder | None = None
+        self._rank_calls: RankCalls | None = None
+        self._recorder: Logprobs | None = None
+        self._masks: Masks | None = None
         self._draft_counter: DraftCounter | None = None
         self._num_steps = 0
         self._num_requests = 0
@@ -118,8 +120,9 @@ class Engine:
             self._running = RunningEngine(self._settings)
             self._llm = self._running.llm
             self._core = self._llm.engine_core.engine_core
-            self._recorder = versions.logprob_recorder(self._llm)
-            self._masks = versions.mask_recorder(self._llm)
+            self._rank_calls = versions.rank_calls(self._llm)
+            self._recorder = versions.logprob_recorder(self._llm, self._rank_calls)
+            self._masks = versions.mask_recorder(self._llm, self._rank_calls)
             self._draft_counter = versions.draft_counter(self._core)
         except BaseException as error:
             ready.set_exception(error)
@@ -205,6 +208,8 @@ class Engine:
         """One step of vLLM, and what it sampled. Without a recorder, this is where log-probabilities are read off."""
         stopped: list[str] = []
         self._num_steps += 1
+        if self._rank_calls is not None:
+            self._rank_calls.tell()
         for output in self._llm.engine_core.get_output().outputs:
             sample = self._samples.get(output.request_id)
             if sample is None:
@@ -231,7 +236,7 @@ class Engine:
         if self._ended and self._is_worth_a_wait(self._recorder):
             self._hand_out()
 
-    def _is_worth_a_wait(self, recorder: LogprobRecorder | None) -> bool:
+    def _is_worth_a_wait(self, recorder: Logprobs | None) -> bool:
         """Whether to hand out what has ended now, for which a recorder waits for the device."""
         if recorder is None or not self._samples or self._num_steps % RECORDER_STEPS == 0:
             return True
@@ -239,16 +244,17 @@ class Engine:
 
     def _hand_out(self) -> None:
         """Deliver the samples that have ended, with what the recorder holds of them."""
+        asked = [
+            Sampled(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
+            for request, sample in self._ended.items()
+        ]
         if self._recorder is not None:
-            asked = [
-                Sampled(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
-                for request, sample in self._ended.items()
-            ]
-            for sample, logprobs in zip(self._ended.values(), self._recorder.fetch(asked), strict=True):
-                sample.logprobs = logprobs
-        for request, sample in self._ended.items():
-            if sample.is_masked and self._masks is not None:
-                sample.mask = self._masks.fetch(request, sample.prompt_length, len(sample.tokens))
+            for one, logprobs in zip(asked, self._recorder.fetch(asked), strict=True):
+                self._ended[one.request].logprobs = logprobs
+        if self._masks is not None:
+            masked = [one for one in asked if self._ended[one.request].is_masked]
+            for one, mask in zip(masked, self._masks.fetch(masked), strict=True):
+                self._ended[one.request].mask = mask
         jobs: dict[int, tuple[Job, list[FinishedSample]]] = {}
         for sample in self._ended.values():
             jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
@@ -323,7 +329,7 @@ class Engine:
         for job in {id(sample.job): sample.job for sample in left}.values():
             settle(job.done, self._error())
         self._samples, self._ended = {}, {}
-        del self._llm, self._core, self._recorder, self._masks
+        del self._llm, self._core, self._rank_calls, self._recorder, self._masks
         self._running.stop()
 
     def _error(self) -> WorkerError:

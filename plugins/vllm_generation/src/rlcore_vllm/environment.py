@@ -167,8 +167,6 @@ def _build(settings: EngineSettings) -> Any:
 
     if settings.device == "cuda":
         versions.import_constants()
-        if settings.tensor_parallel == 1:
-            versions.leave_room_for_recorder()
     elif settings.tensor_parallel > 1:
         versions.wait_without_spinning()
         versions.fork_ranks()

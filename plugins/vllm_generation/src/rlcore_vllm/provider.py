@@ -20,8 +20,7 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section rules out: ways to refit that its layout has no use for, exactness where weights or the KV cache are
-    quantised, adapters apart from weights that are, or that mirrors take over too, and what is read off beside the one rank
-    that samples."""
+    quantised, adapters apart from weights that are, or that mirrors take over too, and what guessing leaves no place for."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
         "process": config.replicas > 1 or config.tensor_parallel > 1,
@@ -35,8 +34,6 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
         names.add(capabilities.ADAPTER_REFIT)  # mirrors have no room for adapters
     if config.is_quantized:
         names.add(capabilities.EXACT_LOGPROBS)
-    if config.tensor_parallel > 1:
-        names.add(capabilities.SAMPLING_MASK)
     return frozenset(names) | lost_capabilities(config)
 
 

@@ -6,6 +6,7 @@ result is normalised by one kernel and written into a table, of which a row is f
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class LogprobRecorder:
         """What was recorded for a request in slots that it has given up, float32 [positions], by request."""
         self._sample, self._remove = runner.sampler.sample, runner._remove_request
         self._signature = inspect.signature(self._sample)
-        runner.sampler.sample, runner._remove_request = self._sample_and_record, self._keep_and_remove
+        replace_sample(runner.sampler, self._sample_and_record)
+        runner._remove_request = self._keep_and_remove
         self.reserve()
 
     @property
@@ -93,12 +95,14 @@ class LogprobRecorder:
 
     def fetch(self, requests: Sequence[Sampled]) -> list[Float32Array]:
         """float32 [num_tokens] for each request, which has ended; nothing of it is kept. Waits for the device once."""
+        return split(self.fetch_joined(requests), requests) if requests else []
+
+    def fetch_joined(self, requests: Sequence[Sampled]) -> Float32Array:
+        """As `fetch`, one request after another in one array; at least one of them."""
         rows = [self._part(one) for one in requests]
         self.forget([one.request for one in requests])
-        if not rows:
-            return []
-        joined = torch.cat(rows).cpu().numpy()
-        return list(np.split(joined, np.cumsum([one.num_tokens for one in requests])[:-1]))
+        joined: Float32Array = torch.cat(rows).cpu().numpy()
+        return joined
 
     def forget(self, requests: Iterable[str]) -> None:
         """Keep nothing of these, such as samples that were cut."""
@@ -141,6 +145,21 @@ class LogprobRecorder:
                 # A copy: the slot is another's soon.
                 self._kept[request] = row[: self._expected[request]].clone()
         return bool(self._remove(request))
+
+
+def split(joined: Float32Array, requests: Sequence[Sampled]) -> list[Float32Array]:
+    """The part of each request in what was fetched of them together."""
+    return list(np.split(joined, np.cumsum([one.num_tokens for one in requests])[:-1]))
+
+
+def replace_sample(sampler: Any, function: Callable[..., Any]) -> None:
+    """Have a sampler sample by `function`, which still shows the arguments of what it replaces: recorders go by their names."""
+
+    @wraps(sampler.sample)
+    def sample(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    sampler.sample = sample
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ which somebody wants to know waits for the device once.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import SamplingMask, SamplingParams
 from rlcore.spi.arrays import Int32Array
+from rlcore_vllm.recorder import Sampled, replace_sample
 
 
 def truncates(sampling: SamplingParams) -> bool:
@@ -31,24 +32,28 @@ class MaskRecorder:
         self._kept: dict[str, dict[int, Int32Array]] = {}
         self._sample = runner.sampler.sample
         self._signature = inspect.signature(self._sample)
-        runner.sampler.sample = self._sample_and_note
+        replace_sample(runner.sampler, self._sample_and_note)
 
     def expect(self, request: str) -> None:
         """Note what a request's tokens are sampled among, until it is fetched or forgotten."""
         self._kept[request] = {}
 
-    def fetch(self, request: str, prompt_length: int, num_tokens: int) -> SamplingMask:
-        """What was noted of a request that has ended; nothing of it is kept."""
-        kept = self._kept.pop(request)
-        missing = [place for place in range(prompt_length, prompt_length + num_tokens) if place not in kept]
-        if missing:
-            raise RuntimeError(f"nothing was noted of what request {request} sampled its token {missing[0]} among")
-        return SamplingMask.of([kept[place] for place in range(prompt_length, prompt_length + num_tokens)])
+    def fetch(self, requests: Sequence[Sampled]) -> list[SamplingMask]:
+        """What was noted of each request, which has ended; nothing of it is kept."""
+        return [self._fetch(one) for one in requests]
 
     def forget(self, requests: Iterable[str]) -> None:
         """Keep nothing of these."""
         for request in requests:
             self._kept.pop(request, None)
+
+    def _fetch(self, one: Sampled) -> SamplingMask:
+        kept = self._kept.pop(one.request)
+        places = range(one.prompt_length, one.prompt_length + one.num_tokens)
+        missing = [place for place in places if place not in kept]
+        if missing:
+            raise RuntimeError(f"nothing was noted of what request {one.request} sampled its token {missing[0]} among")
+        return SamplingMask.of([kept[place] for place in places])
 
     def _sample_and_note(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         sampled, processed = self._sample(*args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 
 from rlcore.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.draft_counter import DraftCounter
+from rlcore_vllm.rank_recorders import Logprobs, Masks, RankCalls, RemoteLogprobs, RemoteMasks
 from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
 from rlcore_vllm.sampling_masks import MaskRecorder
 
@@ -110,25 +111,33 @@ def draft_counter(core: Any) -> DraftCounter | None:
     return DraftCounter(core.scheduler) if core.vllm_config.speculative_config is not None else None
 
 
-def logprob_recorder(llm: Any) -> LogprobRecorder | None:
-    """What keeps log-probabilities on the device, for one rank on CUDA whose model runner allows it."""
+def rank_calls(llm: Any) -> RankCalls | None:
+    """What reaches the recorders of an engine of several ranks; None where its one rank is in this process."""
+    return RankCalls(llm.model_executor) if llm.vllm_config.parallel_config.world_size > 1 else None
+
+
+def logprob_recorder(llm: Any, calls: RankCalls | None) -> Logprobs | None:
+    """What keeps log-probabilities on the device, on CUDA where the model runner allows it."""
     config = llm.vllm_config
-    if config.device_config.device_type != "cuda" or config.parallel_config.world_size > 1:
+    if config.device_config.device_type != "cuda":
         return None
+    if calls is not None:
+        return RemoteLogprobs.start(calls, config.scheduler_config.max_num_seqs)
     recorder: LogprobRecorder | None = llm.collective_rpc(lambda worker: record(worker.model_runner))[0]
     return recorder
 
 
-def mask_recorder(llm: Any) -> MaskRecorder | None:
-    """What notes the tokens that others are sampled among, where one rank samples."""
-    if llm.vllm_config.parallel_config.world_size > 1:
-        return None
+def mask_recorder(llm: Any, calls: RankCalls | None) -> Masks:
+    """What notes the tokens that others are sampled among."""
+    if calls is not None:
+        return RemoteMasks(calls)
     recorder: MaskRecorder = llm.collective_rpc(lambda worker: MaskRecorder(worker.model_runner))[0]
     return recorder
 
 
 def leave_room_for_recorder(worker: Any = None) -> None:
-    """Have the worker class, vLLM's for CUDA, count what the recorder will take among what is not left for the KV cache."""
+    """Have the worker class, vLLM's for CUDA, count what the recorder will take among what is not left for the KV cache. Of
+    several ranks that sample one alone records, but the cache is as large on each as where there is least room."""
     worker = worker or importlib.import_module("vllm.v1.worker.gpu_worker").Worker
     if hasattr(worker, "rlcore_measured"):
         return

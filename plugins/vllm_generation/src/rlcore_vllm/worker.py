@@ -3,7 +3,7 @@
 import os
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 from rlcore.spi import RefitError
 from rlcore_vllm import versions
 from rlcore_vllm.invariant import use_invariant_kernels
+from rlcore_vllm.rank_recorders import Order, RankRecorders
 from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
 from rlcore_vllm.whole_guesses import guess_whole
 
@@ -22,6 +23,7 @@ register()
 if current_platform.is_cpu():
     versions.wait_without_spinning()
 else:
+    versions.leave_room_for_recorder()
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
         guess_whole()
 versions.keep_scales_exact()
@@ -38,6 +40,7 @@ class WorkerExtension:
     rank: int
     vllm_config: Any
     weight_transfer_engine: RlcoreWeightTransferEngine
+    _rlcore_recorders: RankRecorders | None = None
 
     def rlcore_refit(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         """One step of a refit: describe, connect, begin, bucket or shards, finish, or abandon.
@@ -52,6 +55,16 @@ class WorkerExtension:
             return {"refused": str(error)}
         except Exception:
             return {"failed": traceback.format_exc().strip()}
+
+    def rlcore_record(self, rank: int, orders: Sequence[Order]) -> dict[str, Any]:
+        """What an engine of several ranks asks of the recorders of one of them; the others have none."""
+        if self.rank != rank:
+            return {}
+        if self._rlcore_recorders is None:
+            self._rlcore_recorders = RankRecorders()
+        worker: Any = self
+        with _current_device(self.device):
+            return self._rlcore_recorders.carry_out(orders, worker.model_runner)
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self
