@@ -19,6 +19,7 @@ from rlcore_megatron import latent_attention
 from rlcore_megatron.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.corrected_router import CorrectedRouter
+from rlcore_megatron.grouped_products import multiply_by_all_experts_at_once
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
@@ -181,6 +182,8 @@ def build(
 
     `hf` is the transformers config; `mtp` says whether the last chunk has a multi-token head.
     """
+    if config.num_moe_experts and config.moe_grouped_gemm:
+        multiply_by_all_experts_at_once(torch.cuda.get_device_capability())
     model_chunks = []
     for index in range(layout.virtual_pipeline):
         stage = index if layout.virtual_pipeline > 1 else None
