@@ -1002,8 +1002,8 @@ FAULTS = (
     Fault(
         "what has been sent is kept as it was the first time",
         "rlcore_torchkit.shard_sender",
-        "for end, _ in ends for piece in end.pieces(number)}",
-        "for end, _ in ends for piece in end.pieces(number) if piece.box not in kept.tensors}",
+        "pieces = {piece.box: piece for piece in end.pieces(number)}",
+        "pieces = {piece.box: piece for piece in end.pieces(number) if piece.box not in kept.tensors}",
         "tests/torchkit/test_shard_sender_delta.py::test_only_what_has_changed_travels",
     ),
     Fault(
