@@ -1,15 +1,17 @@
-"""Seconds until a rank apart holds what trainer ranks hold in parts: sent whole, and by `refit.channel = "shards"`.
+"""Seconds until ranks apart hold what trainer ranks hold in parts: sent whole, and by `refit.channel = "shards"`.
 
     python benchmarks/refit_shards.py --shape 8b --senders 1          # two GPUs
     python benchmarks/refit_shards.py --shape 8b --senders 2          # three
+    python benchmarks/refit_shards.py --shape 8b --receivers 2        # three
     python benchmarks/refit_shards.py --layers 1 --device cpu         # the first layer and the embedding, by gloo
     python benchmarks/refit_shards.py --quick --device cpu            # a tiny shape
 
 The weights of a shape in bfloat16, cut by rows over the senders as FSDP does; their number divides those of all rows.
 `gathered` gathers each tensor on all senders, and the first broadcasts it, with its digest at both ends. `shards` sends the
-parts by their plan, with the digest of each bucket at both ends. `changed` does so with copies at both ends
-(`refit.delta`), of weights of which a share, chosen at random, is another than the time before. No engine takes part. The bytes
-are those that each sender hands to the network; a gather is counted as a ring.
+parts by their plan, with the digest of each bucket at both ends; several receivers pass them on among themselves. `changed`
+does so with copies at both ends (`refit.delta`), of weights of which a share, chosen at random, is another than the time
+before. No engine takes part. The bytes are those that each sender hands to the network; a gather is counted as a ring, and a
+broadcast once.
 """
 
 import argparse
@@ -32,7 +34,15 @@ CHANGED = (0.001, 0.01, 0.1)
 
 
 def measure(
-    rank: int, address: str, store: str, specs: tuple[TensorSpec, ...], device_name: str, senders: int, repeats: int, file: str
+    rank: int,
+    address: str,
+    store: str,
+    specs: tuple[TensorSpec, ...],
+    device_name: str,
+    senders: int,
+    receivers: int,
+    repeats: int,
+    file: str,
 ) -> None:
     """One rank; the first writes what is to be printed to `file`."""
     import torch
@@ -47,14 +57,14 @@ def measure(
     device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
     if is_cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + 1)
-    groups = dist.new_group(list(range(senders))), dist.new_group([0, senders])
+    dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + receivers)
+    groups = dist.new_group(list(range(senders))), dist.new_group([0, *range(senders, senders + receivers)])
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
     held = [[rows_of(spec, number, senders) for spec in specs] for number in range(senders)]
     wanted = tuple(map(whole_box, specs))
-    route = ShardRoute(address=f"{host}:{port}", name="benchmark", wanted=(wanted,), timeout_s=600)
+    route = ShardRoute(address=f"{host}:{port}", name="benchmark", wanted=(wanted,) * receivers, timeout_s=600)
     start = time.perf_counter()
     end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=BUCKET_BYTES, device=device)
     joined_s = time.perf_counter() - start
@@ -77,7 +87,7 @@ def measure(
         times = [timed(way, device) for _ in range(repeats)]
         bytes_of_each = " ".join(f"{each / 1e6:.1f}" for each in sent[name])
         lines.append(f"{name:13} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
-    lines += [of_changes(share, end, parts, wanted, device, repeats) for share in CHANGED]
+    lines += [of_changes(share, end, parts, wanted, device, repeats, senders) for share in CHANGED]
     if rank == 0:
         lines.append(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
         Path(file).write_text("\n".join(lines))
@@ -88,7 +98,7 @@ def measure(
 
 
 def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, device: Any) -> None:
-    """Each tensor whole on every sender; from the first of them to the last rank."""
+    """Each tensor whole on every sender; from the first of them to all receivers."""
     import torch
     import torch.distributed as dist
 
@@ -96,7 +106,7 @@ def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, d
 
     senders = len(held)
     for number, spec in enumerate(specs):
-        if rank == senders:
+        if rank >= senders:
             whole = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
             dist.broadcast(whole, 0, group=groups[1])
             tensor_digest(whole)
@@ -109,7 +119,7 @@ def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, d
             dist.broadcast(whole, 0, group=groups[1])
 
 
-def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, repeats: int) -> str:
+def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, repeats: int, senders: int) -> str:
     """The row of a share of values that is changed before each refit, after one that brings all."""
     import torch
     import torch.distributed as dist
@@ -137,7 +147,7 @@ def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, rep
         times.append(timed(refit, device))
     told: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(told, sent[0])
-    bytes_of_each = " ".join(f"{each / 1e6:.3f}" for each in told[:-1])
+    bytes_of_each = " ".join(f"{each / 1e6:.3f}" for each in told[:senders])
     return f"{f'{share:.1%} changed':13} {median(times):.3f} s; MB sent by each: {bytes_of_each}"
 
 
@@ -189,14 +199,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--senders", type=int, default=1, help="trainer ranks; on CUDA there is one GPU more")
+    parser.add_argument("--senders", type=int, default=1, help="trainer ranks, on CUDA each with a GPU of its own")
+    parser.add_argument("--receivers", type=int, default=1, help="ranks of engines, each with a GPU of its own too")
     parser.add_argument("--layers", type=int, help="instead of the shape's")
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--quick", action="store_true", help="a tiny shape, twice")
     options = parser.parse_args()
     require_device(options.device)
     shape, repeats = ("tiny", 2) if options.quick else (options.shape, options.repeats)
-    print(f"{shape} on {options.device}, {options.senders} sender(s)")
+    print(f"{shape} on {options.device}, {options.senders} sender(s), {options.receivers} receiver(s)")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lines"
         arguments = (
@@ -205,10 +216,11 @@ def main() -> None:
             specs_of(shape, options.layers),
             options.device,
             options.senders,
+            options.receivers,
             repeats,
             str(file),
         )
-        launch(measure, arguments, options.senders + 1)
+        launch(measure, arguments, options.senders + options.receivers)
         print(file.read_text())
 
 

@@ -233,6 +233,19 @@ def test_parts_of_two_ranks_to_an_engine_apart(workplace: Workplace, math: tuple
     assert_close(run, alone)
 
 
+def test_parts_are_sent_once_to_two_engines_apart(workplace: Workplace, math: tuple[Path, Path]) -> None:
+    """From one rank: the engines pass on to each other what they get."""
+    recipe, alone = math
+    places = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=2")
+    run = workplace.train(str(recipe), "run.name=passed-on", *places, "generator.vllm.replicas=2", "refit.channel=shards")
+    assert {log.name for log in (run / "logs").glob("**/vllm-*")} == {"vllm-0.log", "vllm-1.log"}
+    assert_close(run, alone)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    [file] = (recipe.parent / "model").glob("*.safetensors")
+    once = min(record["refit/sent_mib"] for record in records if "refit/sent_mib" in record)
+    assert 0.9 < once * 2**20 / file.stat().st_size < 1.1
+
+
 def test_changes_alone_travel_and_all_after_an_engine_has_died(workplace: Workplace, math: tuple[Path, Path]) -> None:
     """In bfloat16 and at a small learning rate; by its log-probabilities the engine has the ranks' weights in each step."""
     killer = EngineKiller(workplace.run("delta"), 2)

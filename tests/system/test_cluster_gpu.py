@@ -108,3 +108,13 @@ def test_parts_come_to_an_engine_apart_as_whole_tensors_do(
         workplace.train("grpo.toml", *options, "refit.channel=nccl", f"run.directory={broadcast}")
     parts, whole = (read_metrics(each)[0] for each in (run, broadcast / "run"))
     assert parts == {name: pytest.approx(value, rel=1e-3, abs=1e-3) for name, value in whole.items()}
+
+
+@pytest.mark.skipif(NUM_DEVICES < 3, reason=f"needs 3 CUDA devices, found {NUM_DEVICES}")
+@pytest.mark.parametrize("delta", ["off", "device"])
+def test_parts_are_passed_on_between_engines_apart(delta: str, workplace: Workplace, models: dict[str, Path]) -> None:
+    """Each of two engines has the trainer's weights, of which half has come to it by the other."""
+    places = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=2")
+    engines = ("trainer.name=fsdp2", "generator.vllm.replicas=2", "refit.channel=shards", f"refit.delta={delta}")
+    run = workplace.train("grpo.toml", *COMMON, *places, *engines, f"model.path={models['qwen3']}")
+    assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))

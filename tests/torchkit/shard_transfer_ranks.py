@@ -1,4 +1,4 @@
-"""Eight ranks that hold shards and four that want others, all in one process group of gloo."""
+"""Eight ranks that hold shards and four, of two engines with two each, that want others, all in one process group of gloo."""
 
 from datetime import timedelta
 from typing import TypeAlias
@@ -11,6 +11,7 @@ from rlcore.spi.shards import Box, ShardRoute
 from rlcore.spi.weights import TensorSpec
 from rlcore_torchkit.process_group import keep_on_loopback, listening_store
 from rlcore_torchkit.shard_route import ShardEnd
+from rlcore_torchkit.shard_transfer import Moved
 
 NUM_SENDERS, NUM_RECEIVERS = 8, 4
 Specs: TypeAlias = tuple[TensorSpec, ...]
@@ -45,7 +46,14 @@ CASES = {
     "replicas to replicas": (DENSE, cut(DENSE, 8, 0, 1), cut(DENSE, 4, 0, 1)),
     "experts to experts": (EXPERTS, by_expert(8, 8), by_expert(4, 2)),
     "experts to their columns": (EXPERTS, by_expert(8, 4), cut(EXPERTS, 4, 1, 4)),
+    "fsdp to whole": (DENSE, cut(DENSE, 8, 0, 8), cut(DENSE, 4, 0, 1)),
+    "experts to whole": (EXPERTS, by_expert(8, 8), cut(EXPERTS, 4, 0, 1)),
+    "columns of experts to whole": (EXPERTS, cut(EXPERTS, 8, 1, 4), cut(EXPERTS, 4, 0, 1)),
 }
+
+
+EVEN = {"experts to experts", "experts to whole", "columns of experts to whole"}
+"""The cases in which all senders have as much to send."""
 
 
 def values_of(spec: TensorSpec, number: int) -> Tensor:
@@ -72,18 +80,30 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
     end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=1024, device=torch.device("cpu"))
     assert len(end.windows) > 1
     if rank < NUM_SENDERS:
-        parts = {box: cut_out(full, box).float() for box in held[rank]}
-        total = sum(end.run(number, parts, {}).digest for number in range(len(end.windows))) % 2**64
+        parts, moved = {box: cut_out(full, box).float() for box in held[rank]}, Moved(digest=0)
+        for number in range(len(end.windows)):
+            moved += end.run(number, parts, {})
+        total, sent = moved.digest, moved.sent_bytes
     else:
+        sent = 0
         taken: dict[Box, Tensor] = {}
         own = wanted[rank - NUM_SENDERS]
         total = end.take(own, lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
         assert {*taken} == {*own}, case
         assert all(torch.equal(tensor, cut_out(full, box)) for box, tensor in taken.items()), case
     end.close()
-    totals: list[int] = [0] * (NUM_SENDERS + NUM_RECEIVERS)
-    dist.all_gather_object(totals, total)
-    assert sum(totals[:NUM_SENDERS]) % 2**64 == sum(totals[NUM_SENDERS:]) % 2**64 != 0, case
+    totals: list[tuple[int, int]] = [(0, 0)] * (NUM_SENDERS + NUM_RECEIVERS)
+    dist.all_gather_object(totals, (total, sent))
+    digests = [digest for digest, _ in totals]
+    assert sum(digests[:NUM_SENDERS]) % 2**64 == sum(digests[NUM_SENDERS:]) % 2**64 != 0, case
+    each = [sent for _, sent in totals[:NUM_SENDERS]]
+    # Each bucket has its digest, and pieces are aligned.
+    pieces = [piece for window in end.windows for bucket in window.buckets for piece in bucket.pieces]
+    num_buckets = sum(len(window.buckets) for window in end.windows)
+    model = sum(tensor.nbytes for tensor in full.values())
+    assert model <= sum(each) <= model + 15 * len(pieces) + 8 * num_buckets, case
+    if case in EVEN:
+        assert max(each) == min(each), case
 
 
 def cut_out(full: dict[str, Tensor], box: Box) -> Tensor:

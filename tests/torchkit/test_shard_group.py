@@ -46,3 +46,28 @@ def test_a_rank_that_is_lost_is_an_error() -> None:
     groups.pop().close()
     with pytest.raises(WorkerError, match="lost, or late"):
         groups[0].exchange([], [(1, torch.zeros(1))])
+
+
+def test_ranks_share_what_each_has_a_slice_of() -> None:
+    """Those of one set, and of another that one of them is in too."""
+    at, sharing = store(), [(0, 1, 2), (1, 2)]
+    groups = together(*(partial(ProcessShardGroup, route_in(at), rank, 3, CPU, "plan", sharing) for rank in range(3)))
+    rooms = [[(ranks, torch.zeros(4 * len(ranks))) for ranks in sharing if rank in ranks] for rank in range(3)]
+    for rank, own in enumerate(rooms):
+        for ranks, room in own:
+            room[4 * ranks.index(rank) :][:4] = 10.0 * len(ranks) + rank
+    together(*(partial(group.share, own) for group, own in zip(groups, rooms, strict=True)))
+    for own in rooms:
+        for ranks, room in own:
+            assert room.view(-1, 4)[:, 0].tolist() == [10.0 * len(ranks) + rank for rank in ranks]
+            assert torch.equal(room.view(-1, 4), room.view(-1, 4)[:, :1].expand(-1, 4))
+    for group in groups:
+        group.close()
+
+
+def test_a_rank_that_is_lost_is_missed_by_those_who_share() -> None:
+    at = store()
+    groups = together(*(partial(ProcessShardGroup, route_in(at), rank, 2, CPU, "plan", [(0, 1)]) for rank in (0, 1)))
+    groups.pop().close()
+    with pytest.raises(WorkerError, match="lost, or late"):
+        groups[0].share([((0, 1), torch.zeros(4))])

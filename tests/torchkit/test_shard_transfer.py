@@ -11,7 +11,7 @@ from .test_shard_plan import SPEC, WHOLE, plan_pieces, rows  # type: ignore[impo
 
 
 def test_eight_ranks_to_four_in_every_pair_of_layouts() -> None:
-    assert len(CASES) == 6
+    assert len(CASES) == 9
     launch(run_rank, (free_address(), free_address()), NUM_SENDERS + NUM_RECEIVERS)
 
 

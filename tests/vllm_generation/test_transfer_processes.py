@@ -179,8 +179,8 @@ def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, 
     held = parameter_digests(replica)
     refit([replica], transfer_over("shared_memory"), export_of(tensors, 9))
     assert parameter_digests(replica) == held
-    whole = 2 * sum(tensor.nbytes for tensor in tensors.values())
-    assert [share > whole for share in sent] == [True, False, False, True]
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    assert [whole < share < 1.1 * whole for share in sent] == [True, False, False, True]
     assert max(sent[1:3]) < 0.04 * whole
     sender.close()
 

@@ -35,7 +35,7 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
         )
         if not receivers:
             options = route.options(export.shards)
-            assert [each["first_rank"] for each in options] == [1, 3]
+            assert [each["first_receiver"] for each in options] == [0, 2]
             receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in ranks]
         export.shards.route = route.to(specs)
         layout = route.layout(specs, export.shards)

@@ -30,13 +30,25 @@ class ShardGroup(Protocol):
     def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
         """Send to and receive from ranks, all at once; on CUDA in the order of the current stream."""
 
+    def share(self, rooms: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
+        """Complete tensors of which each of some ranks, this one among them, has one of as many equal slices in its place."""
+
 
 class ProcessShardGroup:
     """By gloo on CPUs, by NCCL on GPUs."""
 
-    def __init__(self, route: ShardRoute, rank: int, world_size: int, device: torch.device, plan: str) -> None:
+    def __init__(
+        self,
+        route: ShardRoute,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        plan: str,
+        sharing: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         """Meet the others in the route's store. `plan` is what each has to have planned: a digest, or "!" and why it
-        planned nothing. RefitError on every rank where they differ, WorkerError where a rank does not come in time."""
+        planned nothing. `sharing` are the ranks, two or more, of each `share`, in one order on all ranks; each such set has a
+        group of its own. RefitError on every rank where plans differ, WorkerError where a rank does not come in time."""
         host, _, port = route.address.rpartition(":")
         if is_loopback(host):
             keep_on_loopback()
@@ -51,30 +63,57 @@ class ProcessShardGroup:
                 f"refit: channel shards: a rank did not come to {route.address} in {route.timeout_s:g} s: {error}"
             ) from error
         _require_one(plans)
+        self._backend: Any = None
+        self._sharing: dict[tuple[int, ...], Any] = {}
         try:
             self._backend = _backend(PrefixStore("group", self._store), rank, world_size, device, timeout)
+            for number, ranks in enumerate(sharing):
+                if rank in ranks:
+                    own = PrefixStore(f"sharing-{number}", self._store)
+                    self._sharing[ranks] = _backend(own, ranks.index(rank), len(ranks), device, timeout)
         except RuntimeError as error:
+            self.close()
             raise WorkerError(f"refit: channel shards: rank {rank} could not reach the others: {error}") from error
+
+    def share(self, rooms: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
+        """WorkerError where a rank is lost or late."""
+        works = list[Any]()
+        with self._ending(works):
+            for ranks, room in rooms:
+                share, place = len(room) // len(ranks), ranks.index(self.rank)
+                works.append(self._sharing[ranks]._allgather_base(room, room[place * share : (place + 1) * share]))
 
     def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
         """WorkerError where a rank is lost or late."""
-        try:
+        if not sent and not received:
+            return
+        works = list[Any]()
+        with self._ending(works):
             if self._device.type == "cuda":
                 self._backend._start_coalescing()
-            works = [self._backend.send([tensor], peer, 0) for peer, tensor in sent]
+            works += [self._backend.send([tensor], peer, 0) for peer, tensor in sent]
             works += [self._backend.recv([tensor], peer, 0) for peer, tensor in received]
             if self._device.type == "cuda":
-                works = [self._backend._end_coalescing()]
-            for work in works:
-                work.wait(self._timeout)
-        except RuntimeError as error:
-            raise WorkerError(f"refit: channel shards: another rank is lost, or late: {error}") from error
+                works[:] = [self._backend._end_coalescing()]
 
     def close(self) -> None:
         """Leave; what is under way on other ranks fails."""
-        if self._backend is not None:
-            self._backend.abort() if self._device.type == "cuda" else self._backend.shutdown()
-        self._backend = None  # gloo's connections last as long as the object
+        for backend in (self._backend, *self._sharing.values()):
+            if backend is not None:
+                backend.abort() if self._device.type == "cuda" else backend.shutdown()
+        self._backend, self._sharing = None, {}  # gloo's connections last as long as the objects
+
+    @contextmanager
+    def _ending(self, works: list[Any]) -> Iterator[None]:
+        """Wait for all works that are begun meanwhile. None is kept: gloo's connections last as long as these too, and frames
+        as long as the error."""
+        try:
+            yield
+            while works:
+                works.pop(0).wait(self._timeout)
+        except RuntimeError as error:
+            works.clear()
+            raise WorkerError(f"refit: channel shards: another rank is lost, or late: {error}") from error
 
     def _plans(self, world_size: int, plan: str) -> list[str]:
         self._store.set(f"plan-{self.rank}", plan)

@@ -1,9 +1,9 @@
-"""Which part of which tensor goes from which rank to which, planned from the layouts of both sides; imports no torch."""
+"""Which part of which tensor goes from which rank to which ones, planned from the layouts of both sides; imports no torch."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
@@ -15,17 +15,17 @@ _MAX_NAMED = 5
 
 @frozen(kw_only=True)
 class Piece:
-    """What one rank sends another at once."""
+    """What one rank sends at once, to all that want it in the same part of theirs."""
 
     box: Box
     held: Box
     """The sender's part that it is of."""
     wanted: Box
-    """The receiver's part that it goes into."""
+    """The receivers' part that it goes into."""
     sender: int
     """The number of the rank among the trainer's."""
-    receiver: int
-    """The number of the rank among the generator's."""
+    receivers: tuple[int, ...]
+    """The numbers of the ranks among the generator's, ascending."""
     num_bytes: int
 
 
@@ -34,8 +34,9 @@ def plan_pieces(
 ) -> tuple[Piece, ...]:
     """Bring each trainer rank's `held` parts to each generator rank's `wanted` ones, every wanted element once.
 
-    Parts of different ranks are the same, as replicas are, or have nothing in common. Of replicas one sends each element, to
-    all that want it, and the bytes sent are balanced over them. RefitError names all that is wrong with either layout.
+    Held parts of different ranks are the same, as replicas are, or have nothing in common. Of replicas one sends each element,
+    and the bytes sent are balanced over them. It sends it once, to all that want it in equal parts, and once more for each
+    other part that it lies in. RefitError names all that is wrong with either layout.
     """
     by_name = {spec.name: spec for spec in specs}
     problems = list(_problems(by_name, held, "held")) + list(_problems(by_name, wanted, "wanted"))
@@ -46,10 +47,10 @@ def plan_pieces(
     problems += [f"{name} is held in parts that overlap" for name, boxes in holders.items() if _overlap(list(boxes))]
     if problems:
         raise RefitError(f"refit: no plan of shards: {listed(problems, _MAX_NAMED)}")
-    receivers: dict[str, list[tuple[int, Box]]] = defaultdict(list)
+    receivers: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, boxes in enumerate(wanted):
         for box in boxes:
-            receivers[box.name].append((rank, box))
+            receivers[box.name][box].append(rank)
     unassigned = [
         _Block(part, ranks, _pieces(by_name[name], block, part, receivers[name]))
         for name, boxes in holders.items()
@@ -75,13 +76,13 @@ class _Block:
         return sum(piece.num_bytes for piece in self.pieces)
 
 
-def _pieces(spec: TensorSpec, block: Box, held: Box, receivers: Sequence[tuple[int, Box]]) -> list[Piece]:
+def _pieces(spec: TensorSpec, block: Box, held: Box, receivers: Mapping[Box, Sequence[int]]) -> list[Piece]:
     found = []
-    for rank, box in receivers:
+    for box, ranks in receivers.items():
         common = block.common(box)
         if common.size:
             num_bytes = common.size * ITEM_BYTES[spec.dtype]
-            found.append(Piece(box=common, held=held, wanted=box, sender=0, receiver=rank, num_bytes=num_bytes))
+            found.append(Piece(box=common, held=held, wanted=box, sender=0, receivers=tuple(ranks), num_bytes=num_bytes))
     return found
 
 
@@ -92,14 +93,7 @@ def _assigned(blocks: Sequence[_Block], num_ranks: int) -> Iterator[Piece]:
         sender = min(block.ranks, key=loads.__getitem__)
         loads[sender] += block.num_bytes
         for piece in block.pieces:
-            yield Piece(
-                box=piece.box,
-                held=piece.held,
-                wanted=piece.wanted,
-                sender=sender,
-                receiver=piece.receiver,
-                num_bytes=piece.num_bytes,
-            )
+            yield evolve(piece, sender=sender)
 
 
 def _blocks(box: Box, max_elements: int) -> Iterator[Box]:
@@ -145,7 +139,8 @@ def _require_all(pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]]) -> No
     """Since held parts do not overlap, what comes is whole where its size is."""
     coming: Counter[tuple[int, Box]] = Counter()
     for piece in pieces:
-        coming[piece.receiver, piece.wanted] += piece.box.size
+        for rank in piece.receivers:
+            coming[rank, piece.wanted] += piece.box.size
     missing = [
         f"rank {rank} wants {box.size} elements of {box.name}, of which {coming[rank, box]} are held"
         for rank, boxes in enumerate(wanted)

@@ -68,13 +68,12 @@ class ShardEnd:
             plan = hashlib.sha256(repr(self.windows).encode()).hexdigest()
         except RefitError as error:
             plan = f"!{error}"
-        self._group = ProcessShardGroup(route, rank, world_size, device, plan)
-        self._num_senders, self._device = len(held), device
-        self._rank = rank
+        self._num_senders, self._device, self._rank = len(held), device, rank
+        self._group = ProcessShardGroup(route, rank, world_size, device, plan, self._sharing())
 
     def in_step(self, version: int) -> Set[int]:
         """The ranks to send to or receive from that keep the same version as this one, to which changes alone can go. They all
-        call it, before the first window of a refit; NOTHING stands for a rank that keeps none."""
+        call it, before the first window of a refit by changes; NOTHING stands for a rank that keeps none."""
         told = torch.tensor([version], device=self._device)
         heard = {peer: torch.empty_like(told) for peer in self._peers()}
         if heard:
@@ -88,7 +87,7 @@ class ShardEnd:
         wanted: Mapping[Box, Tensor],
         *,
         last: Mapping[Box, Tensor] | None = None,
-        in_step: Set[int] = frozenset(),
+        in_step: Set[int] | None = None,
     ) -> Moved:
         """A window's pieces, as ShardTransfer.run."""
         window = self.windows[number]
@@ -111,7 +110,7 @@ class ShardEnd:
         With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` parts are
         not loaded that are as they were."""
         of_name, total = {box.name: box for box in wanted}, Moved(digest=0)
-        in_step = frozenset[int]() if kept is None else self.in_step(kept.version)
+        in_step = None if kept is None else self.in_step(kept.version)
         with nullcontext() if kept is None else kept.changing(weight_version):
             for number, window in enumerate(self.windows):
                 parts = [(spec, of_name[spec.name]) for spec in window.specs if spec.name in of_name]
@@ -134,8 +133,16 @@ class ShardEnd:
         self._group.close()
 
     def _peers(self) -> Set[int]:
-        ranks = {(bucket.sender, self._num_senders + bucket.receiver) for window in self.windows for bucket in window.buckets}
-        return {sender + receiver - self._rank for sender, receiver in ranks if self._rank in (sender, receiver)}
+        """The receivers of what this rank sends, or the senders of what it receives."""
+        between = {(bucket.sender, bucket.receivers) for window in self.windows for bucket in window.buckets}
+        own = self._rank - self._num_senders
+        senders = {sender for sender, receivers in between if own in receivers}
+        return senders | {self._num_senders + each for sender, ranks in between if sender == self._rank for each in ranks}
+
+    def _sharing(self) -> list[tuple[int, ...]]:
+        """The ranks, two or more, that share what they receive, as the group counts them."""
+        several = {bucket.receivers for window in self.windows for bucket in window.buckets if len(bucket.receivers) > 1}
+        return [tuple(self._num_senders + receiver for receiver in receivers) for receivers in sorted(several)]
 
     def _empty(self, spec: TensorSpec, box: Box) -> Tensor:
         return torch.empty(box.shape, dtype=getattr(torch, spec.dtype), device=self._device)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,14 @@ from rlcore.spi import (
 from rlcore.spi.shards import Box
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.kept_parts import KeptParts
+from rlcore_torchkit.shard_meeting import Notices, common_route, places
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_transfer import Moved
 
 ReadParts = Callable[[Sequence[TensorSpec]], Mapping[Box, Tensor]]
 """This rank's parts of some tensors; called on all ranks in one order, so that it may gather."""
+Meeting: TypeAlias = tuple[tuple[str, str], ...]
+"""The routes of a refit, each by its address and name."""
 
 
 class ShardSender:
@@ -37,7 +40,10 @@ class ShardSender:
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
-        self._ends: dict[tuple[str, str], tuple[object, ShardEnd]] = {}
+        self._ends: dict[Meeting, tuple[object, ShardEnd]] = {}
+        self._notices: dict[tuple[str, str], Notices] = {}
+        self._num_made: Counter[Meeting] = Counter()
+        """How often each group has been made, so that none is taken for one that met before."""
         self._kept: tuple[object, KeptParts] | None = None
         """What has been sent last, and of which tensors and layout."""
 
@@ -56,27 +62,29 @@ class ShardSender:
         self._kept = None
         for _, end in self._ends.values():
             end.close()
-        self._ends = {}
+        self._ends, self._notices = {}, {}
 
     def _send(
         self, weight_version: int, shards: ShardExport, specs: tuple[TensorSpec, ...], read: ReadParts
     ) -> Iterator[WeightBucket]:
         routes = [route for route in self._gathered(shards.route) if route is not None]
-        ends, total = list[tuple[ShardEnd, Set[int]]](), Moved(digest=0)
-        kept = self._kept_of(shards, specs) if routes else None
+        end: ShardEnd | None = None
+        in_step: Set[int] | None = None
+        total, kept = Moved(digest=0), self._kept_of(shards, specs) if routes else None
         with self._failing_together():
-            joined = self._joined(routes, shards, specs)
-            ends = [(end, frozenset[int]() if kept is None else end.in_step(kept.version)) for end in joined]
+            if routes:
+                end = self._joined(routes, shards, specs)
+                in_step = None if kept is None else end.in_step(kept.version)
         several = {box for box, count in Counter(chain(*shards.held)).items() if count > 1}
         with nullcontext() if kept is None else kept.changing(weight_version):
-            for number, window in enumerate(ends[0][0].windows if ends else ()):
+            for number, window in enumerate(() if end is None else end.windows):
                 parts = read(window.specs)
                 with self._failing_together():
                     self._require_equal(window.specs, shards.held, several, parts)
-                    for end, in_step in ends:
-                        total += end.run(number, parts, {}, last=None if kept is None else kept.tensors, in_step=in_step)
+                    assert end is not None
+                    total += end.run(number, parts, {}, last=None if kept is None else kept.tensors, in_step=in_step)
                     if kept is not None:
-                        pieces = {piece.box: piece for end, _ in ends for piece in end.pieces(number)}
+                        pieces = {piece.box: piece for piece in end.pieces(number)}
                         kept.put(
                             {box: parts[piece.held][box.within(piece.held)] for box, piece in pieces.items()}, window.specs
                         )
@@ -130,27 +138,45 @@ class ShardSender:
             self.close()
             raise failure or RefitError(f"refit: another rank of the trainer failed: {listed(found, 3)}")
 
-    def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> list[ShardEnd]:
-        """The ends of the routes; those by stores that are no more are closed."""
-        addresses = {route.address for route in routes}
-        for key in [key for key in self._ends if key[0] not in addresses]:
-            self._ends.pop(key)[1].close()
-        for route in routes:
-            plan = (specs, shards.held, route, shards.max_bucket_bytes)
-            known = self._ends.get((route.address, route.name))
-            if known is not None and known[0] != plan:
-                raise RefitError(f"refit: another layout by the route {route.address}/{route.name}; expected a new name for it")
-            if known is None:
-                end = ShardEnd(
-                    specs=specs,
-                    held=shards.held,
-                    route=route,
-                    rank=self._rank,
-                    max_bytes=shards.max_bucket_bytes,
-                    device=self._device,
-                )
-                self._ends[route.address, route.name] = plan, end
-        return [self._ends[route.address, route.name][1] for route in routes]
+    def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardEnd:
+        """The end of the route that all of these have in common, of which the generators' ranks are told."""
+        meeting = tuple((route.address, route.name) for route in routes)
+        self._leave_others(meeting)
+        known, plan = self._ends.get(meeting), (specs, shards.held, tuple(routes), shards.max_bucket_bytes)
+        if known is not None and known[0] != plan:
+            raise RefitError(f"refit: another layout by the route {'/'.join(meeting[0])}; expected a new name for it")
+        self._num_made[meeting] += known is None
+        route = common_route(routes, self._num_made[meeting])
+        if shards.route is not None:
+            self._tell(shards.route, route, dict(zip(meeting, places(routes), strict=True)))
+        if known is not None:
+            return known[1]
+        end = ShardEnd(
+            specs=specs,
+            held=shards.held,
+            route=route,
+            rank=self._rank,
+            max_bytes=shards.max_bucket_bytes,
+            device=self._device,
+        )
+        self._ends[meeting] = plan, end
+        return end
+
+    def _leave_others(self, meeting: Meeting) -> None:
+        """Close the ends by stores that are no more, and those whose generators now meet in another company."""
+        addresses = {address for address, _ in meeting}
+        for other in [*self._ends]:
+            is_lost = not addresses.issuperset(address for address, _ in other)
+            if is_lost or (other != meeting and not {*other}.isdisjoint(meeting)):
+                self._ends.pop(other)[1].close()
+
+    def _tell(self, own: ShardRoute, common: ShardRoute, place_of: Mapping[tuple[str, str], int]) -> None:
+        """Those whom this rank's generator brings wait for it."""
+        key = own.address, own.name
+        self._notices = {known: notices for known, notices in self._notices.items() if known[0] == own.address}
+        if key not in self._notices:
+            self._notices[key] = Notices(own)
+        self._notices[key].tell(common, place_of[key])
 
     def _gathered(self, own: Any) -> list[Any]:
         """What every rank of the trainer has given, in their order."""

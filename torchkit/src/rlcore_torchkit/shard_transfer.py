@@ -1,4 +1,8 @@
-"""Pieces of a plan from rank to rank, packed in buckets that carry their digests."""
+"""Pieces of a plan from rank to rank, packed in buckets that carry their digests.
+
+A bucket leaves its sender once, whatever the number of its receivers: each gets an equal slice, and they pass these on among
+themselves.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -21,17 +25,28 @@ _MAX_NAMED = 5
 
 @frozen(kw_only=True, eq=False)
 class Bucket:
-    """Pieces of one sender for one receiver that travel together, and behind them 8 bytes of their digest."""
+    """Pieces of one sender for the same receivers that travel together, and behind them 8 bytes of their digest."""
 
     number: int
-    """Its number between the two."""
+    """Its number between these."""
     sender: int
-    receiver: int
+    receivers: tuple[int, ...]
     pieces: Sequence[Piece]
 
     @property
     def num_bytes(self) -> int:
         return sum(map(_aligned, self.pieces)) + 8
+
+    def slices(self, num_bytes: int) -> list[slice]:
+        """What each receiver gets from the sender, of a message of so many bytes: as much as the others, but for the end."""
+        share = self._share(num_bytes)
+        return [
+            slice(min(place * share, num_bytes), min((place + 1) * share, num_bytes)) for place in range(len(self.receivers))
+        ]
+
+    def room(self, num_bytes: int) -> int:
+        """The bytes of such slices together, were they all of the same length."""
+        return self._share(num_bytes) * len(self.receivers)
 
     def packed(self, dtypes: Mapping[str, torch.dtype], read: Callable[[Piece], Tensor], device: torch.device) -> Tensor:
         """uint8 of `num_bytes`, with the digest left open."""
@@ -62,9 +77,15 @@ class Bucket:
             piece.wanted for piece, differs in zip(self.pieces, torch.stack(found).tolist(), strict=True) if differs
         )
 
-    def weighed(self, digest: int) -> int:
-        """The digest by an odd factor of the bucket's own, so that sums tell buckets that have changed places."""
-        return digest * (2 * hash((self.sender, self.receiver, self.number)) + 1) % 2**64
+    def weighed(self, digest: int, receiver: int) -> int:
+        """The digest by an odd factor of the bucket's and the receiver's own, so that sums tell buckets that have changed
+        places, and a receiver's from another's."""
+        return digest * (2 * hash((self.sender, self.receivers, receiver, self.number)) + 1) % 2**64
+
+    def _share(self, num_bytes: int) -> int:
+        if len(self.receivers) == 1:
+            return num_bytes
+        return _round_up(-(-num_bytes // len(self.receivers)))
 
     def _parts(self, buffer: Tensor, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[Piece, Tensor]]:
         start = 0
@@ -78,7 +99,7 @@ class Moved:
     """What one rank has sent or taken."""
 
     digest: int
-    """The sum mod 2^64 of the weighed digests; that over all senders equals that over all receivers."""
+    """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""
     sent_bytes: int = 0
     changed: frozenset[Box] = frozenset()
     """Wanted parts that are not as they were before."""
@@ -107,28 +128,30 @@ class ShardTransfer:
         wanted: Mapping[Box, Tensor],
         *,
         last: Mapping[Box, Tensor] | None = None,
-        in_step: Set[int] = frozenset(),
+        in_step: Set[int] | None = None,
     ) -> Moved:
         """Send from `held`, cast to the announced dtype, and receive into `wanted`; every rank of the group calls it.
 
-        With the ranks `in_step`, which a sender and a receiver say of each other, changes alone travel: to what a sender has
-        in `last`, the boxes of its pieces, and a receiver in `wanted`. RefitError, once all has travelled, names what changed
-        on the way. At most one bucket for each peer is in memory at a time.
+        `in_step` is None on all of them or on none. In a bucket for ranks that are all among the sender's `in_step` changes
+        alone travel: to what a sender has in `last`, the boxes of its pieces, and a receiver in `wanted`. RefitError, once all
+        has travelled, names what changed on the way. Of the buckets between a sender and some receivers one is in memory at
+        a time.
         """
         dtypes: dict[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in self.specs}
         own, moved, wrong = self.group.rank, Moved(digest=0), list[str]()
-        mine = [bucket for bucket in self.buckets if own in (bucket.sender, self.num_senders + bucket.receiver)]
+        mine = [bucket for bucket in self.buckets if own == bucket.sender or own in self._takers(bucket)]
         for number in range(1 + max((bucket.number for bucket in mine), default=-1)):
-            leaving, arriving = list[tuple[int, Tensor]](), list[Bucket]()
+            leaving, arriving = list[tuple[Bucket, Tensor]](), list[Bucket]()
             for bucket in (bucket for bucket in mine if bucket.number == number):
                 if bucket.sender == own:
-                    peer = self.num_senders + bucket.receiver
-                    message, digest = self._message(bucket, dtypes, held, last if peer in in_step else None)
-                    moved += Moved(digest=bucket.weighed(digest), sent_bytes=len(message))
-                    leaving.append((peer, message))
+                    by_changes = in_step is not None and in_step >= {*self._takers(bucket)}
+                    message, digest = self._message(bucket, dtypes, held, last if by_changes else None)
+                    weighed = sum(bucket.weighed(digest, receiver) for receiver in bucket.receivers)
+                    moved += Moved(digest=weighed, sent_bytes=len(message))
+                    leaving.append((bucket, message))
                 else:
                     arriving.append(bucket)
-            messages = self._exchanged(leaving, arriving, in_step)
+            messages = self._exchanged(leaving, arriving, are_told=in_step is not None)
             for bucket, message in zip(arriving, messages, strict=True):
                 found = self._taken(bucket, message, dtypes, wanted)
                 wrong += [] if found else [f"{piece.box.name} from rank {bucket.sender}" for piece in bucket.pieces]
@@ -150,23 +173,45 @@ class ShardTransfer:
         buffer[-8:].view(torch.int64).fill_(digest - 2**64 if digest >= 2**63 else digest)
         return buffer, digest
 
+    def _takers(self, bucket: Bucket) -> tuple[int, ...]:
+        """The bucket's receivers, as ranks of the group."""
+        return tuple(self.num_senders + receiver for receiver in bucket.receivers)
+
     def _exchanged(
-        self, leaving: Sequence[tuple[int, Tensor]], arriving: Sequence[Bucket], in_step: Set[int]
+        self, leaving: Sequence[tuple[Bucket, Tensor]], arriving: Sequence[Bucket], *, are_told: bool
     ) -> Sequence[Tensor]:
-        """The messages of the buckets that arrive; ranks in step tell each other first how long theirs are."""
-        sizes = {bucket.sender: torch.empty(1, dtype=torch.int64, device=self.device) for bucket in arriving}
-        told = [(peer, torch.tensor([len(message)], device=self.device)) for peer, message in leaving if peer in in_step]
-        heard = [(peer, size) for peer, size in sizes.items() if peer in in_step]
-        if told or heard:
-            self.group.exchange(told, heard)
-        messages = []
-        for bucket in arriving:
-            size = int(sizes[bucket.sender]) if bucket.sender in in_step else bucket.num_bytes
+        """The messages of the buckets that arrive, first a slice of each from its sender, then the others from who has them."""
+        sizes = self._told_sizes(leaving, arriving) if are_told else [bucket.num_bytes for bucket in arriving]
+        rooms = [
+            torch.empty(bucket.room(size), dtype=torch.uint8, device=self.device)
+            for bucket, size in zip(arriving, sizes, strict=True)
+        ]
+        sent, received = list[tuple[int, Tensor]](), list[tuple[int, Tensor]]()
+        for bucket, message in leaving:
+            parts = zip(self._takers(bucket), bucket.slices(len(message)), strict=True)
+            sent += [(peer, message[part]) for peer, part in parts if part.start < part.stop]
+        for bucket, size, room in zip(arriving, sizes, rooms, strict=True):
+            part = bucket.slices(size)[self._takers(bucket).index(self.group.rank)]
+            received += [(bucket.sender, room[part])] if part.start < part.stop else []
+        self.group.exchange(sent, received)
+        shared = [(self._takers(bucket), room) for bucket, room in zip(arriving, rooms, strict=True)]
+        self.group.share([(ranks, room) for ranks, room in shared if len(ranks) > 1])
+        return [room[:size] for room, size in zip(rooms, sizes, strict=True)]
+
+    def _told_sizes(self, leaving: Sequence[tuple[Bucket, Tensor]], arriving: Sequence[Bucket]) -> list[int]:
+        """Tell all receivers how long the messages are that leave, and hear it of those that arrive."""
+        told = [
+            (peer, torch.tensor([len(message)], device=self.device))
+            for bucket, message in leaving
+            for peer in self._takers(bucket)
+        ]
+        heard = [(bucket.sender, torch.empty(1, dtype=torch.int64, device=self.device)) for bucket in arriving]
+        self.group.exchange(told, heard)
+        sizes = [int(size) for _, size in heard]
+        for bucket, size in zip(arriving, sizes, strict=True):
             if not 8 < size <= bucket.num_bytes:
                 raise RefitError(f"refit: found {size} bytes from rank {bucket.sender}; expected {bucket.num_bytes} at most")
-            messages.append(torch.empty(size, dtype=torch.uint8, device=self.device))
-        self.group.exchange(leaving, [(bucket.sender, message) for bucket, message in zip(arriving, messages, strict=True)])
-        return messages
+        return sizes
 
     def _taken(
         self, bucket: Bucket, message: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[Box, Tensor]
@@ -185,23 +230,27 @@ class ShardTransfer:
         digest = bucket.unpacked(message, dtypes, wanted)
         if digest is None:
             return None
-        return Moved(digest=bucket.weighed(digest), changed=changed)
+        return Moved(digest=bucket.weighed(digest, self.group.rank - self.num_senders), changed=changed)
 
 
 def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:
-    """The buckets between each two ranks, of at most so many bytes or with one piece that is larger."""
-    between: dict[tuple[int, int], list[list[Piece]]] = defaultdict(list)
+    """The buckets of each sender for the same receivers, of at most so many bytes or with one piece that is larger."""
+    between: dict[tuple[int, tuple[int, ...]], list[list[Piece]]] = defaultdict(list)
     for piece in pieces:
-        runs = between[piece.sender, piece.receiver]
+        runs = between[piece.sender, piece.receivers]
         if not runs or sum(map(_aligned, runs[-1])) + _aligned(piece) > max_bucket_bytes:
             runs.append([])
         runs[-1].append(piece)
     return tuple(
-        Bucket(number=number, sender=sender, receiver=receiver, pieces=tuple(run))
-        for (sender, receiver), runs in between.items()
+        Bucket(number=number, sender=sender, receivers=receivers, pieces=tuple(run))
+        for (sender, receivers), runs in between.items()
         for number, run in enumerate(runs)
     )
 
 
 def _aligned(piece: Piece) -> int:
-    return -(-piece.num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return _round_up(piece.num_bytes)
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -39,7 +39,8 @@ class Box:
 
 @frozen(kw_only=True)
 class ShardRoute:
-    """How a generator's ranks are reached. They form one group with the trainer's, which come first."""
+    """How a generator's ranks are reached. They form one group with the trainer's, which come first, and with the ranks of the
+    other generators that the same refit reaches."""
 
     address: str
     """"host:port" of a store of torch.distributed in which the group meets."""
@@ -60,13 +61,14 @@ class ShardExport:
     max_bucket_bytes: int = field(on_setattr=None)
     """Tensors are sent in groups of at most so much, or one that is larger, in the order of WeightExport.specs."""
     delta: Delta = field(default="off", on_setattr=None)
-    """Unless "off", each rank of the trainer and of the generator keeps what it has sent or taken, and between two that keep
-    the same version changes alone travel; between others, whole parts."""
+    """Unless "off", each rank of the trainer and of the generator keeps what it has sent or taken. To ranks that share what
+    they get, changes alone travel where all of them keep the sender's version; else whole parts."""
     route: ShardRoute | None = None
     """Set by a generator beside this rank, once its own ranks wait, before it reads the buckets. None elsewhere; with None on
     every rank nothing is sent."""
     digest: int | None = None
-    """What this rank has sent: the sum mod 2^64 of its buckets' digests, once the buckets are read. A bucket's is that of all
-    parts in it, also where changes alone have travelled."""
+    """What this rank has sent: the sum mod 2^64 of its buckets' digests, one for each rank that takes a bucket, once the
+    buckets are read. A bucket's is that of all parts in it, also where changes alone have travelled."""
     sent_bytes: int | None = None
-    """Bytes that this rank has sent, once the buckets are read; None where it does not count them."""
+    """Bytes that this rank has sent, once the buckets are read; None where it does not count them. What the generators' ranks
+    pass on among themselves is not in it."""

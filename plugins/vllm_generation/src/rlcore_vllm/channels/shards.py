@@ -1,6 +1,7 @@
 """Parts from the trainer's ranks to the engines', by NCCL or gloo: no trainer rank gathers a tensor that it can send a part of.
 
-Each rank of an engine takes whole tensors, a window of them at a time, from which vLLM's own loaders cut what it needs.
+Each rank of an engine takes whole tensors, a window of them at a time, from which vLLM's own loaders cut what it needs. The
+ranks of all engines share one copy of what the trainer's send, and pass it on among themselves.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ from torch._C._distributed_c10d import TCPStore
 from rlcore.spi import Box, RefitError, ShardExport, ShardRoute, TensorSpec
 from rlcore_torchkit.kept_parts import KeptParts
 from rlcore_torchkit.process_group import is_loopback, listening_store
-from rlcore_torchkit.shard_route import ShardEnd, whole_box
+from rlcore_torchkit.shard_receiver import ShardReceiver
+from rlcore_torchkit.shard_route import whole_box
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.manifest import Manifest
@@ -57,7 +59,7 @@ class Route:
             "max_bucket_bytes": shards.max_bucket_bytes,
             "timeout_s": self._timeout_s,
         }
-        return [shared | {"first_rank": len(shards.held) + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
+        return [shared | {"first_receiver": replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
     def layout(self, specs: Sequence[TensorSpec], shards: ShardExport) -> dict[str, Any]:
         """What a refit with these tensors begins with, in plain containers: whether changes alone may come and, the first time,
@@ -75,7 +77,7 @@ class Receiver(channel.Receiver):
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
-        self._ends: dict[str, ShardEnd] = {}
+        self._routes: dict[str, ShardReceiver] = {}
         self._kept: tuple[tuple[str, str], KeptParts] | None = None
         """What has been taken last, by which group, and where it is."""
 
@@ -86,8 +88,7 @@ class Receiver(channel.Receiver):
         self, manifest: Manifest, layout: dict[str, Any], load: Callable[[dict[str, Tensor]], None], only_changed: bool
     ) -> int:
         specs = manifest.specs
-        return self._joined(specs, layout).take(
-            [whole_box(spec) for spec in specs],
+        return self._by_route(specs, layout).take(
             lambda parts: load({spec.name: tensor for spec, _, tensor in parts}),
             kept=self._kept_of(specs, layout["delta"]),
             weight_version=manifest.weight_version,
@@ -96,9 +97,9 @@ class Receiver(channel.Receiver):
 
     def close(self) -> None:
         self._kept = None
-        for end in self._ends.values():
-            end.close()
-        self._ends = {}
+        for receiver in self._routes.values():
+            receiver.close()
+        self._routes = {}
 
     def _kept_of(self, specs: Sequence[TensorSpec], where: str) -> KeptParts | None:
         """Copies of such tensors; those of others are given up. None where changes are not asked for."""
@@ -110,22 +111,24 @@ class Receiver(channel.Receiver):
             self._kept = plan, KeptParts(self.device if where == "device" else torch.device("cpu"))
         return self._kept[1]
 
-    def _joined(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardEnd:
+    def _by_route(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardReceiver:
         name = _name(self.options["key"], specs)
-        if name in self._ends:
-            return self._ends[name]
-        options, wanted = self.options, tuple(map(whole_box, specs))
-        held = [[Box(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]]
-        route = ShardRoute(
-            address=options["address"],
-            name=name,
-            wanted=(wanted,) * options["num_receivers"],
-            timeout_s=options["timeout_s"],
-        )
-        rank, max_bytes = options["first_rank"] + self.rank, options["max_bucket_bytes"]
-        end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=max_bytes, device=self.device)
-        self._ends[name] = end
-        return end
+        if name not in self._routes:
+            options, wanted = self.options, tuple(map(whole_box, specs))
+            self._routes[name] = ShardReceiver(
+                specs=specs,
+                held=[[Box(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]],
+                route=ShardRoute(
+                    address=options["address"],
+                    name=name,
+                    wanted=(wanted,) * options["num_receivers"],
+                    timeout_s=options["timeout_s"],
+                ),
+                place=options["first_receiver"] + self.rank,
+                max_bytes=options["max_bucket_bytes"],
+                device=self.device,
+            )
+        return self._routes[name]
 
 
 def _name(key: str, specs: Sequence[TensorSpec]) -> str:
