@@ -1,6 +1,7 @@
 """What gloo's groups cost when they are made: traffic of torch's store, sockets and CPU seconds, by the number of ranks.
 
     .venv/bin/python benchmarks/group_start.py
+    .venv/bin/python benchmarks/group_start.py --ranks 256 1024 --kinds lazy      # eager ones would open 65,536 sockets and more
 
 Each rank is a thread with a context of gloo's own, and all of them are in one process. They meet in a store that counts its
 calls and bytes, as the ranks of a run meet in torch's TCPStore on rank 0. Then each takes part in an all-reduce. Eager groups
@@ -27,6 +28,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 from rlcore_torchkit.process_group import LAZY_GLOO, keep_on_loopback
 
 TIMEOUT = timedelta(seconds=300)
+KINDS = {"eager": "0", "lazy": "1"}
 HEADS = ("ranks", "groups", "gets", "store MiB", "sockets", "CPU s", "of the first all-reduce")
 
 
@@ -96,6 +98,7 @@ def exists(name: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 128])
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--quick", action="store_true", help="four ranks, to try the script")
     parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -107,9 +110,9 @@ def main() -> None:
         return
     print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|")
     for num_ranks in arguments.ranks:
-        for kind, is_lazy in (("eager", "0"), ("lazy", "1")):
+        for kind in arguments.kinds:
             own = [sys.executable, __file__, "--row", "--ranks", str(num_ranks)]
-            row = subprocess.check_output(own, text=True, env=os.environ | {LAZY_GLOO: is_lazy})
+            row = subprocess.check_output(own, text=True, env=os.environ | {LAZY_GLOO: KINDS[kind]})
             print(f"| {num_ranks} | {kind} {row.strip()}")
 
 
