@@ -1,7 +1,7 @@
 """What gloo's groups cost when they are made: traffic of torch's store, sockets and CPU seconds, by the number of ranks.
 
     .venv/bin/python benchmarks/group_start.py
-    .venv/bin/python benchmarks/group_start.py --ranks 256 1024 --kinds lazy      # eager ones would open 65,536 sockets and more
+    .venv/bin/python benchmarks/group_start.py --ranks 256 1024 --kinds lazy    # eager ones would open 65,536 sockets and more
 
 Each rank is a thread with a context of gloo's own, and all of them are in one process. They meet in a store that counts its
 calls and bytes, as the ranks of a run meet in torch's TCPStore on rank 0. Then each takes part in an all-reduce. Eager groups
