@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_problems, read_object
+from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_problems, read_object, tensor_names
 from rlcore.spi import Problem
 
 
@@ -65,6 +65,14 @@ def test_a_tokenizer_may_be_of_other_files(model, files: tuple[str, ...]) -> Non
     (directory / files[-1]).unlink()
     (problem,) = model_problems(str(directory))
     assert problem.found == "no tokenizer"
+
+
+def test_the_names_of_tensors_are_those_of_the_file_or_the_index(model) -> None:
+    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    directory = model(model__safetensors=struct.pack("<Q", len(header)) + header)
+    assert tensor_names(directory) == {"w"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(INDEX))
+    assert tensor_names(directory) == {"x", "y", "z"}
 
 
 def test_shards_are_those_of_the_index(model) -> None:

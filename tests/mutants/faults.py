@@ -660,6 +660,13 @@ FAULTS = (
         GUESSED.replace("ngram", "draft_model"),
     ),
     Fault(
+        "the multi-token head in a model's files is made up, as the model is until a trainer sends it",
+        "rlcore_vllm.speculation",
+        'how = {"method": config.speculative_method, "draft_load_config": {"load_format": "auto"}}',
+        'how = {"method": config.speculative_method, "draft_load_config": {"load_format": "dummy"}}',
+        GUESSED.replace("ngram", "mtp").replace("top_k", "plain"),
+    ),
+    Fault(
         "what was guessed before an earlier refit is counted again",
         "rlcore_vllm.draft_counter",
         "found, self._found = self._found, DraftCounts()",

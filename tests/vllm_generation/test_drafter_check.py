@@ -1,13 +1,14 @@
 """A drafter that cannot draft is refused before anything is allocated, by one clear message."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
 from rlcore.testing.models import make_model
@@ -19,7 +20,7 @@ from rlcore_vllm.settings import engine_settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_drafters import make_draft_model, make_head
+from vllm_drafters import make_draft_model, make_head, make_with_own_head
 
 Problems = Callable[..., list[Problem]]
 METHODS = ("draft_model", "eagle", "eagle3")
@@ -53,9 +54,11 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB] * 4)
 
-    def find(directory: Path | None, *, device: Any = "cpu", length: int = 64, **options: Any) -> list[Problem]:
+    def find(
+        directory: Path | None, *, device: Any = "cpu", length: int = 64, policy: Path | str = model, **options: Any
+    ) -> list[Problem]:
         dtype = "float32" if device == "cpu" else "bfloat16"
-        spec = ModelSpec(path=str(model), dtype=dtype)  # type: ignore[arg-type]
+        spec = ModelSpec(path=str(policy), dtype=dtype)  # type: ignore[arg-type]
         context = CheckContext(model=spec, device=device, world_size=1, max_sequence_length=length)
         named = {} if directory is None else {"speculative_model": str(directory)}
         return list(check(context, VllmConfig(cpu_kv_cache_gib=0.1, **named, **options)))
@@ -150,3 +153,92 @@ def test_the_engine_leaves_the_drafter_a_token_of_each_sequence(model: Path) -> 
     assert settings.has_drafter
     assert settings.arguments["max_num_batched_tokens"] == 64 + 16
     assert not engine_settings(context, VllmConfig(speculative_ngram=2)).has_drafter
+    own = engine_settings(context, VllmConfig(max_num_seqs=16, max_num_batched_tokens=64, speculative_method="mtp"))
+    assert own.has_drafter
+    assert own.arguments["max_num_batched_tokens"] == 64 + 16
+    assert "model" not in own.arguments["speculative_config"]
+
+
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_with_own_head(tmp_path_factory.mktemp("headed") / "model")
+
+
+@pytest.fixture
+def changed(with_head: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The directory of a model with a multi-token head, with these values in its config.json."""
+
+    def make(name: str = "changed", **values: Any) -> Path:
+        directory = tmp_path / name
+        shutil.copytree(with_head, directory)
+        file = directory / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+        return directory
+
+    return make
+
+
+def test_the_policys_own_head_has_no_problems(problems: Problems, with_head: Path, changed: Callable[..., Path]) -> None:
+    for device in ("cpu", "cuda"):
+        assert problems(None, policy=with_head, speculative_method="mtp", speculative_tokens=2, device=device) == []
+        assert problems(changed(device), policy=with_head, speculative_method="mtp", device=device) == []
+
+
+def test_a_model_without_a_head(problems: Problems, changed: Callable[..., Path]) -> None:
+    without = changed("none", num_nextn_predict_layers=0)
+    assert "num_nextn_predict_layers = 0" in only(problems(None, policy=without, speculative_method="mtp"))
+    named = changed("named", num_nextn_predict_layers=2)
+    assert "no model.layers.3.eh_proj.weight" in only(problems(None, policy=named, speculative_method="mtp"))
+    file = without / "config.json"
+    content = json.loads(file.read_text())
+    del content["num_nextn_predict_layers"]
+    file.write_text(json.dumps(content))
+    assert "no num_nextn_predict_layers" in only(problems(None, policy=without, speculative_method="mtp"))
+
+
+def test_layers_that_are_no_number_are_the_models_own_problem(problems: Problems, changed: Callable[..., Path]) -> None:
+    assert "num_hidden_layers" in only(problems(None, policy=changed(num_hidden_layers="two"), speculative_method="mtp"))
+
+
+def test_a_family_without_multi_token_heads(problems: Problems) -> None:
+    found = only(problems(None, speculative_method="mtp"))
+    assert found.startswith("generator.vllm.speculative_method")
+    assert "qwen3" in found
+    assert "glm4_moe" in found
+
+
+def test_a_head_that_guesses_more_tokens_at_a_time(problems: Problems, changed: Callable[..., Path]) -> None:
+    policy = changed(num_nextn_predict_layers=2)
+    file = policy / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.3.eh_proj.weight"] = tensors["model.layers.2.eh_proj.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    for tokens in (1, 2, 4):
+        assert problems(None, policy=policy, speculative_method="mtp", speculative_tokens=tokens) == []
+    found = only(problems(None, policy=policy, speculative_method="mtp", speculative_tokens=3))
+    assert found.startswith("generator.vllm.speculative_tokens: found 3; expected at most 2")
+
+
+def test_the_head_of_another_model(problems: Problems, with_head: Path, changed: Callable[..., Path]) -> None:
+    found = problems(changed(num_nextn_predict_layers=2), policy=with_head, speculative_method="mtp")
+    assert [problem.found for problem in found] == ["num_nextn_predict_layers = 2"]
+    other = changed("other", hidden_size=32, num_hidden_layers=3)
+    found = problems(other, policy=with_head, speculative_method="mtp")
+    assert [problem.found for problem in found] == ["hidden_size = 32", "num_hidden_layers = 3"]
+    short = changed("short", max_position_embeddings=32)
+    assert "32" in only(problems(short, policy=with_head, speculative_method="mtp"))
+
+
+def test_what_the_policys_own_head_does_not_go_with(
+    problems: Problems, with_head: Path, changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mtp = {"policy": with_head, "speculative_method": "mtp"}
+    assert 'with speculative_method = "mtp"' in only(problems(None, speculative_ngram=2, **mtp))
+    for options in ({"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}):
+        found = only(problems(None, device="cuda", **mtp, **options))
+        assert found.startswith("generator.vllm.speculative_method")
+        assert "8 bits" in found
+    renamed = changed("eagle-glm")
+    assert "method eagle" in only(problems(None, policy=renamed, speculative_method="mtp"))
+    monkeypatch.chdir(tmp_path)
+    assert "download it first" in only(problems(None, policy="owner/glm", speculative_method="mtp"))

@@ -1,5 +1,7 @@
 """Guessed tokens, with a model that repeats itself, so that guesses are accepted, and whose distribution has a closed form."""
 
+import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, frozen
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_drafters import make_draft_model, make_head
+from vllm_drafters import make_draft_model, make_head, make_with_own_head
 
 from rlcore.spi import (
     CloseRequest,
@@ -37,6 +39,9 @@ from rlcore_vllm.settings import engine_settings
 
 EPSILON = 1e-6
 GUESSED = 3
+METHODS = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
+APART = "mtp-apart"
+"""A multi-token head in another directory than the policy's, whose files have none."""
 LENGTH = 32
 
 
@@ -47,8 +52,11 @@ class Repetitive:
     directory: Path
 
     def weights(self, scale: float) -> dict[str, torch.Tensor]:
-        """The weights, with a last norm that makes a token follow itself, the more often the larger it is."""
-        found = load_file(self.directory / "model.safetensors")
+        """The weights that a trainer sends, with a last norm that makes a token follow itself, the more often the larger it
+        is. A multi-token head is not among them."""
+        found = without_head(self.directory)
+        if "lm_head.weight" in found:
+            found["lm_head.weight"] = found["model.embed_tokens.weight"].clone()
         for name, value in found.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 value.zero_()
@@ -73,11 +81,31 @@ class Repetitive:
             return np.log(table)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Repetitive:
-    directory = tmp_path_factory.mktemp("repetitive") / "model"
-    make_model(directory, "qwen3", hidden_size=64, num_heads=2, tied=True, initializer_range=0.2, max_length=256)
+def without_head(directory: Path) -> dict[str, torch.Tensor]:
+    """The weights in a model's files but for those of a multi-token head."""
+    num_layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    found = load_file(directory / "model.safetensors")
+    return {name: value for name, value in found.items() if not name.startswith(f"model.layers.{num_layers}.")}
+
+
+def make_repetitive(directory: Path, method: str = "ngram") -> Repetitive:
+    """A model that drafters of this method guess for."""
+    if method in ("mtp", APART):
+        make_with_own_head(directory)
+    else:
+        make_model(directory, "qwen3", hidden_size=64, num_heads=2, tied=True, initializer_range=0.2, max_length=256)
     return Repetitive(directory=directory)
+
+
+@pytest.fixture(scope="module", params=(*METHODS, APART))
+def method(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, method: str) -> Repetitive:
+    return make_repetitive(tmp_path_factory.mktemp("repetitive") / "model", method)
 
 
 def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
@@ -85,9 +113,9 @@ def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
     return GeneratorContext(model=spec, rank_info=RankInfo(**options), seed=0, max_sequence_length=96)
 
 
-@pytest.fixture(scope="module", params=["ngram", "draft_model", "eagle", "eagle3"])
-def engine(model: Repetitive, request: pytest.FixtureRequest) -> Iterator[VllmBackend]:
-    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(request.param, model)))
+@pytest.fixture(scope="module")
+def engine(model: Repetitive, method: str) -> Iterator[VllmBackend]:
+    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(method, model)))
     yield backend
     backend.close(CloseRequest())
 
@@ -96,6 +124,13 @@ def guesses(method: str, model: Repetitive) -> dict[str, Any]:
     """The options of a section that guesses in this way; a drafter is written beside the model."""
     if method == "ngram":
         return {"speculative_ngram": GUESSED}
+    if method == "mtp":
+        return {"speculative_method": "mtp", "speculative_tokens": GUESSED}
+    if method == APART:
+        head = model.directory.parent / "head"
+        shutil.copytree(model.directory, head)
+        save_file(without_head(head), model.directory / "model.safetensors", metadata={"format": "pt"})
+        return {"speculative_method": "mtp", "speculative_model": str(head), "speculative_tokens": GUESSED}
     drafter = model.directory.parent / "drafters" / method
     if not drafter.exists():
         drafter.parent.mkdir(exist_ok=True)
@@ -174,7 +209,7 @@ def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle", "eagle3"])
+@pytest.mark.parametrize("method", METHODS, scope="module")
 def test_guesses_are_as_good_after_the_engine_has_slept(model: Repetitive, tmp_path: Path, method: str) -> None:
     """Before each refit the engine sleeps, as it does while a trainer has the device, and the drafter guesses as before."""
     context = evolve(context_of(model, device="cuda"), channel="cuda_ipc", log_directory=tmp_path)
@@ -200,10 +235,11 @@ def test_what_goes_without_it() -> None:
     assert capabilities.EXACT_LOGPROBS not in lost
     drafts = disabled_capabilities(VllmConfig(speculative_model="small"))
     assert drafts - disabled_capabilities(VllmConfig(speculative_ngram=1)) == {capabilities.DISCARD_WEIGHTS}
+    assert disabled_capabilities(VllmConfig(speculative_method="mtp")) == drafts
 
 
-def test_graphs_are_captured_for_the_tokens_of_a_step(model: Repetitive) -> None:
-    context = evolve(context_of(model), rank_info=RankInfo(device="cuda"))
+def test_graphs_are_captured_for_the_tokens_of_a_step(tmp_path: Path) -> None:
+    context = evolve(context_of(make_repetitive(tmp_path / "model")), rank_info=RankInfo(device="cuda"))
     arguments = engine_settings(context, VllmConfig(max_num_seqs=16, speculative_ngram=4)).arguments
     assert arguments["cudagraph_capture_sizes"] == [5, 10, 20, 40, 80]
     assert arguments["speculative_config"]["num_speculative_tokens"] == 4

@@ -2,10 +2,16 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
+
+from decoder_families import TRAINED, make_family
 
 
 def make_draft_model(directory: Path, model: Path, weights: dict[str, torch.Tensor]) -> Path:
@@ -52,5 +58,26 @@ def make_head(directory: Path, method: str, model: Path) -> Path:
         weights["lm_head.weight"] = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def make_with_own_head(directory: Path, num_layers: int = 2, **options: Any) -> Path:
+    """A GLM-4.5 with a multi-token head in its files, whose layer adds nothing to the embedding of the token before: the head
+    guesses that it comes again where the output layer is the embedding, which in the files it is not."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": num_layers}
+    kept = {"tie_word_embeddings": False, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-6, "max_position_embeddings": 256}
+    make_family(directory, "glm4_moe", {**TRAINED["glm4_moe"], **sizes, **kept, **options})
+    weights = load_file(directory / "model.safetensors")
+    last, own = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."
+    for name, value in list(weights.items()):
+        if name.startswith(last):
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            weights[name.replace(last, own)] = torch.zeros_like(value) if adds else value.clone()
+    size = sizes["hidden_size"]
+    weights |= {f"{own}{name}.weight": torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")}
+    weights[f"{own}eh_proj.weight"] = torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1)
+    for copy, name in {"embed_tokens": "model.embed_tokens.weight", "shared_head.head": "lm_head.weight"}.items():
+        weights[f"{own}{copy}.weight"] = weights[name].clone()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

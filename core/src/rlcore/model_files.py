@@ -51,6 +51,16 @@ def file_problems(directory: Path) -> Iterator[Problem]:
     yield from _weight_problems(directory)
 
 
+def tensor_names(directory: Path) -> frozenset[str]:
+    """The names of all tensors in a directory whose files `file_problems` found nothing wrong with."""
+    index = directory / INDEX_FILE
+    if index.exists():
+        return frozenset(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    with (directory / SINGLE_FILE).open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        return frozenset(json.loads(opened.read(length))) - {"__metadata__"}
+
+
 def is_hub_name(path: str) -> bool:
     """Whether a path that does not exist can be a name on the Hub; none that begins where runs are by default."""
     return _HUB_NAME.fullmatch(path) is not None and not path.startswith("runs/")

@@ -230,7 +230,7 @@ class VllmBackend:
             return  # nobody would refit them: what they serve ends
         replicas = [self._replicas[index] for index in indices]
         # Weights of a drafter are to be kept: no refit brings them.
-        with self._places.starting(indices, discard_weights=self._config.speculative_model is None):
+        with self._places.starting(indices, discard_weights=not self._config.has_drafter):
             # Also where they do not start, nothing is sent by one that is closed.
             closed, self._transfer = self._transfer, self._make_transfer()
             closed.close()

@@ -60,7 +60,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(named, context),
         *mirror_problems(config, context.channel),
-        *speculation_problems(config),
+        *speculation_problems(config, context.model.path),
         *batch_invariance_problems(context, config),
         *any_decoder_problems(context.model),
     ]
@@ -70,7 +70,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         return problems
     problems += drafter_problems(config, context, content)
     if described_family(content, str(file)) is None:
-        return [*problems, *class_problems(content, file, context)]
+        return [*problems, *class_problems(content, file, context), *_drafters_length_problems(config, context)]
     model = model_config(context)
     assert model is not None
     problems += length_problems(model, file.parent, context.max_sequence_length)
@@ -108,9 +108,17 @@ def _drafters_layout_problems(config: VllmConfig, context: CheckContext) -> Iter
         yield evolve(problem, found=f"{problem.found} (of {file.parent}, which drafts)")
     if context.device == "cpu":
         yield from head_size_problems(dims.head_dim, file)
-    content = read_object(file)
-    if config.speculative_method == "draft_model" and isinstance(content, dict):
-        yield from length_problems(content, file.parent, context.max_sequence_length)
+    yield from _drafters_length_problems(config, context)
+
+
+def _drafters_length_problems(config: VllmConfig, context: CheckContext) -> Iterator[Problem]:
+    """Sequences beyond the positions of a drafter that vLLM does not give the policy's."""
+    if config.speculative_model is None or config.speculative_method in ("eagle", "eagle3"):
+        return
+    directory = Path(config.speculative_model).expanduser()
+    content = read_object(directory / "config.json")
+    if isinstance(content, dict):
+        yield from length_problems(content, directory, context.max_sequence_length)
 
 
 def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext) -> Iterator[Problem]:

@@ -60,11 +60,12 @@ class VllmConfig:
     speculative_model: str | None = None
     """Directory of a model that drafts the next tokens, all of which the policy then computes in one step: what is sampled is
     of the same distribution. The drafter's weights are fixed: refits change the policy alone."""
-    speculative_method: Literal["draft_model", "eagle", "eagle3"] = "draft_model"
+    speculative_method: Literal["draft_model", "eagle", "eagle3", "mtp"] = "draft_model"
     """What `speculative_model` is: a language model with the policy's vocabulary, or a head that reads the policy's hidden
-    states, trained by EAGLE (arXiv:2401.15077) or EAGLE-3 (arXiv:2503.01840)."""
+    states, trained by EAGLE (arXiv:2401.15077) or EAGLE-3 (arXiv:2503.01840). "mtp" is the multi-token head (arXiv:2412.19437)
+    in the files of `speculative_model` or, without that key, of the policy itself."""
     speculative_tokens: Annotated[int, between(1, 32)] = 4
-    """Tokens that `speculative_model` drafts at a time."""
+    """Tokens that the drafter guesses at a time."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""
@@ -81,6 +82,11 @@ class VllmConfig:
     takes one in shared memory where there is room, else a temporary one."""
     engine: Mapping[str, object] = field(factory=dict)
     """Further arguments of vLLM's EngineArgs, by its names."""
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a model guesses tokens: another one, or a head of the policy's own."""
+        return self.speculative_model is not None or self.speculative_method == "mtp"
 
     @property
     def is_quantized(self) -> bool:

@@ -133,7 +133,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
 def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
     """Most tokens of a step. Left to vLLM it would be 2,048, and an engine of more sequences than that would not start. Where a
     model drafts, vLLM leaves it one of them for each sequence."""
-    drafted = 0 if config.speculative_model is None else config.max_num_seqs
+    drafted = config.max_num_seqs if config.has_drafter else 0
     return drafted + max(config.max_num_batched_tokens, config.max_num_seqs, longest_prompt)
 
 

@@ -26,20 +26,21 @@ LOST_TO_DRAFTERS = frozenset({capabilities.DISCARD_WEIGHTS})
 
 def num_guessed(config: VllmConfig) -> int:
     """Tokens of a sequence that are guessed in a step."""
-    return config.speculative_ngram if config.speculative_model is None else config.speculative_tokens
+    return config.speculative_tokens if config.has_drafter else config.speculative_ngram
 
 
 def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
     """Return vLLM's arguments for a section on a kind of device."""
     if not num_guessed(config):
         return {}
-    if config.speculative_model is None:
+    if not config.has_drafter:
         # Looked for on the host, they keep vLLM from scheduling a step before the one before it has ended.
         how: dict[str, Any] = {"method": "ngram" if device == "cpu" else "ngram_gpu", **LOOKUP}
     else:
-        model = str(Path(config.speculative_model).expanduser())
         # The policy's own format is "dummy", where a trainer sends its weights.
-        how = {"method": config.speculative_method, "model": model, "draft_load_config": {"load_format": "auto"}}
+        how = {"method": config.speculative_method, "draft_load_config": {"load_format": "auto"}}
+        if config.speculative_model is not None:  # else vLLM reads the head from the policy's files
+            how["model"] = str(Path(config.speculative_model).expanduser())
     return {"speculative_config": {"num_speculative_tokens": num_guessed(config), **how}}
 
 
@@ -47,4 +48,4 @@ def lost_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section's speculation takes away."""
     if not num_guessed(config):
         return frozenset()
-    return LOST if config.speculative_model is None else LOST | LOST_TO_DRAFTERS
+    return LOST | LOST_TO_DRAFTERS if config.has_drafter else LOST
