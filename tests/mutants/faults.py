@@ -1105,4 +1105,11 @@ FAULTS = (
         "self._make([destination])",
         "tests/vllm_generation/test_noted_copies.py::test_what_a_loader_does_besides_makes_tensors_unknown[Repeating]",
     ),
+    Fault(
+        "an engine that nobody waits for is started in the process that it has",
+        "rlcore_vllm.process",
+        "if self._is_given_up:\n                self._child.give_up()",
+        "if not self._is_given_up:\n                pass",
+        "tests/vllm_generation/test_process.py::test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has",
+    ),
 )
