@@ -1126,4 +1126,25 @@ FAULTS = (
         "if not self._addresses:",
         "tests/vllm_generation/test_noted_copies.py::test_a_parameter_with_other_memory_is_noted_anew",
     ),
+    Fault(
+        "a parameter that no copy reaches is missing in the second load",
+        "rlcore_vllm.noted_copies",
+        "self._reported |= got_something.difference(*(each.parameters for each in noted.values()))",
+        "pass",
+        "tests/vllm_generation/test_noted_copies.py::test_what_loaders_report_without_a_copy_is_reported_each_time",
+    ),
+    Fault(
+        "what a loader makes of a parameter is made once",
+        "rlcore_vllm.noted_copies",
+        "self._make([destination, source])",
+        "self._make([destination])",
+        "tests/vllm_generation/test_noted_copies.py::test_what_a_loader_does_besides_makes_tensors_unknown[Repeating]",
+    ),
+    Fault(
+        "an engine that nobody waits for is started in the process that it has",
+        "rlcore_vllm.process",
+        "if self._is_given_up:\n                self._child.give_up()",
+        "if not self._is_given_up:\n                pass",
+        "tests/vllm_generation/test_process.py::test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has",
+    ),
 )

@@ -35,6 +35,7 @@ class Engine:
         self.name = name
         self.may_start = threading.Event()
         self.may_start.set()
+        self.is_given_up = False
         self.awake = True
         self.error = None
         self.dies = False
@@ -77,6 +78,7 @@ class Engine:
         return move
 
     def give_up(self):
+        self.is_given_up = True
         self.may_start.set()
 
     def close(self):
@@ -189,6 +191,15 @@ def test_nobody_waits_for_one_that_is_started_where_another_fails_meanwhile(back
     join_restart()
     assert [engine.num_starts for engine in engines] == [2, 2]
     assert [engine.awake for engine in engines] == [False, False]
+
+
+@pytest.mark.usefixtures("transfer")
+def test_a_start_that_begins_as_the_backend_closes_is_given_up(two_models, engines):
+    """None is under way when it begins to close."""
+    backend = VllmBackend(two_models.context(channel="directory"), VllmConfig(replicas=2))
+    assert not any(engine.is_given_up for engine in engines)
+    backend.close(CloseRequest())
+    assert all(engine.is_given_up for engine in engines)
 
 
 @pytest.mark.parametrize("seed", range(4))

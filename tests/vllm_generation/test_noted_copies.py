@@ -1,5 +1,7 @@
 """Copies that are made again without a model's loaders leave what the loaders would."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -85,8 +87,8 @@ SHAPES = {
     for number in range(EXPERTS)
     for part in ("gate", "up", "down")
 }
-CHANGED = {"decay", "scale"}
-"""Tensors that loaders do more with than to copy them."""
+CHANGED = {"decay", "scale", "embedding"}
+"""Tensors that loaders do more with than to copy them, or to whose parameters they write more than tensors' parts."""
 
 
 def packed(seed):
@@ -97,12 +99,8 @@ def packed(seed):
 
 
 def load(model, copies, weights):
-    """What Loader does; the names of parameters that got something."""
-    known = [(name, tensor) for name, tensor in weights if copies.know(name, tensor)]
-    others = [(name, tensor) for name, tensor in weights if not copies.know(name, tensor)]
-    with copies.noting(others):
-        loaded = model.load_weights(others)
-    return loaded | copies.repeat(known)
+    """The names of parameters that got something."""
+    return copies.load(weights, model.load_weights)
 
 
 def loaded_model(seed):
@@ -143,6 +141,16 @@ def test_later_loads_leave_what_the_loaders_would(noted, cut):
     assert names == {name for name, _ in model.named_parameters()}
 
 
+def test_memory_that_was_discarded_in_between_holds_what_the_loaders_would_leave(noted):
+    """Also in rows that fill up a vocabulary, which no tensor brings."""
+    model, copies = noted
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    copies.begin()
+    load(model, copies, packed(1))
+    assert_alike(model, loaded_model(1))
+
+
 def test_other_shapes_dtypes_and_layouts_go_to_the_loaders(noted):
     _, copies = noted
     weight = dict(packed(1))["down"]
@@ -168,8 +176,8 @@ def test_a_load_that_fails_is_not_noted():
     copies.begin()
     weights = packed(0)
     wrong = [("q", torch.zeros(2, HIDDEN)), *weights[1:]]
-    with pytest.raises(IndexError), copies.noting(wrong):
-        model.load_weights(wrong)
+    with pytest.raises(IndexError):
+        load(model, copies, wrong)
     assert not any(copies.know(name, tensor) for name, tensor in weights)
 
 
@@ -183,10 +191,17 @@ def test_tensors_that_share_memory_are_not_noted():
     assert not any(copies.know(name, tensor) for name, tensor in weights)
 
 
-def test_experts_that_vllm_moves_are_not_noted():
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"enable_eplb": True},
+        {"moe_config": SimpleNamespace(moe_parallel_config=SimpleNamespace(enable_eplb=True))},
+    ],
+)
+def test_experts_that_vllm_moves_are_not_noted(told):
     model = Model()
     model.balanced = nn.Module()
-    model.balanced.enable_eplb = True
+    vars(model.balanced).update(told)
     copies = NotedCopies(model)
     copies.begin()
     load(model, copies, packed(0))
@@ -212,10 +227,104 @@ class Doubling(Model):
         return loaded
 
 
-@pytest.mark.parametrize("kind", [Peeking, Doubling])
+class Deriving(Model):
+    """Makes a parameter from another."""
+
+    def __init__(self):
+        super().__init__()
+        self.derived = self.made(HIDDEN, dtype=torch.float32)
+
+    def load(self, name, tensor):
+        loaded = super().load(name, tensor)
+        if name == "norm":
+            self.derived.data.copy_(self.norm.data * 2.0)
+        return loaded
+
+
+class Repeating(Deriving):
+    """Copies a parameter to another."""
+
+    def load(self, name, tensor):
+        loaded = Model.load(self, name, tensor)
+        if name == "norm":
+            self.derived.data.copy_(self.norm.data)
+        return loaded
+
+
+@pytest.mark.parametrize("kind", [Peeking, Doubling, Deriving, Repeating])
 def test_what_a_loader_does_besides_makes_tensors_unknown(kind):
     model = kind()
     copies = NotedCopies(model)
     copies.begin()
     load(model, copies, packed(0))
     assert {name for name, tensor in packed(0) if not copies.know(name, tensor)} == CHANGED | {"norm"}
+
+
+def test_what_writes_nothing_leaves_tensors_known():
+    class Full(Model):
+        def load(self, name, tensor):
+            loaded = super().load(name, tensor)
+            self.norm.data[HIDDEN:].fill_(0)
+            return loaded
+
+    model = Full()
+    copies = NotedCopies(model)
+    copies.begin()
+    load(model, copies, packed(0))
+    assert {name for name, tensor in packed(0) if not copies.know(name, tensor)} == CHANGED
+
+
+def test_a_buffer_that_is_replaced_is_loaded():
+    class Buffered(Model):
+        def __init__(self):
+            super().__init__()
+            norm = self.norm.data
+            del self.norm
+            self.register_buffer("norm", norm)
+
+    model = Buffered()
+    copies = NotedCopies(model)
+    copies.begin()
+    load(model, copies, packed(0))
+    model.norm = torch.zeros_like(model.norm)
+    copies.begin()
+    load(model, copies, packed(1))
+    assert torch.equal(model.norm, dict(packed(1))["norm"].float())
+
+
+class Outside(Model):
+    """On a rank that has no row of a head, the others of which are beyond the vocabulary."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = self.made(PADDED, HIDDEN)
+
+    def load(self, name, tensor):
+        if name != "elsewhere":
+            return super().load(name, tensor)
+        self.head.data[:0, :2].copy_(tensor.narrow(0, 3, 0))
+        self.head.data[0:].fill_(0)
+        return "head"
+
+
+def test_what_loaders_report_without_a_copy_is_reported_each_time():
+    model = Outside()
+    copies = NotedCopies(model)
+    for seed in (0, 1):
+        copies.begin()
+        assert load(model, copies, packed(seed)) == {name for name, _ in model.named_parameters()}
+
+
+def test_loaders_that_report_nothing_go_on_to():
+    class Silent(Model):
+        def load_weights(self, weights):
+            super().load_weights(weights)
+
+    model = Silent()
+    copies = NotedCopies(model)
+    for seed in (0, 1):
+        copies.begin()
+        assert load(model, copies, packed(seed)) is None
+        assert_alike(model, loaded_model(seed))
+    assert load(model, copies, [("q", dict(packed(2))["q"])]) is None
+    assert model.called.count("q") == 1

@@ -173,6 +173,38 @@ def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
     assert not sockets.exists()
 
 
+class Running(NeverReady):
+    """Stands for a process with an engine, in which another would start for ever."""
+
+    is_usable = True
+
+    def await_engine(self, timeout_s):
+        pass
+
+    def call(self, function, what, timeout_s, key=None):
+        if what == "restart" and not self.given_up.wait(60):
+            raise AssertionError("found a start that goes on")
+        raise WorkerError("ended")
+
+
+def test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has(monkeypatch, tmp_path):
+    children = [Running(), NeverReady()]
+    left = iter(children)
+    monkeypatch.setattr(process, "Child", lambda *_: next(left))
+    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path / "logs")
+    replica.start()
+    replica.give_up()
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(replica.restart)
+        try:
+            with pytest.raises(WorkerError, match="given up"):
+                start.result(30)
+        finally:
+            children[0].give_up()
+    assert all(child.ended for child in children)
+    replica.close()
+
+
 def test_an_engine_that_dies_in_a_stream_ends_it(backend, two_models):
     """What the other engine has is delivered, what the dead one had is not, and the next stream needs a refit."""
     request = request_of(4, 280)

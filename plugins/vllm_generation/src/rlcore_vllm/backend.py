@@ -152,9 +152,9 @@ class VllmBackend:
     def close(self, request: spi.CloseRequest) -> None:
         """End the engines and their processes."""
         del request
-        if self._in_background.is_under_way:
-            for replica in self._replicas:
-                replica.give_up()
+        # Also where no restart is under way: one may begin until all are ended.
+        for replica in self._replicas:
+            replica.give_up()
         self._in_background.end()
         self._version = NO_WEIGHTS
         self._transfer.close()

@@ -5,7 +5,7 @@ layerwise reload brings each layer back to checkpoint form on the meta device, g
 layer once it is whole. It says nothing about what it got wrong, so everything that it may leave behind is checked here.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
 from rlcore_vllm.manifest import refuse
-from rlcore_vllm.noted_copies import NotedCopies
+from rlcore_vllm.noted_copies import LoadWeights, NotedCopies
 from rlcore_vllm.versions import keeps_checkpoint_form, without_weights
 
 
@@ -27,7 +27,7 @@ class Loader:
 
     def __init__(self, model: nn.Module, model_config: Any, device: torch.device) -> None:
         self._model = model
-        self._load_weights: Callable[[Iterator[tuple[str, Tensor]]], set[str] | None] = model.load_weights  # type: ignore
+        self._load_weights: LoadWeights = model.load_weights  # type: ignore
         self._model_config = model_config
         self._device = device
         self.is_direct = _is_in_checkpoint_form(model, model_config, device)
@@ -57,7 +57,7 @@ class Loader:
     def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool) -> None:
         """Load named tensors; unless `stable`, their memory may be overwritten as soon as this has been executed."""
         weights = list(tensors)
-        names = self._load_directly(weights) if self.is_direct else self._load_weights(iter(weights))
+        names = self._copies.load(weights, self._load_weights) if self.is_direct else self._load_weights(iter(weights))
         if names is None or self._loaded is None:
             self._loaded = None
         else:
@@ -88,18 +88,6 @@ class Loader:
         """Make the model's structure whole again, whatever mixture of weights it then holds."""
         for layer in self._model.modules():
             self._put_back(layer)
-
-    def _load_directly(self, weights: list[tuple[str, Tensor]]) -> set[str] | None:
-        """Copy what earlier loads have shown how to copy, and leave the rest to vLLM's loaders, which show it."""
-        known, others = [], []
-        for name, tensor in weights:
-            (known if self._copies.know(name, tensor) else others).append((name, tensor))
-        names = self._copies.repeat(known)
-        if not others:
-            return names
-        with self._copies.noting(others):
-            loaded = self._load_weights(iter(others))
-        return None if loaded is None else names | loaded
 
     def _put_back(self, layer: nn.Module) -> None:
         """Undo what the layerwise reload did to a layer that it has not processed."""

@@ -8,8 +8,7 @@ A loader that does anything else with a tensor than to copy parts of it is calle
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_CONSTANTS = frozenset({torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default})
-"""What writes the same whatever is loaded, such as rows that fill up a vocabulary: it needs no second time."""
+from rlcore_vllm.versions import without_weights
+
 Weights = Sequence[tuple[str, Tensor]]
+LoadWeights = Callable[[Iterator[tuple[str, Tensor]]], set[str] | None]
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,19 +58,21 @@ class NotedCopies:
         self._model = model
         self._noted: dict[str, Noted] = {}
         self._made: set[str] = set()
-        """Parameters to which loaders wrote what was no tensor's part."""
+        """Parameters to which loaders wrote what was no tensor's part, or that they read."""
+        self._reported: set[str] | None = set()
+        """Parameters that loaders report though nothing was copied there, such as a head's on a rank that has none of its
+        rows; None where they report nothing at all."""
         self._addresses: dict[str, int] = {}
-        # Experts that vLLM moves between ranks to balance their load are elsewhere at the next refit.
-        self._is_fixed = not any(getattr(layer, "enable_eplb", False) for layer in model.modules())
+        self._is_fixed = not any(_moves_experts(layer) for layer in model.modules())
 
     def begin(self) -> None:
         """A load begins: forget what was noted where a parameter has another memory than then."""
-        addresses = {name: parameter.data_ptr() for name, parameter in self._model.named_parameters()}
+        addresses = {name: tensor.data_ptr() for name, tensor in self._model.named_parameters()}
         if addresses != self._addresses:
-            self._noted, self._made, self._addresses = {}, set(), addresses
+            self._noted, self._made, self._reported, self._addresses = {}, set(), set(), addresses
 
     def know(self, name: str, tensor: Tensor) -> bool:
-        """Whether `repeat` can load this tensor."""
+        """Whether this tensor can be loaded without the loaders."""
         noted = self._noted.get(name)
         return (
             noted is not None
@@ -80,8 +82,20 @@ class NotedCopies:
             and tensor.is_contiguous()
         )
 
-    def repeat(self, weights: Weights) -> set[str]:
-        """Copy tensors that are known; returns the names of the parameters that have got something."""
+    def load(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
+        """Copy what earlier loads have shown how to copy, and leave the rest to the model's loaders, which show it. Returns the
+        names of the parameters that have got something, or None where the loaders report none."""
+        known, others = [], []
+        for name, tensor in weights:
+            (known if self.know(name, tensor) else others).append((name, tensor))
+        names: set[str] | None = self._repeat(known)
+        if others:
+            reported = self._load_watched(others, load_weights)
+            names = None if names is None or reported is None else names | reported
+        return None if names is None or self._reported is None else names | self._reported
+
+    def _repeat(self, weights: Weights) -> set[str]:
+        """Copy tensors that are known; returns the names of the parameters to which something was copied."""
         pairs: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
         names: set[str] = set()
         for name, tensor in weights:
@@ -99,20 +113,25 @@ class NotedCopies:
             torch._foreach_copy_(destinations, sources)
         return names
 
-    @contextmanager
-    def noting(self, weights: Weights) -> Iterator[None]:
-        """While the model's loaders load these."""
+    def _load_watched(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
+        """What the model's loaders answer."""
         given = _Given(weights)
         if not self._is_fixed or not given.lie_apart:
-            yield
-            return
+            return load_weights(iter(weights))
         noted = {
             name: Noted(shape=tensor.shape, dtype=tensor.dtype, is_copied_alone=tensor.is_contiguous())
             for name, tensor in weights
         }
         with _Watch(given, _Owners(self._model), noted, self._made):
-            yield
+            reported = load_weights(iter(weights))
         self._noted |= noted
+        if reported is None or self._reported is None:
+            self._reported = None
+            return None
+        named = {name for name, _ in self._model.named_parameters()}
+        got_something = named - without_weights(named, reported)
+        self._reported |= got_something.difference(*(each.parameters for each in noted.values()))
+        return reported
 
 
 class _Given:
@@ -138,11 +157,10 @@ class _Given:
 
 
 class _Owners:
-    """Finds the parameter or buffer that a view is of."""
+    """Finds the parameter that a view is of; none of a buffer, which models put others in the place of as they run."""
 
     def __init__(self, model: nn.Module) -> None:
-        held = (*model.named_buffers(), *model.named_parameters())
-        self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in held}
+        self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in model.named_parameters()}
 
     def find(self, tensor: Tensor) -> str | None:
         return self._names.get(tensor.untyped_storage().data_ptr())
@@ -167,8 +185,7 @@ class _Watch(TorchDispatchMode):
         found, parameter = self._given.find(source), self._owners.find(destination)
         self._spoil_given([destination])
         if found is None:
-            if parameter is not None:
-                self._made.add(parameter)
+            self._make([destination, source])
             return
         name, tensor = found
         if parameter is None or (source.shape, source.dtype) != (destination.shape, tensor.dtype):
@@ -179,13 +196,16 @@ class _Watch(TorchDispatchMode):
         self._noted[name].parameters.add(parameter)
 
     def _note_others(self, func: Any, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """Views are watched themselves; what else reads a tensor, or writes to the model, is to be done each time."""
+        """Views are watched themselves; what else reads a tensor, or reads or writes the model, is to be done each time."""
         memory = {result.untyped_storage().data_ptr() for result in results}
-        is_writing = func._schema.is_mutable
-        if is_writing or any(argument.untyped_storage().data_ptr() not in memory for argument in arguments):
+        if func._schema.is_mutable or any(argument.untyped_storage().data_ptr() not in memory for argument in arguments):
             self._spoil_given(arguments)
-        if is_writing and func not in _CONSTANTS:
-            self._made |= {owner for argument in arguments if (owner := self._owners.find(argument)) is not None}
+            self._make(arguments)
+
+    def _make(self, tensors: Sequence[Tensor]) -> None:
+        """Loaders go on from what these hold, or fill them, also with constants: memory of weights that were discarded in a
+        sleep holds those no more."""
+        self._made |= {owner for tensor in tensors if tensor.numel() and (owner := self._owners.find(tensor)) is not None}
 
     def _spoil_given(self, tensors: Sequence[Tensor]) -> None:
         self._spoil([found[0] for tensor in tensors if (found := self._given.find(tensor)) is not None])
@@ -193,6 +213,14 @@ class _Watch(TorchDispatchMode):
     def _spoil(self, names: Iterable[str]) -> None:
         for name in names:
             self._noted[name].is_copied_alone = False
+
+
+def _moves_experts(layer: nn.Module) -> bool:
+    """Whether vLLM moves a layer's experts between ranks to balance their load: they are elsewhere at the next refit. Some
+    models say so themselves; of the others the layer of the experts' weights does."""
+    config: Any = getattr(layer, "moe_config", None)
+    parallel = getattr(config, "moe_parallel_config", None)
+    return bool(getattr(layer, "enable_eplb", False) or getattr(parallel, "enable_eplb", False))
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -186,6 +186,8 @@ class ProcessReplica:
         """Start the engine anew, in the same process if that still answers, which spares the imports."""
         if self._child is not None and self._child.is_usable:
             self._starting = self._child
+            if self._is_given_up:
+                self._child.give_up()
             try:
                 self._call(self._child, lambda host: host.restart(), "restart", "start_timeout_s")
                 return
