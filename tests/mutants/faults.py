@@ -395,7 +395,7 @@ FAULTS = (
     Fault(
         "what megatron's adapters have learned never arrives",
         "rlcore_megatron.export",
-        "return share if adapters is None else adapters.merged(item.tensor.name, share)",
+        "return share if held.adapters is None else held.adapters.merged(item.tensor.name, share)",
         "return share",
         LORA.format("megatron-transformers-merged"),
     ),

@@ -34,7 +34,7 @@ class _Held:
     """What is merged into it; None where nothing is."""
     groups: int
     rows: list[int]
-    """Of each of its source's tensors, in each group."""
+    """How many each of its source's tensors has in each group."""
 
 
 class Exporter:
