@@ -82,18 +82,24 @@ def parse_options(settings: list[str]) -> dict[str, Any]:
     return tomllib.loads("\n".join(settings))
 
 
-def export_of(model: Any, weight_version: int) -> WeightExport:
-    """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them."""
+def specs_of(model: Any) -> tuple[TensorSpec, ...]:
+    """What a transformers model's checkpoint consists of; a trainer works it out once."""
     import torch
 
+    own = {name: torch.empty_like(parameter, device="meta") for name, parameter in model.named_parameters()}
+    return tuple(
+        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in checkpoint_tensors(model, own)
+    )
+
+
+def export_of(model: Any, weight_version: int, specs: tuple[TensorSpec, ...] | None = None) -> WeightExport:
+    """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them; `specs`
+    are those of `specs_of`, where they are known."""
     from rlcore_torchkit.buckets import make_buckets
 
+    specs = specs_of(model) if specs is None else specs
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    shapes = checkpoint_tensors(model, {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()})
-    specs = tuple(
-        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in shapes
-    )
     return WeightExport(
         weight_version=weight_version,
         specs=specs,

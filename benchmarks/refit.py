@@ -32,6 +32,7 @@ from generator_setup import (
     refit,
     row_parser,
     run_row,
+    specs_of,
     synchronize,
     versions,
 )
@@ -56,7 +57,7 @@ def measure_rlcore(row: str, shape: str, device: str, directory: Path, repeats: 
     export = _trainer_export(directory, device, dtype) if fsdp2 else _model_export(shape, device, dtype)
     found = []
     for weight_version in range(repeats):
-        made = partial(export, weight_version)
+        made = export(weight_version)
         synchronize(device)
         watch = Stopwatch()
         weights = made()
@@ -66,22 +67,24 @@ def measure_rlcore(row: str, shape: str, device: str, directory: Path, repeats: 
     return found
 
 
-def _model_export(shape: str, device: str, dtype: str) -> Callable[[int], WeightExport]:
+def _model_export(shape: str, device: str, dtype: str) -> Callable[[int], Callable[[], WeightExport]]:
+    """Scales the weights; what it returns is to be measured."""
     import torch
 
     model = make_model(shape, device, dtype)
+    specs = specs_of(model)
 
-    def export(weight_version: int) -> WeightExport:
+    def export(weight_version: int) -> Callable[[], WeightExport]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
-        synchronize(device)
-        return export_of(model, weight_version)
+        return partial(export_of, model, weight_version, specs)
 
     return export
 
 
-def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int], WeightExport]:
+def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int], Callable[[], WeightExport]]:
+    """What it returns is to be measured."""
     from rlcore.registry.binding import build_trainer
     from rlcore.registry.discovery import discover
     from rlcore.schema.structure import structure
@@ -102,7 +105,7 @@ def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int],
         request = ExportWeightsRequest(weight_version=0, dtype=dtype, max_bucket_bytes=BUCKET_BYTES)
         return evolve(trainer.export_weights(request), weight_version=weight_version)
 
-    return export
+    return lambda weight_version: partial(export, weight_version)
 
 
 def measure_trl(row: str, shape: str, device: str, directory: Path, repeats: int) -> list[dict[str, float]]:

@@ -395,7 +395,7 @@ FAULTS = (
     Fault(
         "what megatron's adapters have learned never arrives",
         "rlcore_megatron.export",
-        "return share if adapters is None else adapters.merged(item.tensor.name, share)",
+        "return share if held.adapters is None else held.adapters.merged(item.tensor.name, share)",
         "return share",
         LORA.format("megatron-transformers-merged"),
     ),
@@ -1117,6 +1117,13 @@ FAULTS = (
         "rlcore_vllm.noted_copies",
         "return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset() + self.offset)",
         "return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset())",
+        "tests/vllm_generation/test_noted_copies.py::test_later_loads_leave_what_the_loaders_would[20]",
+    ),
+    Fault(
+        "what is turned before it is copied is copied again as it is",
+        "rlcore_vllm.noted_copies",
+        "is_all=source.shape == tensor.shape and source.stride() == tensor.stride(),",
+        "is_all=source.shape == tensor.shape,",
         "tests/vllm_generation/test_noted_copies.py::test_later_loads_leave_what_the_loaders_would[20]",
     ),
     Fault(

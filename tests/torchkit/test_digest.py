@@ -67,5 +67,10 @@ def test_every_changed_bit_changes_it(place: int, bit: int) -> None:
 def test_many_tensors_at_once(device: str) -> None:
     tensors = [torch.randn(n).to(device) for n in (3, 0, 9000, 1, 2**17 + 5)]
     tensors += [random_bytes(2**18 + 3, torch.int8, 0).to(device), tensors[-1][1:], torch.zeros(0, device=device)]
+    tensors += [
+        torch.randn(9).bfloat16().to(device)[1:],
+        torch.randn(8).bfloat16().to(device)[1:],
+        torch.randn(7, 5).to(device).T,
+    ]
     assert tensor_digests(tensors) == [expected_digest(tensor) for tensor in tensors]
     assert tensor_digests([]) == []

@@ -19,7 +19,11 @@ class Around(BaseLayerWithLoRA):
 
 @pytest.fixture
 def model():
-    return nn.ModuleDict({"first": Around(nn.Linear(2, 3)), "second": nn.Sequential(Around(nn.Linear(3, 2)), nn.LayerNorm(2))})
+    model = nn.ModuleDict({"first": Around(nn.Linear(2, 3)), "second": nn.Sequential(Around(nn.Linear(3, 2)), nn.LayerNorm(2))})
+    model.lora_manager = SimpleNamespace(
+        modules={"first": model["first"]}, packed_modules={}, lora_config=SimpleNamespace(lora_dtype=torch.float32)
+    )
+    return model
 
 
 def test_files_names_are_the_models_while_weights_are_loaded(model):
@@ -33,9 +37,6 @@ def test_files_names_are_the_models_while_weights_are_loaded(model):
 
 def test_adapters_of_layers_that_vllm_has_not_are_refused(model):
     """It would pass them over, and sample from another policy."""
-    model.lora_manager = SimpleNamespace(
-        modules={"first": model["first"]}, packed_modules={}, lora_config=SimpleNamespace(lora_dtype=torch.float32)
-    )
     tensors = {"third.lora_A.weight": torch.ones(1, 2), "third.lora_B.weight": torch.ones(3, 1)}
     with pytest.raises(RefitError, match="third"):
         replace_adapters(model, tensors, LoraSpec(rank=1), "cpu")

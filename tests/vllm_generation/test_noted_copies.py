@@ -18,6 +18,7 @@ class Model(nn.Module):
         super().__init__()
         self.qkv = self.made(HEADS // 2 + KV, HIDDEN)
         self.down = self.made(HIDDEN, INNER // 2)
+        self.turned = self.made(HIDDEN, HIDDEN)
         self.embedding = self.made(PADDED, HIDDEN)
         self.w13 = self.made(EXPERTS, 2 * INNER, HIDDEN)
         self.w2 = self.made(EXPERTS, HIDDEN, INNER)
@@ -49,6 +50,8 @@ class Model(nn.Module):
                 return "qkv"
             case ["down"]:
                 self.down.data.copy_(tensor.narrow(1, INNER // 2, INNER // 2))
+            case ["turned"]:
+                self.turned.data.copy_(tensor.T)
             case ["embedding"]:
                 self.embedding.data[:VOCABULARY].copy_(tensor)
                 self.embedding.data[VOCABULARY:].fill_(0)
@@ -77,6 +80,7 @@ SHAPES = {
     "q": (HEADS, HIDDEN),
     "kv": (KV, HIDDEN),
     "down": (HIDDEN, INNER),
+    "turned": (HIDDEN, HIDDEN),
     "embedding": (VOCABULARY, HIDDEN),
     "decay": (HIDDEN,),
     "scale": (HIDDEN,),

@@ -20,3 +20,11 @@ def test_what_is_packed_is_unpacked(shapes, dtypes):
     pack(tensors, buffer)
     assert_same(unpack(buffer, specs_of(tensors)), tensors)
     assert bool((buffer[-ALIGNMENT:] == 255).all())
+
+
+def test_a_part_of_a_larger_buffer():
+    tensors = [torch.randn(3, 5), torch.randn(7).bfloat16()]
+    whole = torch.zeros(packed_bytes([tensor.nbytes for tensor in tensors]) + ALIGNMENT, dtype=torch.uint8)
+    pack(tensors, whole[ALIGNMENT:])
+    assert_same(unpack(whole[ALIGNMENT:], specs_of(tensors)), tensors)
+    assert not whole[:ALIGNMENT].any()

@@ -27,20 +27,21 @@ def _digest_kernel(addresses, lengths, tensors, starts, sums, chunk_words: tl.co
     tl.atomic_add(sums + tensor, tl.sum(total, 0))
 
 
-def digest_sums(words: Sequence[Tensor]) -> Tensor:
-    """int64 [N] on their CUDA device: Σ w_i · (2i + 1) of each int32 tensor, wrapping around; nothing waits for the device."""
-    device = words[0].device
-    sums = torch.zeros(len(words), dtype=torch.int64, device=device)
-    lengths = np.array([len(tensor) for tensor in words], np.int64)
+def digest_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """int64 [N] on their CUDA device: Σ w_i · (2i + 1) over each tensor's 32-bit words, wrapping around; nothing waits for the
+    device. Tensors are contiguous, and begin and end with a word."""
+    device, num_tensors = tensors[0].device, len(tensors)
+    sums = torch.zeros(num_tensors, dtype=torch.int64, device=device)
+    lengths = np.array([tensor.nbytes // 4 for tensor in tensors], np.int64)
     num_chunks = -(-lengths // CHUNK_WORDS)
     total_chunks = int(num_chunks.sum())
     if not total_chunks:
         return sums
-    tensors = np.repeat(np.arange(len(words)), num_chunks)
+    numbers = np.repeat(np.arange(num_tensors), num_chunks)
     starts = (np.arange(total_chunks) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)) * CHUNK_WORDS
-    addresses = np.array([tensor.data_ptr() for tensor in words], np.int64)
-    table = torch.from_numpy(np.concatenate([addresses, lengths, tensors, starts]).astype(np.int64)).to(device)
-    columns = table.split([len(words), len(words), total_chunks, total_chunks])
+    addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+    table = torch.from_numpy(np.concatenate([addresses, lengths, numbers, starts]).astype(np.int64)).to(device)
+    columns = table.split([num_tensors, num_tensors, total_chunks, total_chunks])
     with torch.cuda.device(device):
         _digest_kernel[(total_chunks,)](*columns, sums, CHUNK_WORDS, BLOCK_WORDS, num_warps=8)
     return sums

@@ -188,19 +188,16 @@ def compare_digests(specs: tuple[TensorSpec, ...], sent: Mapping[str, int], held
 
 
 def _checked_buckets(export: WeightExport, owner: str, max_bucket_bytes: int) -> Iterator[WeightBucket]:
-    remaining = iter(export.specs)
     position = 0
     for bucket in export.buckets:
         if not isinstance(bucket, WeightBucket):
             raise ContractError(f"{owner}: export_weights brought a {type(bucket).__name__}; expected a WeightBucket")
         for tensor in bucket.tensors:
-            spec = next(remaining, None)
-            _check_name(owner, tensor, spec, export.specs[:position])
+            _check_tensor(owner, tensor, _checked_spec(owner, tensor, export.specs, position))
             position += 1
-            _check_tensor(owner, tensor, export.specs[position - 1])
         _check_size(owner, export.specs[position - len(bucket.tensors) : position], max_bucket_bytes)
         yield bucket
-    missing = [spec.name for spec in remaining]
+    missing = [spec.name for spec in export.specs[position:]]
     if missing:
         raise ContractError(f"{owner}: export_weights ended without {listed(missing, _MAX_NAMED)}")
 
@@ -217,12 +214,14 @@ def _recorded_buckets(buckets: Iterator[WeightBucket], digests: dict[str, int]) 
         yield bucket
 
 
-def _check_name(owner: str, tensor: object, spec: TensorSpec | None, before: tuple[TensorSpec, ...]) -> None:
+def _checked_spec(owner: str, tensor: object, specs: tuple[TensorSpec, ...], position: int) -> TensorSpec:
+    """The spec at this position, which must have the tensor's name."""
     if not isinstance(tensor, NamedTensor):
         raise ContractError(f"{owner}: export_weights brought a {type(tensor).__name__}; expected a NamedTensor")
+    spec = specs[position] if position < len(specs) else None
     if spec is not None and tensor.name == spec.name:
-        return
-    repeated = any(tensor.name == earlier.name for earlier in before)
+        return spec
+    repeated = any(tensor.name == earlier.name for earlier in specs[:position])
     expected = f"{spec.name} next" if spec else "no more tensors"
     raise ContractError(
         f"{owner}: export_weights brought {tensor.name}{' a second time' if repeated else ''}; expected {expected}"
@@ -231,16 +230,18 @@ def _check_name(owner: str, tensor: object, spec: TensorSpec | None, before: tup
 
 def _check_tensor(owner: str, tensor: NamedTensor, spec: TensorSpec) -> None:
     """Shape and dtype, read from whatever array type it is; the digest's range."""
-    where = f"{owner}: export_weights brought {spec.name}"
     shape, dtype = getattr(tensor.tensor, "shape", None), getattr(tensor.tensor, "dtype", None)
     if tensor.tensor is None:
-        raise ContractError(f"{where} as None; expected a tensor")
-    if shape is not None and tuple(shape) != spec.shape:
-        raise ContractError(f"{where} of shape {list(shape)}; expected {list(spec.shape)}")
-    if dtype is not None and str(dtype).rpartition(".")[2] != spec.dtype:
-        raise ContractError(f"{where} of {dtype}; expected {spec.dtype}")
-    if type(tensor.digest) is not int or not 0 <= tensor.digest < 2**64:
-        raise ContractError(f"{where} with digest {tensor.digest!r}; expected an int of 64 bits without sign")
+        found = "as None; expected a tensor"
+    elif shape is not None and tuple(shape) != spec.shape:
+        found = f"of shape {list(shape)}; expected {list(spec.shape)}"
+    elif dtype is not None and str(dtype).rpartition(".")[2] != spec.dtype:
+        found = f"of {dtype}; expected {spec.dtype}"
+    elif type(tensor.digest) is not int or not 0 <= tensor.digest < 2**64:
+        found = f"with digest {tensor.digest!r}; expected an int of 64 bits without sign"
+    else:
+        return
+    raise ContractError(f"{owner}: export_weights brought {spec.name} {found}")
 
 
 def _check_size(owner: str, specs: tuple[TensorSpec, ...], max_bucket_bytes: int) -> None:

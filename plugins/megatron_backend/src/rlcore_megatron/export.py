@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
 from rlcore_megatron.exported import Exported
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parallel import Groups
-from rlcore_megatron.parameter_rows import row_ranges, rows_of, tensor_rank_and_size
+from rlcore_megatron.parameter_rows import row_ranges, rows_per_group, tensor_rank_and_size
 from rlcore_megatron.parts import Part, parts_of, reader
 from rlcore_megatron.weight_mapping import Names
 from rlcore_megatron.weight_source import HfTensor, Source
@@ -23,6 +23,18 @@ from rlcore_torchkit.shard_sender import ShardSender
 
 Collective = Generator[dist.Work | None, None, list[Tensor]]
 """Yields after each collective that it has started, None for one of other ranks; all ranks start the same ones in one order."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Held:
+    """A parameter that this rank holds, as `rows_of` divides it."""
+
+    parameter: Tensor
+    adapters: Any
+    """What is merged into it; None where nothing is."""
+    groups: int
+    rows: list[int]
+    """How many each of its source's tensors has in each group."""
 
 
 class Exporter:
@@ -38,6 +50,7 @@ class Exporter:
         self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]
         self._items = self._make_items(names)
         self._parameters = self._find_parameters()
+        self._specs: dict[DtypeName, tuple[TensorSpec, ...]] = {}
         self._device = next(parameter.device for chunk in model_chunks for parameter in chunk.parameters())
         self.stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
@@ -59,15 +72,17 @@ class Exporter:
 
     def specs(self, dtype: DtypeName) -> tuple[TensorSpec, ...]:
         """All tensors in the order of the export, in this dtype but for those that have one of their own."""
-        return tuple(
-            TensorSpec(
-                name=name,
-                shape=first.tensor.shape if first.tensor.stack is None else first.tensor.stack.shape,
-                dtype=first.tensor.dtype or dtype,
-                keeps_dtype=first.tensor.dtype is not None,
+        if dtype not in self._specs:
+            self._specs[dtype] = tuple(
+                TensorSpec(
+                    name=name,
+                    shape=first.tensor.shape if first.tensor.stack is None else first.tensor.stack.shape,
+                    dtype=first.tensor.dtype or dtype,
+                    keeps_dtype=first.tensor.dtype is not None,
+                )
+                for name, (first, *_) in _by_tensor(self._items)
             )
-            for name, (first, *_) in _by_tensor(self._items)
-        )
+        return self._specs[dtype]
 
     def parts(self) -> list[Part]:
         """What this rank holds of them."""
@@ -154,23 +169,31 @@ class Exporter:
                 part[: share.shape[0] * share.shape[1]].view(share.shape).copy_(share)
         return flat
 
-    def _find_parameters(self) -> dict[tuple[int, str], tuple[Tensor, Any]]:
-        """The parameters that this rank holds, and the adapters that are merged into each: to look each up by its path takes as
-        long as all else that is done with one of many small experts."""
-        found = {}
-        for number, model in enumerate(self._model_chunks):
-            adapters = getattr(model, "adapters", None) if self._merges else None
-            held = {item.parameter[1] for item in self._items if item.parameter is not None and item.parameter[0] == number}
-            found |= {(number, name): (model.get_parameter(name), adapters) for name in held}
+    def _find_parameters(self) -> dict[tuple[int, str], _Held]:
+        """The parameters that this rank holds: to look each up by its path, and to work out its rows, takes longer than all
+        that is then done with one of many small experts."""
+        found: dict[tuple[int, str], _Held] = {}
+        for item in self._items:
+            if item.parameter is not None and item.parameter not in found:
+                number, name = item.parameter
+                model = self._model_chunks[number]
+                rank, size = tensor_rank_and_size(item.source, self._layout)
+                found[item.parameter] = _Held(
+                    parameter=model.get_parameter(name),
+                    adapters=getattr(model, "adapters", None) if self._merges else None,
+                    groups=item.source.local_groups(size),
+                    rows=rows_per_group(item.source, rank, size),
+                )
         return found
 
     def _share(self, item: Exported) -> Tensor:
         """[groups, rows, …] of the parameter, a view, or with an adapter merged in."""
         assert item.parameter is not None
-        parameter, adapters = self._parameters[item.parameter]
-        rank, size = tensor_rank_and_size(item.source, self._layout)
-        share = rows_of(parameter.detach(), item.source, rank, size)[item.index]
-        return share if adapters is None else adapters.merged(item.tensor.name, share)
+        held = self._parameters[item.parameter]
+        parameter = held.parameter.detach()
+        grouped = parameter.view(held.groups, -1, *parameter.shape[1:])
+        share = grouped.narrow(1, sum(held.rows[: item.index]), held.rows[item.index])
+        return share if held.adapters is None else held.adapters.merged(item.tensor.name, share)
 
 
 def one_after_the_other(first: WeightExport, second: WeightExport) -> WeightExport:

@@ -55,6 +55,10 @@ def rows_of(parameter: Tensor, source: Source, rank: int, size: int) -> tuple[Te
 
     With groups and rows flattened, each is what rank `rank` has of the tensor where `size` tensor ranks divide it.
     """
+    return parameter.unflatten(0, (source.local_groups(size), -1)).split(rows_per_group(source, rank, size), 1)
+
+
+def rows_per_group(source: Source, rank: int, size: int) -> list[int]:
+    """How many of each of the source's tensors are in each group that rank `rank` of `size` has, one after another."""
     groups = source.local_groups(size)
-    rows = [(found.stop - found.start) // groups for found in row_ranges(source, rank, size)]
-    return parameter.unflatten(0, (groups, -1)).split(rows, 1)
+    return [(found.stop - found.start) // groups for found in row_ranges(source, rank, size)]

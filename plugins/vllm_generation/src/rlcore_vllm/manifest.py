@@ -53,10 +53,9 @@ class Manifest:
 
     @classmethod
     def from_wire(cls, content: Mapping[str, Any]) -> "Manifest":
-        columns = zip(content["names"], content["shapes"], content["dtypes"], strict=True)
+        columns, kept = zip(content["names"], content["shapes"], content["dtypes"], strict=True), set(content["kept"])
         specs = tuple(
-            TensorSpec(name=name, shape=tuple(shape), dtype=dtype, keeps_dtype=name in content["kept"])
-            for name, shape, dtype in columns
+            TensorSpec(name=name, shape=tuple(shape), dtype=dtype, keeps_dtype=name in kept) for name, shape, dtype in columns
         )
         form = content["lora"]
         lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
@@ -68,14 +67,15 @@ class Manifest:
         refuse("listed more than once by the trainer", [name for name, count in counts.items() if count > 1])
         refuse("missing from what the trainer exports", expected.keys() - counts.keys())
         refuse("unknown to the model", counts.keys() - expected.keys())
+        dtypes = get_args(DtypeName)
         for spec in self.specs:
             if spec.shape != expected[spec.name]:
                 found, wanted = list(spec.shape), list(expected[spec.name])
                 raise RefitError(
                     f"refit: {spec.name} has shape {found}; expected {wanted}. Do trainer and generator name one model?"
                 )
-            if spec.dtype not in get_args(DtypeName):
-                raise RefitError(f"refit: {spec.name} has dtype {spec.dtype}; expected one of {', '.join(get_args(DtypeName))}")
+            if spec.dtype not in dtypes:
+                raise RefitError(f"refit: {spec.name} has dtype {spec.dtype}; expected one of {', '.join(dtypes)}")
 
 
 def refuse(problem: str, names: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ A loader that does anything else with a tensor than to copy parts of it is calle
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,9 +33,15 @@ class Copy:
     stride: tuple[int, ...]
     offset: int
     """Elements of the tensor before the part's first."""
+    is_all: bool
+    """Whether the part is the tensor itself."""
+    is_flat: bool
+    """Whether part and destination are contiguous."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """The part, of another contiguous tensor of the noted shape."""
+        if self.is_all:
+            return tensor
         return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset() + self.offset)
 
 
@@ -96,19 +103,16 @@ class NotedCopies:
 
     def _repeat(self, weights: Weights) -> set[str]:
         """Copy tensors that are known; returns the names of the parameters to which something was copied."""
-        pairs: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        pairs: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         names: set[str] = set()
         for name, tensor in weights:
             noted = self._noted[name]
             names |= noted.parameters
             for copy in noted.copies:
-                source = copy.of(tensor)
                 # One call copies many at once only where none of them is strided or cast.
-                is_flat = source.is_contiguous() and copy.destination.is_contiguous()
-                kind = is_flat, copy.destination.dtype, source.dtype
-                destinations, sources = pairs.setdefault(kind, ([], []))
+                destinations, sources = pairs[copy.is_flat, copy.destination.dtype, noted.dtype]
                 destinations.append(copy.destination)
-                sources.append(source)
+                sources.append(copy.of(tensor))
         for destinations, sources in pairs.values():
             torch._foreach_copy_(destinations, sources)
         return names
@@ -192,7 +196,15 @@ class _Watch(TorchDispatchMode):
             self._spoil([name])
             return
         offset = (source.data_ptr() - tensor.data_ptr()) // tensor.element_size()
-        self._noted[name].copies.append(Copy(destination=destination, stride=source.stride(), offset=offset))
+        self._noted[name].copies.append(
+            Copy(
+                destination=destination,
+                stride=source.stride(),
+                offset=offset,
+                is_all=source.shape == tensor.shape and source.stride() == tensor.stride(),
+                is_flat=source.is_contiguous() and destination.is_contiguous(),
+            )
+        )
         self._noted[name].parameters.add(parameter)
 
     def _note_others(self, func: Any, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> None:

@@ -6,6 +6,7 @@ compared: that costs one wait for the device a bucket, a few microseconds agains
 changed on the way then cannot have been mixed in.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -173,8 +174,9 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
 
     def _take(self, bucket: Mapping[str, Any]) -> None:
         manifest, receiver, names = self._announced(), self._connected(), bucket["names"]
-        refuse("unknown to the manifest", set(names) - self._specs.keys())
-        refuse("repeated", {name for name in names if name in self._digests or names.count(name) > 1})
+        # Not with sets of all names: the time would be that of the whole model for each bucket.
+        refuse("unknown to the manifest", {name for name in names if name not in self._specs})
+        refuse("repeated", {name for name, count in Counter(names).items() if name in self._digests or count > 1})
         received = receiver.receive(bucket["where"], [self._specs[name] for name in names])
         digests = dict(zip(names, tensor_digests(received.tensors), strict=True))
         claimed = dict(zip(names, bucket["digests"], strict=True))

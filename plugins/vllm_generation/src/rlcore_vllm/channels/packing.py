@@ -1,6 +1,7 @@
 """Tensors of a bucket one after another in a flat buffer, at offsets that both sides work out from shapes and dtypes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -24,25 +25,34 @@ def packed_bytes(sizes: Sequence[int]) -> int:
 
 def pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
     """Copy `tensors` into `buffer`, uint8 on any device."""
-    slices = [
-        part.view(tensor.dtype).view(tensor.shape)
-        for part, tensor in zip(_slices(buffer, [tensor.nbytes for tensor in tensors]), tensors, strict=True)
-    ]
-    if slices:
-        torch._foreach_copy_(slices, list(tensors))
+    places = _places(buffer, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    if places:
+        torch._foreach_copy_(places, list(tensors))
 
 
 def unpack(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """Views of `buffer` as the tensors that were packed."""
-    slices = _slices(buffer, [num_bytes(spec) for spec in specs])
-    return [part.view(getattr(torch, spec.dtype)).view(spec.shape) for part, spec in zip(slices, specs, strict=True)]
+    return _places(buffer, [(getattr(torch, spec.dtype), spec.shape) for spec in specs])
 
 
-def _slices(buffer: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    start = 0
-    for size in sizes:
-        yield buffer[start : start + size]
-        start += _aligned(size)
+def _places(buffer: Tensor, forms: Iterable[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
+    """A view of the buffer for a tensor of each dtype and shape, one after another."""
+    places, start = [], buffer.storage_offset()
+    # Of many small tensors the views are most of what the host does: each is made at once, from the buffer in its dtype.
+    whole: dict[torch.dtype, Tensor] = {}
+    for dtype, shape in forms:
+        if dtype not in whole:
+            whole[dtype] = buffer.view(dtype)
+        strides, count = _contiguous(shape)
+        places.append(whole[dtype].as_strided(shape, strides, start // dtype.itemsize))
+        start += _aligned(count * dtype.itemsize)
+    return places
+
+
+@lru_cache(maxsize=64)
+def _contiguous(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """The strides of a contiguous tensor, and its number of elements."""
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))), prod(shape)
 
 
 def _aligned(size: int) -> int:
