@@ -28,6 +28,8 @@ BY_KILLED = ("ray", "vllm_dist_*", "tmp*wandb-*")
 """What Ray keeps, and what vLLM, and wandb which it imports, only remove as their process ends by itself."""
 NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
+RAYS_OWN = re.compile(r"Failed to get the system config from raylet because it is dead|Failed to connect to GCS within")
+"""Ray's core ends the driver by itself, with exit code 1 and these words, where raylet or store die as the driver joins."""
 DAMAGING = ("changed byte", "truncated file")
 """Faults of a checkpoint: where it is the only one, the run cannot be resumed."""
 LOST = "no intact checkpoint"
@@ -188,6 +190,8 @@ class ChaosRun:
 
     def _error(self, code: int, kind: str, struck: Struck, said: str) -> str:
         """The first line of its one error."""
+        if code == 1 and (own := RAYS_OWN.search(said)):
+            return own.group()
         found = re.findall(r"^error: (.*)$", said, re.MULTILINE)
         if code not in NAMED or len(found) != 1 or "Traceback" in said:
             self.problems.append(f"{kind} ({struck.what}): exit code {code}, and no cause: {said[-3000:]}")
@@ -205,7 +209,8 @@ class ChaosRun:
             self.problems.append(f"no step within {PROGRESS_S:g} s: {self._output()[before:][-2000:]}")
             process.kill()
         code = process.wait()
-        if code not in (0, -signal.SIGKILL) and code not in NAMED:
+        is_rays = code == 1 and RAYS_OWN.search(self._output()[before:])
+        if code not in (0, -signal.SIGKILL) and code not in NAMED and not is_rays:
             self.problems.append(f"exit code {code}: {self._output()[-3000:]}")
         return code
 

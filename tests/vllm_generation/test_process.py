@@ -4,7 +4,6 @@ import contextlib
 import os
 import queue
 import signal
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -156,9 +155,6 @@ class NeverReady:
 def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
     child = NeverReady()
     monkeypatch.setattr(process, "Child", lambda *_: child)
-    sockets = tmp_path / "sockets"
-    sockets.mkdir()
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(sockets))
     replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path / "logs")
     if not has_begun:
         replica.give_up()
@@ -170,7 +166,6 @@ def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
             start.result(60)
     assert child.ended
     replica.close()
-    assert not sockets.exists()
 
 
 class Running(NeverReady):

@@ -26,11 +26,13 @@ START_POLL_S = 0.02
 class Child:
     """A process with an engine, whose output is appended to a file."""
 
-    def __init__(self, name: str, settings: EngineSettings, devices: tuple[int, ...], log_file: Path, address: Path) -> None:
-        """Begin to start it; `address` is the path of the socket that it will listen on."""
+    def __init__(self, name: str, settings: EngineSettings, devices: tuple[int, ...], log_file: Path) -> None:
+        """Begin to start it."""
         self._name = name
         self._log_file = log_file
-        self._order = HostOrder(settings=settings, address=str(address), authkey=secrets.token_bytes(32), parent=os.getpid())
+        # A name in Linux's abstract namespace: a file would outlive processes that are killed.
+        address = f"\0rlcore-vllm-{secrets.token_hex(16)}"
+        self._order = HostOrder(settings=settings, address=address, authkey=secrets.token_bytes(32), parent=os.getpid())
         self._killed_because: str | None = None
         self._host: Any = None
         with log_file.open("ab") as log:
@@ -52,7 +54,7 @@ class Child:
             self.process.stdin.close()
         deadline = time.monotonic() + timeout_s
         manager = HostManager(address=self._order.address, authkey=self._order.authkey)
-        while not _connects(manager, self._order.address):
+        while not _connects(manager):
             if self.process.poll() is not None:
                 raise self._death("while it started")
             if time.monotonic() > deadline:
@@ -133,11 +135,9 @@ class Child:
         return ""
 
 
-def _connects(manager: HostManager, address: str) -> bool:
-    if not os.path.exists(address):
-        return False
+def _connects(manager: HostManager) -> bool:
     try:
         manager.connect()
     except ConnectionRefusedError:
-        return False  # the socket has its name a moment before it listens
+        return False  # nothing listens yet
     return True

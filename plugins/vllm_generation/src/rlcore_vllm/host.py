@@ -29,7 +29,7 @@ class HostOrder:
 
     settings: EngineSettings
     address: str
-    """Path of the socket to listen on; it exists once the engine is ready."""
+    """The socket to listen on once the engine is ready."""
     authkey: bytes
     parent: int
     """Its process id: the host ends when that process does."""

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -29,8 +28,6 @@ COLLECT_S = 1.0
 CLOSE_TIMEOUT_S = 30.0
 NUM_STARTS = 3
 """How often an engine is started at most, where another process disturbs its start."""
-LONGEST_DIRECTORY = 60
-"""Bytes; the system bounds the path of a socket to 107."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -54,8 +51,6 @@ class ProcessReplica:
         self.devices = devices
         self._settings = settings
         self._config = config
-        # In a run directory a socket's path might be too long.
-        self._directory = Path(tempfile.mkdtemp(prefix="rlcore-vllm-", dir=_short_temporary_directory()))
         if log_directory is None:
             # Not removed, since errors name it.
             descriptor, file = tempfile.mkstemp(prefix=f"rlcore-{name}-", suffix=".log")
@@ -88,8 +83,7 @@ class ProcessReplica:
         self._child = self._started()
 
     def _started(self) -> Child:
-        address = self._directory / f"{next(self._numbers)}.socket"
-        child = self._starting = Child(self.name, self._settings, self.devices, self.log_file, address)
+        child = self._starting = Child(self.name, self._settings, self.devices, self.log_file)
         if self._is_given_up:
             child.give_up()
         try:
@@ -204,7 +198,6 @@ class ProcessReplica:
                 self._child.call(lambda host: host.close(), "close", CLOSE_TIMEOUT_S)
         self._end()
         self._in_order.shutdown(wait=False)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _submit(self, method: str, *arguments: Any) -> Future[Any]:
         """A call that the host carries out after those before it: buckets of a refit must not overtake each other."""
@@ -226,8 +219,3 @@ class ProcessReplica:
         if collector is not None:
             # Else it might take calls of the next process for those of this one, and end them.
             collector.join()
-
-
-def _short_temporary_directory() -> str | None:
-    """The usual one, or /tmp where its path is too long to hold a socket."""
-    return None if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_DIRECTORY else "/tmp"

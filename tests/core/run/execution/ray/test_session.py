@@ -1,6 +1,7 @@
 """Connecting to a Ray cluster: what cannot be reached is said in time."""
 
 import os
+import resource
 import socket
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray import session
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, Problem, StorageError
 
 
 def problem_of_joining(address: str) -> Problem:
@@ -89,3 +90,13 @@ def test_a_local_cluster_that_does_not_start_is_a_problem_of_the_recipe(monkeypa
     (problem,) = raised.value.problems
     assert problem.path == "cluster"
     assert problem.found.endswith("Exception: The current node timed out during startup")
+
+
+def test_ray_is_not_started_where_files_may_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes would inherit the limit, and its core would end this one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2048, resource.RLIM_INFINITY))
+    with (
+        pytest.raises(StorageError, match="2,048 bytes; expected at least 67,108,864"),
+        session.ray_session(ClusterConfig(gpus_per_node=2), "cpu", None),
+    ):
+        pass

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any, Literal
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.interrupt import sigterm_kept
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, Problem, StorageError
 
+LEAST_FILE_BYTES = 2**26
+"""Less than the smallest object store that Ray takes."""
 REACH_S = 5.0
 """Most seconds for a head to take a connection."""
 ANSWER_S = 20.0
@@ -29,8 +32,8 @@ _TOKEN = {"RAY_AUTH_MODE": "token"}
 def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_directory: Path | None) -> Iterator[None]:
     """Ray, as long as it is needed. One that this process has joined or started already is used, and left as it is.
 
-    ConfigError where the address leads to no Ray cluster, or a local one does not start. What Ray itself has to say goes to
-    `log_directory`/ray.log.
+    ConfigError where the address leads to no Ray cluster, or a local one does not start; StorageError where a limit on the size
+    of files would end it. What Ray itself has to say goes to `log_directory`/ray.log.
     """
     added = {name: value for name, value in _QUIET.items() if name not in os.environ}
     if cluster.address is not None and not _is_running():
@@ -60,6 +63,7 @@ def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_dire
 def _start(cluster: ClusterConfig, device: Literal["cpu", "cuda"]) -> None:
     import ray
 
+    _require_files()
     cores = os.cpu_count() or 1
     store = None if cluster.object_store_mib is None else cluster.object_store_mib * 2**20
     try:
@@ -75,6 +79,16 @@ def _start(cluster: ClusterConfig, device: Literal["cpu", "cuda"]) -> None:
         )
     except Exception as error:  # Ray raises the bare class where a process of its own does not come up
         raise _no_start(error) from error
+
+
+def _require_files() -> None:
+    """StorageError where files may not grow: Ray's processes would inherit that, end by it, and take this one with them."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_FILE_BYTES:
+        raise StorageError(
+            f"Ray is not started: files may have {limit:,} bytes; expected at least {LEAST_FILE_BYTES:,}, for its logs and its "
+            "object store. Raise the limit on the size of files (`ulimit -f`). What was saved before is intact."
+        )
 
 
 def _join(address: str) -> None:
