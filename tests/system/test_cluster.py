@@ -138,14 +138,22 @@ class Killer(threading.Thread):
         for number, (kind, mark) in enumerate((("judge", "rlcore.worker_process"), ("generator", ENGINE), ("rank", ""))):
             while self.num_steps() < number + 1 or not (victims := self.victims(mark)):
                 time.sleep(0.02)
-            engines = [psutil.Process(process) for process in self.victims(ENGINE)] if kind == "rank" else []
-            for engine in engines:
-                engine.suspend()
+            engines = self.suspended() if kind == "rank" else []
             os.kill(victims[-1], signal.SIGKILL)
             self.killed.append(kind)
         while not {*self.victims(ENGINE)} - {engine.pid for engine in engines}:
             time.sleep(0.1)
         self.outlived = [engine for engine in engines if engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE]
+
+    def suspended(self) -> list[psutil.Process]:
+        """The engines, stopped; those that are being started come and go."""
+        engines = []
+        for process in self.victims(ENGINE):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine = psutil.Process(process)
+                engine.suspend()
+                engines.append(engine)
+        return engines
 
     def num_steps(self) -> int:
         file = self.run_directory / "metrics.jsonl"
