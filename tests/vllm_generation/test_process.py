@@ -117,6 +117,7 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
 
     request = request_of(4, 280, on_finished=kill)
     request.max_tokens[:2] = 1
+    os.kill(before["vllm-1"].pid, signal.SIGSTOP)  # so that it does not end before it is killed
     with pytest.raises(WorkerError, match=r"vllm-1 .* SIGKILL\. .*vllm-1\.log\.\nIts last lines:\n"):
         backend.generate(request)
     assert engine_processes().keys() == {"vllm-0"}
