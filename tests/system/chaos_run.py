@@ -30,6 +30,8 @@ NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
 RAYS_OWN = re.compile(r"Failed to get the system config from raylet because it is dead|Failed to connect to GCS within")
 """Ray's core ends the driver by itself, with exit code 1 and these words, where raylet or store die as the driver joins."""
+LAST_WORDS = 1000
+"""Characters of its output."""
 DAMAGING = ("changed byte", "truncated file")
 """Faults of a checkpoint: where it is the only one, the run cannot be resumed."""
 LOST = "no intact checkpoint"
@@ -193,7 +195,8 @@ class ChaosRun:
         if code == 1 and (own := RAYS_OWN.search(said)):
             return own.group()
         found = re.findall(r"^error: (.*)$", said, re.MULTILINE)
-        if code not in NAMED or len(found) != 1 or "Traceback" in said:
+        # What a rank wrote last is quoted, indented, and may have tracebacks.
+        if code not in NAMED or len(found) != 1 or re.search("^Traceback", said, re.MULTILINE):
             self.problems.append(f"{kind} ({struck.what}): exit code {code}, and no cause: {said[-3000:]}")
         return found[0][:200] if found else ""
 
@@ -209,7 +212,7 @@ class ChaosRun:
             self.problems.append(f"no step within {PROGRESS_S:g} s: {self._output()[before:][-2000:]}")
             process.kill()
         code = process.wait()
-        is_rays = code == 1 and RAYS_OWN.search(self._output()[before:])
+        is_rays = code == 1 and RAYS_OWN.search(self._output()[-LAST_WORDS:])
         if code not in (0, -signal.SIGKILL) and code not in NAMED and not is_rays:
             self.problems.append(f"exit code {code}: {self._output()[-3000:]}")
         return code
