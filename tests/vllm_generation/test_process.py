@@ -254,6 +254,8 @@ def test_an_engine_that_hangs_is_ended(backend):
     process, usual = replica._child.process, replica._config
     replica._config = evolve(usual, refit_timeout_s=0.5)
     os.killpg(process.pid, signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)  # one of its threads takes the signal, and the others go on until it has
     try:
         with pytest.raises(WorkerError, match="begin_update within 0.5 s .*refit_timeout_s"):
             replica.begin_update().result(30)
