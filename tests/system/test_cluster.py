@@ -125,34 +125,37 @@ ENGINE = "rlcore_vllm.host"
 class Killer(threading.Thread):
     """Kills, each once, a process of the generator, one that judges answers, and a rank: while they are in the midst of it.
 
-    Before the rank it stops the engines, which then cannot notice that their rank is gone.
+    Before the rank it stops its engine, which then cannot notice that its rank is gone.
     """
 
     def __init__(self, run: Path) -> None:
         super().__init__(daemon=True)
         self.run_directory, self.killed = run, list[str]()
         self.outlived: list[psutil.Process] | None = None
-        """Engines of the killed rank and of those beside it that were there when the first new one was."""
+        """Engines of the killed rank that were there when the first new one was."""
 
     def run(self) -> None:
         for number, (kind, mark) in enumerate((("judge", "rlcore.worker_process"), ("generator", ENGINE), ("rank", ""))):
             while self.num_steps() < number + 1 or not (victims := self.victims(mark)):
                 time.sleep(0.02)
-            engines = self.suspended() if kind == "rank" else []
+            engines = self.suspended(victims[-1]) if kind == "rank" else []
+            known = set(self.victims(ENGINE))
             os.kill(victims[-1], signal.SIGKILL)
             self.killed.append(kind)
-        while not {*self.victims(ENGINE)} - {engine.pid for engine in engines}:
+        while not {*self.victims(ENGINE)} - known:
             time.sleep(0.1)
         self.outlived = [engine for engine in engines if engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE]
 
-    def suspended(self) -> list[psutil.Process]:
-        """The engines, stopped; those that are being started come and go."""
+    def suspended(self, rank: int) -> list[psutil.Process]:
+        """The engines of a rank, stopped; one that is being started may come and go. Those of others go on: they may be all that
+        a step has, where this one's has not come back yet."""
         engines = []
         for process in self.victims(ENGINE):
             with contextlib.suppress(psutil.NoSuchProcess):
                 engine = psutil.Process(process)
-                engine.suspend()
-                engines.append(engine)
+                if engine.ppid() == rank:
+                    engine.suspend()
+                    engines.append(engine)
         return engines
 
     def num_steps(self) -> int:
