@@ -147,7 +147,7 @@ class Killer(threading.Thread):
         self.outlived = [engine for engine in engines if engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE]
 
     def suspended(self, rank: int) -> list[psutil.Process]:
-        """The engines of a rank, stopped; one that is being started may come and go. Those of others go on: they may be all that
+        """A rank's engines, stopped; one that is being started may come and go. Those of others go on: they may be all that
         a step has, where this one's has not come back yet."""
         engines = []
         for process in self.victims(ENGINE):
