@@ -1154,4 +1154,11 @@ FAULTS = (
         "if not self._is_given_up:\n                pass",
         "tests/vllm_generation/test_process.py::test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has",
     ),
+    Fault(
+        "checks are not told that changes alone will travel",
+        "rlcore.run.plan.checks",
+        "delta=recipe.refit.delta,",
+        'delta="off",',
+        "tests/core/run/plan/test_checks.py::test_notes_of_a_check_are_the_plans_and_problems_come_before_them",
+    ),
 )

@@ -129,7 +129,7 @@ def test_changes_alone_need_a_channel_and_two_sides_that_know_them(prepared: Cal
         with pytest.raises(PluginError, match=r'delta_refit.*refit\.delta = "host"'):
             prepared(*options, *apart, registry=both(*which))
     assert prepared(*options, registry=both(delta, delta)).channel == "directory"
-    with pytest.raises(PluginError, match=r'On cpu, with refit\.delta = "host"'):
+    with pytest.raises(PluginError, match=r'On cpu with refit\.delta = "host"'):
         prepared(*options, "refit.channel=in_process", registry=both(delta, delta))
     with pytest.raises(PluginError, match=r"Wanted: nccl.*there are shards, directory\."):
         prepared(*options, *apart, "refit.channel=nccl", registry=both(delta, delta))

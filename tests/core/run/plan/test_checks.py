@@ -42,6 +42,12 @@ def test_notes_of_a_check_are_the_plans_and_problems_come_before_them(
     assert not contexts[0].corrects_staleness
     prepared("algorithm.fake.generation_ratio=true", registry=registry)
     assert contexts[1].corrects_staleness
+    assert contexts[1].delta == "off"
+    changes = evolve(FAKE_GENERATOR, capabilities=FAKE_GENERATOR.capabilities | {capabilities.DELTA_REFIT, "refit.directory"})
+    senders = evolve(trainer, capabilities=trainer.capabilities | {capabilities.DELTA_REFIT, "refit.directory"})
+    providers = {"trainer": [senders], "generator": [changes], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+    prepared("refit.delta=host", registry=Registry.from_providers(providers))
+    assert contexts[2].delta == "host"
     problem = Problem(path="trainer.fake.size", found="0", expected="1")
     module.check = lambda context, config: [note, problem]
     with pytest.raises(ConfigError) as raised:

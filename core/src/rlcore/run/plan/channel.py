@@ -34,7 +34,7 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         possible = [name for name in possible if not CHANNELS[name].sharded]
     if delta != "off":
         possible = [name for name in possible if CHANNELS[name].delta]
-        where = f'{where}, with refit.delta = "{delta}",'
+        where = f'{where} with refit.delta = "{delta}"'
     providers = [entry.provider for entry in entries if entry.provider is not None]
     wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
     for channel in wanted:
