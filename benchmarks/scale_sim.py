@@ -33,7 +33,7 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,12 +210,12 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
     }
 
 
-def start_store(real: bool) -> None:
-    """Ray's object store, or nothing in its place."""
+def store(real: bool) -> AbstractContextManager[Any]:
+    """Ray's object store, or nothing in its place for as long."""
     if not real:
-        ray.put = lambda value: value
-        return
+        return patch.object(ray, "put", lambda value: value)
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=3 * 2**30, log_to_driver=False)
+    return nullcontext()
 
 
 def call_microseconds() -> float:
@@ -253,11 +253,11 @@ def main() -> None:
     if arguments.quick:
         arguments.ranks, arguments.rollouts, arguments.steps = [8], 128, 2
     if arguments.row or arguments.profile:
-        start_store(arguments.object_store)
         profile = cProfile.Profile(time.process_time) if arguments.profile else None
         (num_ranks,) = arguments.ranks[:1]
         call = (num_ranks, arguments.rollouts or ROLLOUTS_PER_RANK * num_ranks, arguments.steps)
-        found = measure(*call) if profile is None else profile.runcall(measure, *call)
+        with store(arguments.object_store):
+            found = measure(*call) if profile is None else profile.runcall(measure, *call)
         if arguments.object_store:
             print(f"a call of a Ray actor: {call_microseconds():.0f} µs of CPU time in the driver", file=sys.stderr)
         print(json.dumps(found))
