@@ -1155,6 +1155,13 @@ FAULTS = (
         "tests/vllm_generation/test_process.py::test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has",
     ),
     Fault(
+        "a call that is given up ends whichever thread has its number",
+        "rlcore.run.rollout.event_loop",
+        "if self._at_work:",
+        "if True:",
+        "tests/core/run/rollout/test_event_loop.py::test_a_call_that_is_given_up_twice_ends_none_that_came_after_it",
+    ),
+    Fault(
         "checks are not told that changes alone will travel",
         "rlcore.run.plan.checks",
         "delta=recipe.refit.delta,",

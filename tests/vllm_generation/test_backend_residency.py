@@ -26,7 +26,8 @@ AWAKE = SetResidencyRequest(weights="device", state="device")
 
 
 class Engine:
-    """Stands for an engine in a process of its own. It dies at the next request once `dies` is set."""
+    """Stands for an engine in a process of its own. It dies at the next request once `dies` is set, until it is started anew,
+    and of samples where `dies_of_samples` is."""
 
     is_local = False
     devices = ()
@@ -38,7 +39,7 @@ class Engine:
         self.is_given_up = False
         self.awake = True
         self.error = None
-        self.dies = False
+        self.dies = self.dies_of_samples = False
         self.num_starts = 0
         self.num_asked = 0
 
@@ -52,7 +53,8 @@ class Engine:
 
     def generate(self, samples, deliver):
         call = Future()
-        if self.dies:
+        if self.dies or self.dies_of_samples:
+            self.dies = True
             call.set_exception(WorkerError(f"{self.name} died"))
         return call
 
@@ -210,10 +212,13 @@ def test_whatever_fails_when_they_end_where_the_others_are(backend, engines, two
 
     def generate():
         killing = random.Random(seed + 100)
-        while not has_ended.is_set():
-            engines[killing.randrange(2)].dies = True
+        while not has_ended.wait(0.001):
+            killed = engines[killing.randrange(2)]
+            # Both: a start that ends right now takes the one back, and nobody would answer the samples.
+            killed.dies = killed.dies_of_samples = True
             with suppress(WorkerError, ContractError, CancelledError):
                 backend.generate(request_of(version[0]))
+            killed.dies_of_samples = False
 
     thread = threading.Thread(target=generate)
     thread.start()

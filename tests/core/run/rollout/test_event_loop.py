@@ -157,3 +157,31 @@ def test_code_that_never_waits_is_ended(monkeypatch):
     assert begun.wait(LONG_S)
     loop.abandon()
     assert ended(before)
+
+
+def test_a_call_that_is_given_up_twice_ends_none_that_came_after_it():
+    """A thread has the number of one that has ended, as a rule."""
+
+    def waits():
+        begun.release()
+        free.wait()
+
+    def goes_on():
+        begun.release()
+        while not over:
+            pass
+
+    begun, free, over, before = threading.Semaphore(0), threading.Event(), [], threads("environment-call")
+    executor = event_loop._DaemonExecutor()
+    first = executor.submit(waits)
+    assert begun.acquire(timeout=LONG_S)
+    (thread,) = threads("environment-call") - before
+    first.cancel()
+    free.set()
+    thread.join(LONG_S)
+    later = [executor.submit(goes_on) for _ in range(8)]
+    assert all(begun.acquire(timeout=LONG_S) for _ in later)
+    first.cancel()
+    time.sleep(0.05)
+    over.append(True)
+    assert [call.result(LONG_S) for call in later] == [None] * 8

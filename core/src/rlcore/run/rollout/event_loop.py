@@ -22,6 +22,34 @@ class Abandoned(BaseException):
     """Raised inside the thread's code to make it end; no `except Exception` holds it up."""
 
 
+class _StoppableThread(threading.Thread):
+    """A daemon thread whose Python code can be ended from outside."""
+
+    def __init__(self, function: Callable[[], None], name: str) -> None:
+        super().__init__(daemon=True, name=name)
+        self._function = function
+        self._at_work = False
+        self._changing = threading.Lock()
+
+    def run(self) -> None:
+        """See Thread."""
+        with suppress(Abandoned):
+            with self._changing:
+                self._at_work = True
+            try:
+                self._function()
+            finally:
+                # Under the lock, since another thread gets this one's number once it has ended, and the error with it.
+                with self._changing:
+                    self._at_work = False
+
+    def stop(self) -> None:
+        """Raise Abandoned in it as soon as it executes Python code, if it is at work."""
+        with self._changing:
+            if self._at_work:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(Abandoned))
+
+
 class _Call:
     """A function in a daemon thread of its own."""
 
@@ -29,26 +57,25 @@ class _Call:
         self._function = function
         self._is_given_up = False
         self.future = _CallFuture(self)
-        self.thread = threading.Thread(target=self._run, daemon=True, name="environment-call")
+        self.thread = _StoppableThread(self._run, "environment-call")
 
     def give_up(self) -> None:
         """Nobody waits for it any more: end it where it computes in Python. A thread that is in a system call or a library
         stays behind until that returns."""
         self._is_given_up = True
-        _raise_in(self.thread)
+        self.thread.stop()
 
     def _run(self) -> None:
-        with suppress(Abandoned):
-            if not self.future.set_running_or_notify_cancel():
-                return
-            try:
-                result = self._function()
-            except BaseException as error:
-                if not self._is_given_up:  # else its event loop may be closed
-                    self.future.set_exception(error)
-            else:
-                if not self._is_given_up:
-                    self.future.set_result(result)
+        if self._is_given_up or not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._function()
+        except BaseException as error:
+            if not self._is_given_up:  # else its event loop may be closed
+                self.future.set_exception(error)
+        else:
+            if not self._is_given_up:
+                self.future.set_result(result)
 
 
 class _CallFuture(Future[Any]):
@@ -96,7 +123,7 @@ class LoopThread:
         self._interrupted = threading.Event()
         self._stopping = False
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="environment-loop")
+        self._thread = _StoppableThread(self._run, "environment-loop")
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
@@ -135,7 +162,7 @@ class LoopThread:
         self._executor.give_up()
         self._stop()
         if not self._stopped.wait(POLITE_S):
-            _raise_in(self._thread)
+            self._thread.stop()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -169,8 +196,3 @@ class LoopThread:
         if tasks:
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_S / 2))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-
-
-def _raise_in(thread: threading.Thread) -> None:
-    """Raise Abandoned in a thread, as soon as it executes Python code."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Abandoned))
