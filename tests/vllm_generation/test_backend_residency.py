@@ -222,7 +222,7 @@ def test_whatever_fails_when_they_end_where_the_others_are(backend, engines, two
 
     thread = threading.Thread(target=generate)
     thread.start()
-    for _ in range(60):
+    for _ in range(300):
         moves = [ASLEEP, SetResidencyRequest(weights="device", state="host"), AWAKE]
         for move in moves[: chance.randint(1, 3)]:
             with suppress(WorkerError):

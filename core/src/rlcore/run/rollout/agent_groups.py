@@ -207,7 +207,7 @@ class AgentGroups(GroupWork[AgentGroup]):
         finally:
             segments = [segment for session in sessions for segment in self._finish(session)]
             if self._running.get(episode) in sessions:  # else of another event loop's attempt
-                del self._running[episode]
+                self._running.pop(episode, None)  # another event loop may have given it up at this moment
         if not self._is_open(episode):
             return  # given up meanwhile
         if isinstance(outcome, Failure):
@@ -230,8 +230,10 @@ class AgentGroups(GroupWork[AgentGroup]):
 
     def _give_up(self, episodes: Collection[AgentEpisode]) -> None:
         """Cancel the agents that are at some episodes, and answer them no more."""
-        given_up = [episode for episode in episodes if episode in self._running]
-        for episode in given_up:
-            self._finish(self._running.pop(episode))
+        given_up = []
+        for episode in episodes:
+            if (session := self._running.pop(episode, None)) is not None:
+                self._finish(session)
+                given_up.append(episode)
         if self._calls is not None:
             self._calls.give_up(given_up)
