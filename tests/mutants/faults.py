@@ -979,6 +979,20 @@ FAULTS = (
         "tests/core/run/execution/ray/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
     ),
     Fault(
+        "a rank whose engine is out dies unnoticed",
+        "rlcore.run.execution.ray.pool_stream",
+        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "others = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
+        "tests/core/run/execution/ray/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
+    ),
+    Fault(
+        "a rank without a generator dies unnoticed",
+        "rlcore.run.execution.ray.pool_stream",
+        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "others = sorted(set(self._hosts).difference(self._engines.living))",
+        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
+    ),
+    Fault(
         "an engine that died after its own refit is taken for one that came back",
         "rlcore.run.execution.ray.pool_groups",
         "if rank in were_out and not one.is_starting]",
