@@ -639,6 +639,13 @@ FAULTS = (
         "tests/vllm_generation/test_rank_recorders.py::test_every_token_keeps_its_own_logprob",
     ),
     Fault(
+        "what came through vLLM's queue is a view of it",
+        "rlcore_vllm.versions",
+        "return pickle.loads(data, buffers=[bytearray(one) if isinstance(one, memoryview) else one for one in buffers])",
+        "return pickle.loads(data, buffers=buffers)",
+        "tests/vllm_generation/test_versions.py::test_messages_are_not_written_over_by_later_ones",
+    ),
+    Fault(
         "one recorder hides the sampler's arguments from the other",
         "rlcore_vllm.recorder",
         "@wraps(sampler.sample)",
