@@ -1031,9 +1031,23 @@ FAULTS = (
     Fault(
         "a process lives no longer than its main thread",
         "rlcore.descendants",
-        "if state not in ENDED or _has_living_thread(folder):",
+        "if state not in ENDED or living_threads(int(folder.name)):",
         "if state not in ENDED:",
         "tests/core/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
+    ),
+    Fault(
+        "what a killed rank has started is taken for gone with its main thread",
+        "rlcore.run.execution.ray.orphan_processes",
+        "return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or living_threads(process.pid)))",
+        "return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)",
+        "tests/core/run/execution/ray/test_orphan_processes.py::test_a_process_whose_main_thread_has_ended_is_killed",
+    ),
+    Fault(
+        "a process is taken for gone once it shows its environment no more",
+        "rlcore.run.execution.ray.orphan_processes",
+        "started = set(filter(lives, {*started, *marked(MARK, pool)}))",
+        "started = set(marked(MARK, pool))",
+        "tests/core/run/execution/ray/test_orphan_processes.py::test_one_that_shows_its_environment_no_more_is_waited_for",
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",
