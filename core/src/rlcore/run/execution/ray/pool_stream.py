@@ -83,7 +83,7 @@ class PoolStream:
                 others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))
                 if others:
                     self._calls.beside("stream_standby", dict.fromkeys(others, ()))
-        except BaseException as error:  # which would be lost in this thread
+        except BaseException as error:  # nobody sees what a thread raises
             self._fail(error)
 
     def _deal(self) -> None:
