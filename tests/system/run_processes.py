@@ -72,5 +72,5 @@ def await_end_of_all(mark: str) -> None:
     """Nothing outlives a driver."""
     end = time.monotonic() + GONE_S
     while left := marked(mark):
-        assert time.monotonic() < end, f"still there: {[process.cmdline() for process in left]}"
+        assert time.monotonic() < end, f"still there: {', '.join(map(orphan_processes.described, left))}"
         time.sleep(0.1)

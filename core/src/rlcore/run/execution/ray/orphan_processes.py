@@ -61,7 +61,7 @@ def end_here(pool: str, workers: Sequence[int]) -> list[str]:
         living = [process for process in map(_process, workers) if process is not None]
         # One that is ending shows its environment no more, and may hold its device still.
         started = set(filter(lives, {*started, *marked(MARK, pool)}))
-        left = [_described(process) for process in (*living, *sorted(started, key=lambda process: process.pid))]
+        left = [described(process) for process in (*living, *sorted(started, key=lambda process: process.pid))]
         if not left or time.monotonic() > deadline:
             return left
         for process in started:
@@ -104,7 +104,8 @@ def _process(number: int) -> Any | None:
     return None
 
 
-def _described(process: Any) -> str:
+def described(process: Any) -> str:
+    """The id and command of a process of psutil's; the id alone where it shows no command."""
     with suppress(psutil.Error):
         return f"{process.pid} ({' '.join(process.cmdline())[:100]})"
     return str(process.pid)
