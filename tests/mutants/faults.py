@@ -639,6 +639,13 @@ FAULTS = (
         "tests/vllm_generation/test_rank_recorders.py::test_every_token_keeps_its_own_logprob",
     ),
     Fault(
+        "what came through vLLM's queue is a view of it",
+        "rlcore_vllm.versions",
+        "return pickle.loads(data, buffers=[bytearray(one) if isinstance(one, memoryview) else one for one in buffers])",
+        "return pickle.loads(data, buffers=buffers)",
+        "tests/vllm_generation/test_versions.py::test_messages_are_not_written_over_by_later_ones",
+    ),
+    Fault(
         "one recorder hides the sampler's arguments from the other",
         "rlcore_vllm.recorder",
         "@wraps(sampler.sample)",
@@ -979,6 +986,20 @@ FAULTS = (
         "tests/core/run/execution/ray/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
     ),
     Fault(
+        "a rank whose engine is out dies unnoticed",
+        "rlcore.run.execution.ray.pool_stream",
+        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "others = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
+        "tests/core/run/execution/ray/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
+    ),
+    Fault(
+        "a rank without a generator dies unnoticed",
+        "rlcore.run.execution.ray.pool_stream",
+        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "others = sorted(set(self._hosts).difference(self._engines.living))",
+        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
+    ),
+    Fault(
         "an engine that died after its own refit is taken for one that came back",
         "rlcore.run.execution.ray.pool_groups",
         "if rank in were_out and not one.is_starting]",
@@ -1010,9 +1031,23 @@ FAULTS = (
     Fault(
         "a process lives no longer than its main thread",
         "rlcore.descendants",
-        "if state not in ENDED or _has_living_thread(folder):",
+        "if state not in ENDED or living_threads(int(folder.name)):",
         "if state not in ENDED:",
         "tests/core/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
+    ),
+    Fault(
+        "what a killed rank has started is taken for gone with its main thread",
+        "rlcore.run.execution.ray.orphan_processes",
+        "return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or living_threads(process.pid)))",
+        "return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)",
+        "tests/core/run/execution/ray/test_orphan_processes.py::test_a_process_whose_main_thread_has_ended_is_killed",
+    ),
+    Fault(
+        "a process is taken for gone once it shows its environment no more",
+        "rlcore.run.execution.ray.orphan_processes",
+        "started = set(filter(lives, {*started, *marked(MARK, pool)}))",
+        "started = set(marked(MARK, pool))",
+        "tests/core/run/execution/ray/test_orphan_processes.py::test_one_that_shows_its_environment_no_more_is_waited_for",
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",

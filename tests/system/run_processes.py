@@ -12,6 +12,8 @@ from typing import Literal
 
 import psutil
 
+from rlcore.run.execution.ray import orphan_processes
+
 Role = Literal["driver", "rank", "engine", "raylet", "gcs", "other"]
 """`other` is what Ray starts beside the raylet and its store of addresses, and processes of environments."""
 RLCORE = "from rlcore.cli.main import main; main()"
@@ -48,12 +50,7 @@ def last_step(run: Path) -> int:
 
 def marked(mark: str) -> list[psutil.Process]:
     """All that live, by process id."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return sorted(found, key=lambda process: process.pid)
+    return sorted(orphan_processes.marked(MARK, mark), key=lambda process: process.pid)
 
 
 def role(process: psutil.Process, driver: int) -> Role:
@@ -75,5 +72,5 @@ def await_end_of_all(mark: str) -> None:
     """Nothing outlives a driver."""
     end = time.monotonic() + GONE_S
     while left := marked(mark):
-        assert time.monotonic() < end, f"still there: {[process.cmdline() for process in left]}"
+        assert time.monotonic() < end, f"still there: {', '.join(map(orphan_processes.described, left))}"
         time.sleep(0.1)

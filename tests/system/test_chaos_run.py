@@ -1,5 +1,6 @@
 """The harness of random faults itself, with a program in place of a run: it ends what cannot be resumed, and begins anew."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from . import chaos_run
+from . import chaos_run, run_processes
 from .chaos_run import ChaosRun
-from .run_processes import MARK
+from .run_processes import MARK, await_end_of_all
 
 PROGRAM = textwrap.dedent("""
     import json, sys, time
@@ -84,3 +85,18 @@ def test_a_checkpoint_that_nothing_damaged_is_to_be_found(run_of) -> None:
     state.write_text("damaged")
     chaos.run(0, [])
     assert chaos.problems == ["no intact checkpoint of 1, of which at most 0 were damaged"]
+
+
+def test_a_process_without_its_main_thread_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); "
+    program += "print(flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    variables = {**os.environ, MARK: "headless"}
+    monkeypatch.setattr(run_processes, "GONE_S", 2.0)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=variables) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(AssertionError, match=f"still there: {process.pid}"):
+            await_end_of_all("headless")
+        process.kill()
+        process.wait()
+        await_end_of_all("headless")

@@ -125,20 +125,21 @@ ENGINE = "rlcore_vllm.host"
 class Killer(threading.Thread):
     """Kills, each once, a process of the generator, one that judges answers, and a rank: while they are in the midst of it.
 
-    Before the rank it stops its engine, which then cannot notice that its rank is gone.
+    Before the rank it stops all engines: none can notice that its rank is gone, and no sample ends before that is noticed
+    elsewhere, also where the rank's own engine has not come back yet.
     """
 
     def __init__(self, run: Path) -> None:
         super().__init__(daemon=True)
         self.run_directory, self.killed = run, list[str]()
         self.outlived: list[psutil.Process] | None = None
-        """Engines of the killed rank that were there when the first new one was."""
+        """Engines of the killed rank and of those beside it that were there when the first new one was."""
 
     def run(self) -> None:
         for number, (kind, mark) in enumerate((("judge", "rlcore.worker_process"), ("generator", ENGINE), ("rank", ""))):
             while self.num_steps() < number + 1 or not (victims := self.victims(mark)):
                 time.sleep(0.02)
-            engines = self.suspended(victims[-1]) if kind == "rank" else []
+            engines = self.suspended() if kind == "rank" else []
             known = set(self.victims(ENGINE))
             os.kill(victims[-1], signal.SIGKILL)
             self.killed.append(kind)
@@ -146,16 +147,14 @@ class Killer(threading.Thread):
             time.sleep(0.1)
         self.outlived = [engine for engine in engines if engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE]
 
-    def suspended(self, rank: int) -> list[psutil.Process]:
-        """A rank's engines, stopped; one that is being started may come and go. Those of others go on: they may be all that
-        a step has, where this one's has not come back yet."""
+    def suspended(self) -> list[psutil.Process]:
+        """The engines, stopped; those that are being started come and go."""
         engines = []
         for process in self.victims(ENGINE):
             with contextlib.suppress(psutil.NoSuchProcess):
                 engine = psutil.Process(process)
-                if engine.ppid() == rank:
-                    engine.suspend()
-                    engines.append(engine)
+                engine.suspend()
+                engines.append(engine)
         return engines
 
     def num_steps(self) -> int:

@@ -230,6 +230,11 @@ def test_what_tokens_are_sampled_among_comes_from_the_rank_that_samples(replica,
         assert set(each.sampling_mask.lengths.tolist()) == {3}
 
 
+def test_what_ranks_answer_is_copied_out_of_vllms_queue(replica):
+    """The process that reads the answers does so, of which the ranks are forks."""
+    assert replica.call_workers("refit_test_copies_messages", {}).result() == [True, True]
+
+
 def test_larger_buckets_than_before(replica, transfer_over, weights, assert_holds):
     transfer = transfer_over("shared_memory")
     for version, bucket_bytes in enumerate((5_000, 200_000, 2**20), 10):

@@ -1,11 +1,13 @@
 """What differs between versions of vLLM: each branch that can run without a GPU."""
 
 import os
+import pickle
 import sys
 import time
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -164,6 +166,26 @@ def test_ranks_on_a_cpu_sleep_between_looks_for_a_message(monkeypatch):
     reader = SimpleNamespace(is_reader=True, last_read=time.monotonic(), busy_loop_s=3600.0)
     shm_broadcast.SpinCondition.wait(reader)
     assert slept == [1e-4]
+
+
+def test_messages_are_not_written_over_by_later_ones(monkeypatch):
+    shm_broadcast = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
+    monkeypatch.setattr(shm_broadcast, "bytearray", lambda view: view, raising=False)  # hand out views, as up to 0.31
+    monkeypatch.setattr(shm_broadcast, "pickle", pickle)  # to be put back afterwards
+    writer = shm_broadcast.MessageQueue(1, 1, max_chunk_bytes=2**21, max_chunks=2)
+    reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
+
+    def values_after_two_more():
+        answers = []
+        for value in range(3):
+            writer.enqueue({"rows": np.full(2**20, value, np.uint8), "number": value}, timeout=10)
+            answers.append(reader.dequeue(timeout=10))
+        assert [answer["number"] for answer in answers] == [0, 1, 2]
+        return [int(value) for answer in answers for value in np.unique(answer["rows"])]
+
+    assert values_after_two_more() == [2, 1, 2], "the queue is one that writes over what it handed out"
+    versions.copy_messages()
+    assert values_after_two_more() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("variable", [("GOMP_CPU_AFFINITY", "4 5"), ("OMP_PLACES", "{4,5}")])

@@ -2,10 +2,12 @@
 
 import json
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
 
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm_float8 import held_weights
 
 from rlcore_torchkit.digest import tensor_digests
@@ -38,6 +40,9 @@ class FaultyWorkerExtension(WorkerExtension):
 
     def refit_test_is_direct(self):
         return self.weight_transfer_engine.loader.is_direct
+
+    def refit_test_copies_messages(self):
+        return shm_broadcast.pickle is not pickle
 
     def refit_test_load_layerwise(self, layerwise):
         """From now on go through vLLM's layerwise reload, or straight into the parameters again."""

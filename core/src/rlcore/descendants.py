@@ -40,7 +40,7 @@ def descendants(process: int) -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
             state, parent = _state_and_parent(folder)
-            if state not in ENDED or _has_living_thread(folder):
+            if state not in ENDED or living_threads(int(folder.name)):
                 children[parent].add(int(folder.name))
     found, looked_at = set[int](), [process]
     while looked_at:
@@ -50,13 +50,16 @@ def descendants(process: int) -> set[int]:
     return found
 
 
-def _has_living_thread(folder: Path) -> bool:
-    """Whether a process goes on whose main thread has ended. The system calls it a zombie then, and tells of threads apart."""
-    for thread in (folder / "task").iterdir():
-        with suppress(OSError):
-            if _state_and_parent(thread)[0] not in ENDED:
-                return True
-    return False
+def living_threads(process: int) -> list[Path]:
+    """The folders in /proc of a process's threads that run; none where there is no /proc. A process whose main thread has ended
+    goes on in the others: the system calls it a zombie then, and tells its environment among theirs alone."""
+    found = []
+    with suppress(OSError):  # it has ended meanwhile
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with suppress(OSError):
+                if _state_and_parent(thread)[0] not in ENDED:
+                    found.append(thread)
+    return found
 
 
 def _state_and_parent(folder: Path) -> tuple[str, int]:

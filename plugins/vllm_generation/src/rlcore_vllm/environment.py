@@ -165,6 +165,8 @@ def _build(settings: EngineSettings) -> Any:
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    if settings.tensor_parallel > 1:
+        versions.copy_messages()
     if settings.device == "cuda":
         versions.import_constants()
     elif settings.tensor_parallel > 1:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-
 from rlcore.spi import SamplingMask
 from rlcore.spi.arrays import Float32Array
 from rlcore_vllm.memory import recorder_ended
@@ -136,8 +134,7 @@ class RemoteLogprobs:
         if not requests:
             return []
         joined: Float32Array = self._calls.ask("logprobs", "fetch_joined", list(requests))
-        # A copy: a large answer of vLLM 0.26 lies in the queue's memory, which is written over.
-        return split(np.array(joined), requests)
+        return split(joined, requests)
 
     def forget(self, requests: Iterable[str]) -> None:
         """As the recorder's, from the next `RankCalls.tell` on."""
@@ -160,8 +157,7 @@ class RemoteMasks:
         if not requests:
             return []
         found: list[SamplingMask] = self._calls.ask("masks", "fetch", list(requests))
-        # Copies, as of log-probabilities.
-        return [SamplingMask(tokens=np.array(mask.tokens), offsets=np.array(mask.offsets)) for mask in found]
+        return found
 
     def forget(self, requests: Iterable[str]) -> None:
         """As the recorder's, from the next `RankCalls.tell` on."""

@@ -152,6 +152,6 @@ def streaming(pool: Pool, feed: Feed) -> Iterator[Future[None]]:
 
 
 def assert_nothing_runs(pool: Pool) -> None:
-    assert "collect" not in {thread.name for thread in threading.enumerate()}
+    assert not {"collect", "standby"} & {thread.name for thread in threading.enumerate()}
     assert pool.generator.calls.query(pool.generator.hosts, "where", "?") == ["idle", "idle"]
     assert pool.progress.doing["generator"][-1] == "idle"

@@ -155,6 +155,37 @@ def test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample(
     assert (feed.of(FinishReason.ABORTED), feed.num_outstanding) == (set(range(6)), 0)
 
 
+class OneOut(TwoHosts):
+    """The second rank takes no part, and is asked how it is: the third time it has died."""
+
+    num_looks = 0
+
+    def streaming(self, num_ranks: int) -> Any:
+        assert num_ranks == 1
+        return nullcontext()
+
+    def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = "") -> list[Any]:
+        if name == "stream_standby":
+            assert arguments == {1: ()}
+            self.num_looks += 1
+            if self.num_looks == 3:
+                raise WorkerError("rank 1 died")
+        return super().beside(name, arguments, group)
+
+
+def test_a_rank_that_dies_while_it_takes_no_part_ends_the_stream_with_that_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_stream, "WATCH_S", 0.001)
+    calls: Any = OneOut(ClusterConfig())
+    engines, feed = Engines(calls, [0, 1]), Feed(lambda _: None)
+    engines.take_out(1)
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(6)])
+    with pytest.raises(WorkerError, match="rank 1 died"):
+        PoolStream(engines, feed).run(0)
+    assert calls.ended.is_set()
+    assert feed.of(FinishReason.ABORTED) == set(range(6)), "the other's samples have come back"
+
+
 @pytest.mark.parametrize(
     ("error", "limit", "is_outlived", "in_refit"),
     [
@@ -335,6 +366,20 @@ def test_with_the_last_engine_the_generation_fails_and_can_be_tried_again(pool: 
     pool.generator.stream(feed, 0)
     assert len(feed.found) == 4
     assert_nothing_runs(pool)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream(tmp_path: Path) -> None:
+    """Within seconds, while the other has more to do than it ends."""
+    feed, died = Feed(lambda _: None), pytest.raises(WorkerError, match=r"stream_standby: rank 1 \(node .*\) died")
+    with died, opened(tmp_path, *engine_options(tmp_path)) as pool, streaming(pool, feed) as running:
+        feed.ask([wanted(seed, LIMIT) for seed in range(4)])
+        kill_engine(tmp_path, 1)
+        wait_for_notes(pool, 1)
+        assert engines_of(pool).living == [0]
+        os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
+        running.result(30.0)
+    assert not pool.generator.is_usable
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -16,7 +16,7 @@ from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, St
 from rlcore.testing.fakes import FakeTokenizer
 
 from .conftest import Notes, ensure_ray, read_metrics, write_recipe  # type: ignore[import-not-found]
-from .stream_support import opened  # type: ignore[import-not-found]
+from .stream_support import LIMIT, Feed, opened, streaming, wanted  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -153,6 +153,18 @@ def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed:
     assert [text for text in notes.texts if "restart 1 of 3, from the newest checkpoint" in text]
     assert any("rank 1 (node 127.0.0.1, process" in text and "died" in text for text in notes.texts)
     assert read_metrics(tmp_path / "runs" / "run") == undisturbed
+
+
+def test_a_rank_without_a_generator_that_dies_ends_the_stream(tmp_path: Path) -> None:
+    """Within seconds, while no call waits for it, and the generator has more to do than it ends."""
+    apart = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+    feed, died = Feed(lambda _: None), pytest.raises(WorkerError, match=r"stream_standby: rank 1 \(node .*\) died")
+    with died, opened(tmp_path, *apart) as pool, streaming(pool, feed) as running:
+        assert pool.generator.hosts == [0]
+        feed.ask([wanted(seed, LIMIT) for seed in range(4)])
+        os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
+        running.result(30.0)
+    assert not pool.generator.is_usable
 
 
 def test_restarts_are_bounded(run: Run) -> None:

@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import psutil
 
+from rlcore.descendants import living_threads
 from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.report.progress import Progress
 
@@ -54,11 +55,13 @@ def end_here(pool: str, workers: Sequence[int]) -> list[str]:
     Returns what is left after END_S, each with its id and command. Ray itself ends the workers.
     """
     deadline = time.monotonic() + END_S
+    started = set[Any]()
     while True:
         # The workers first: while one lives it may start more.
         living = [process for process in map(_process, workers) if process is not None]
-        started = list(_marked(pool))
-        left = [_described(process) for process in (*living, *started)]
+        # One that is ending shows its environment no more, and may hold its device still.
+        started = set(filter(lives, {*started, *marked(MARK, pool)}))
+        left = [described(process) for process in (*living, *sorted(started, key=lambda process: process.pid))]
         if not left or time.monotonic() > deadline:
             return left
         for process in started:
@@ -67,22 +70,42 @@ def end_here(pool: str, workers: Sequence[int]) -> list[str]:
         time.sleep(POLL_S)
 
 
-def _marked(pool: str) -> Iterator[Any]:
+def marked(variable: str, value: str) -> Iterator[Any]:
+    """The processes, as psutil's, that live and have this value in an environment variable."""
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == pool and process.status() != psutil.STATUS_ZOMBIE:
+        with suppress(psutil.Error, OSError):
+            if lives(process) and _environment(process).get(variable) == value:
                 yield process
 
 
+def lives(process: Any) -> bool:
+    """Whether a process of psutil's runs anything; one that is gone, or holds nothing any more and waits to be noticed, does
+    not."""
+    with suppress(psutil.Error):
+        return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or living_threads(process.pid)))
+    return False
+
+
+def _environment(process: Any) -> Mapping[str, str]:
+    with suppress(psutil.ZombieProcess):
+        found: Mapping[str, str] = process.environ()
+        return found
+    for thread in living_threads(process.pid):  # the main one has ended
+        lines = (thread / "environ").read_text(errors="replace").split("\0")
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+    return {}
+
+
 def _process(number: int) -> Any | None:
-    """The process with this id; None where it is gone, or holds nothing any more and waits to be noticed."""
+    """The process with this id; None where it does not live."""
     with suppress(psutil.Error):
         process = psutil.Process(number)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process
+        return process if lives(process) else None
     return None
 
 
-def _described(process: Any) -> str:
+def described(process: Any) -> str:
+    """The id and command of a process of psutil's; the id alone where it shows no command."""
     with suppress(psutil.Error):
         return f"{process.pid} ({' '.join(process.cmdline())[:100]})"
     return str(process.pid)

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 from rlcore.run.execution.ray.calls import COLLECT, PoolLostError
 from rlcore.run.execution.ray.engines import Engines
@@ -14,10 +15,13 @@ from rlcore.run.execution.streams import not_begun
 from rlcore.run.protocols import ResponseFeed
 from rlcore.spi import WorkerError
 
+WATCH_S = 1.0
+"""Seconds between two looks at the ranks that take no part in a stream."""
+
 
 class PoolStream:
     """Deals what a feed brings to the hosts, in the thread that runs it; a thread for each host brings back its samples. What a
-    host took whose engine fails is dealt to the others."""
+    host took whose engine fails is dealt to the others. One more thread watches over the ranks that take no part."""
 
     def __init__(self, engines: Engines, feed: ResponseFeed) -> None:
         self._calls = engines.calls
@@ -28,7 +32,7 @@ class PoolStream:
         self._changing = threading.Lock()
         """Held while a host leaves or joins, and while the end begins: nothing is dealt behind that."""
         self._is_ending = threading.Event()
-        self._collectors: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
 
     def run(self, weight_version: int) -> None:
@@ -39,6 +43,7 @@ class PoolStream:
             try:
                 with self._engines.streaming(self):
                     self._begin(living, weight_version)
+                    self._start("standby", self._watch_others)
                     self._deal()
             except WorkerError as error:
                 self._fail(error)
@@ -46,8 +51,8 @@ class PoolStream:
                 with self._changing:
                     self._is_ending.set()
                 self._end()
-                for collector in self._collectors:
-                    collector.join()
+                for thread in self._threads:
+                    thread.join()
         if self._errors:
             raise min(self._errors, key=lambda error: isinstance(error, PoolLostError))
 
@@ -64,8 +69,22 @@ class PoolStream:
         for rank in ranks:
             host = self._hosts.index(rank)
             self._dealer.join(host)
-            self._collectors.append(threading.Thread(target=self._bring_back, args=(host,), name="collect", daemon=True))
-            self._collectors[-1].start()
+            self._start("collect", self._bring_back, host)
+
+    def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _watch_others(self) -> None:
+        """End the stream with the cause where a rank dies that takes no part in it: nothing else waits for that one."""
+        try:
+            while not self._is_ending.wait(WATCH_S):
+                others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))
+                if others:
+                    self._calls.beside("stream_standby", dict.fromkeys(others, ()))
+        except BaseException as error:  # nobody sees what a thread raises
+            self._fail(error)
 
     def _deal(self) -> None:
         while (requests := self._feed.take(wait=True)) is not None:

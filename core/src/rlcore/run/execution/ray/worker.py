@@ -279,6 +279,9 @@ class Worker:
         if self._stream is not None:
             self._stream.end()
 
+    def stream_standby(self) -> None:
+        """Nothing: a rank that takes no part in the stream answers as long as it lives."""
+
     def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         return self._trainer_handle(model).set_residency(request).device_bytes
