@@ -21,15 +21,18 @@ START_S = 30.0
 """Faults that do not wait for a step come within as many seconds."""
 PROGRESS_S = 300.0
 """Most seconds to wait for a step, or for the end."""
-FLUSH_S = 0.3
+FLUSH_S = 1.0
 """Until the last words of a process that has ended are in its output."""
 STEPS_PER_FAULT = 8
 BY_KILLED = ("ray", "vllm_dist_*", "tmp*wandb-*")
 """What Ray keeps, and what vLLM, and wandb which it imports, only remove as their process ends by itself."""
 NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
-RAYS_OWN = re.compile(r"Failed to get the system config from raylet because it is dead|Failed to connect to GCS within")
-"""Ray's core ends the driver by itself, with exit code 1 and these words, where raylet or store die as the driver joins."""
+RAYS_OWN = re.compile(
+    "Failed to get the system config from raylet because it is dead|Failed to connect to GCS within|was ended by Ray's core"
+)
+"""Ray's core ends the driver by itself, with exit code 1, where the raylet dies, or the store as the driver joins; who says so
+is Ray, or the process that rlcore has for it."""
 LAST_WORDS = 1000
 """Characters of its output."""
 DAMAGING = ("changed byte", "truncated file")

@@ -167,9 +167,13 @@ def _run_with_restarts(run: _Run, opened: OpenBackends, resume: bool, checkpoint
             with opened() as backends:
                 return _run_once(run, backends, resume, checkpoint)
         except ConfigError as error:
-            if cause is not None:
-                error.add_note(f"The workers were to be started anew, since: {first_line(cause)}")
-            raise
+            if cause is None:
+                raise
+            # The recipe has worked before: what it asks for is not there any more.
+            problems = "\n".join(f"  - {problem}" for problem in error.problems)
+            raise WorkerError(
+                f"the workers could not be started anew:\n{problems}\nThey were to be, since: {first_line(cause)}"
+            ) from error
         except WorkerError as error:
             if restart > max_restarts or run.guard.pressed or isinstance(error, EngineLimitError):
                 if restart > max_restarts > 0:

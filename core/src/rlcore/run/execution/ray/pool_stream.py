@@ -16,7 +16,9 @@ from rlcore.run.protocols import ResponseFeed
 from rlcore.spi import WorkerError
 
 WATCH_S = 1.0
-"""Seconds between two looks at the ranks that take no part in a stream."""
+"""Least seconds between two looks at the ranks that take no part in a stream."""
+WATCH_EACH_S = 0.02
+"""Seconds for each of them, where there are many: a look costs the driver about a hundredth of that."""
 
 
 class PoolStream:
@@ -79,7 +81,8 @@ class PoolStream:
     def _watch_others(self) -> None:
         """End the stream with the cause where a rank dies that takes no part in it: nothing else waits for that one."""
         try:
-            while not self._is_ending.wait(WATCH_S):
+            others: list[int] = []
+            while not self._is_ending.wait(max(WATCH_S, WATCH_EACH_S * len(others))):
                 others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))
                 if others:
                     self._calls.beside("stream_standby", dict.fromkeys(others, ()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.config.cluster import ClusterConfig
+from rlcore.run.execution.ray.last_words import said_for_ray
 from rlcore.run.interrupt import sigterm_kept
 from rlcore.spi import ConfigError, Problem, StorageError
 
@@ -52,7 +53,8 @@ def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_dire
             if is_ours:
                 with sigterm_kept():
                     _start(cluster, device) if cluster.address is None else _join(cluster.address)
-            yield
+            with said_for_ray():
+                yield
     finally:
         if is_ours:
             ray.shutdown()

@@ -1,0 +1,47 @@
+"""What Ray leaves unsaid: where its process on this machine dies, Ray's core ends the driver at once, without a word."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+CLOSE_S = 5.0
+"""Most seconds for the process that waits to end."""
+MESSAGE = (
+    "error: this run was ended by Ray's core, as it does where Ray's own process on the machine (the raylet) dies: that was "
+    "killed, by a signal or for lack of memory, or ended by itself. Ray's logs are in {logs}. Start the run again; what was saved "
+    "before is intact, and --resume goes on from there."
+)
+_FAREWELL = b"."
+_WAIT = f"""
+import signal, socket, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+if sys.stdin.buffer.read() != {_FAREWELL!r}:
+    with socket.socket(socket.AF_UNIX) as raylet:
+        try:
+            raylet.connect(sys.argv[1])
+        except OSError:
+            sys.exit(sys.argv[2])
+"""
+"""It reads until its parent says farewell, or has ended: a raylet that lives then was not the cause."""
+
+
+@contextmanager
+def said_for_ray() -> Iterator[None]:
+    """While this process uses Ray, another one is there to say on stderr what ended this one, where Ray's core does."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None:  # a client of a distant cluster has no raylet here
+        yield
+        return
+    message = MESSAGE.format(logs=Path(node.get_logs_dir_path()))
+    command = [sys.executable, "-I", "-S", "-c", _WAIT, node.raylet_socket_name, message]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                waiting.communicate(_FAREWELL, CLOSE_S)
+            waiting.kill()
