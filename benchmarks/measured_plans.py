@@ -8,7 +8,7 @@ from model_shapes import SHAPES
 
 from rlcore.planner.devices import parse_devices
 from rlcore.planner.layouts import candidates
-from rlcore.planner.lengths import response_lengths
+from rlcore.run.plan.lengths import response_lengths
 from rlcore.planner.work import Work
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_fsdp2.config import Fsdp2Config

