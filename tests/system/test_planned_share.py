@@ -102,7 +102,7 @@ class Row:
 
 ROWS = {
     "8B, adapters, one H100": Row(
-        memory=H100, gpus=1, trainer=Fsdp2Config(), lora=LoraSpec(rank=32, alpha=64), by_hand=0.6, in_use=69.2, auto=0.67
+        memory=H100, gpus=1, trainer=Fsdp2Config(), lora=LoraSpec(rank=32, alpha=64), by_hand=0.6, in_use=69.2, auto=0.69
     ),
     "8B, adapters, one H100, an engine that stays awake": Row(
         memory=H100,
@@ -122,7 +122,7 @@ ROWS = {
         microbatch=4096,
         by_hand=0.22,
         in_use=119.9,
-        auto=0.26,
+        auto=0.29,
     ),
     "8B, state offloaded, two H200": Row(
         gpus=2,
@@ -130,16 +130,16 @@ ROWS = {
         offload="state",
         by_hand=0.6,
         in_use=122.0,
-        auto=0.67,
+        auto=0.70,
     ),
-    "8B, four H200": Row(gpus=4, trainer=Fsdp2Config(), microbatch=8192, by_hand=0.6, in_use=115.0, auto=0.68),
-    "1.5B, two H200": Row(model=B1_5, gpus=2, trainer=Fsdp2Config(), microbatch=8192, by_hand=0.6, in_use=98.8, auto=0.81),
+    "8B, four H200": Row(gpus=4, trainer=Fsdp2Config(), microbatch=8192, by_hand=0.6, in_use=115.0, auto=0.71),
+    "1.5B, two H200": Row(model=B1_5, gpus=2, trainer=Fsdp2Config(), microbatch=8192, by_hand=0.6, in_use=98.8, auto=0.84),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_beside_what_measured_runs_had_in_use_it_fits(name: str) -> None:
-    """Everything but the engine's share, as it was measured, and the planned share are less than the device."""
+    """Everything but the engine's share, as it was measured, and the planned share leave 2 GiB of the device."""
     row = ROWS[name]
     plan: Any = plan_megatron if isinstance(row.trainer, MegatronConfig) else plan_fsdp2
     (trainer,) = plan(row.context, row.trainer)
@@ -147,7 +147,7 @@ def test_beside_what_measured_runs_had_in_use_it_fits(name: str) -> None:
     (engine,) = plan_vllm(evolve(row.context, free_bytes=room), VllmConfig())
     share = float(engine.options["gpu_memory_utilization"])
     beside = row.in_use - row.by_hand * row.memory / GIB
-    assert beside + share * row.memory / GIB < 0.96 * row.memory / GIB
+    assert beside + share * row.memory / GIB < row.memory / GIB - 2
     assert share == row.auto
 
 
@@ -193,7 +193,7 @@ def test_the_recipes_auto_is_vllms_argument(planned: Callable[..., RunPlan]) -> 
 def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[..., RunPlan], monkeypatch) -> None:
     """With what the trainer can do about it: no larger share would fit."""
     for module in (planned_options, check):
-        monkeypatch.setattr(module, "device_memories", lambda: [22 * GIB])
+        monkeypatch.setattr(module, "device_memories", lambda: [19 * GIB])
     with pytest.raises(ConfigError) as caught:
         planned()
     (problem,) = [one for one in caught.value.problems if "gpu_memory_utilization" in one.path]

@@ -34,7 +34,8 @@ REDUCE_S = 20e-6
 """Seconds of each of a layer's two sums over an engine's ranks."""
 SEQUENCE_S, SHARED_SEQUENCE_S = 11e-6, 15e-6
 """Seconds of the host for a sequence and step: with one rank, half of which are hidden behind the device's work, and with
-several, whose log-probabilities come to the host, none."""
+several, none of which are. The latter is of 30B-A3B on four GPUs, whose log-probabilities come to the host, as those of most
+models of experts do in vLLM 0.26; engines of several devices that keep them there have not been measured."""
 HIDDEN = 0.5
 GRAPHS_BYTES = 2 * 2**30
 """Bytes of an engine's CUDA graphs and context."""
@@ -111,7 +112,12 @@ def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: in
         idle={"none": ASLEEP_BYTES + copies},
         seconds={
             "generation": generation_seconds(context, engine, config, memory["KV cache"]),
-            "refit": refit_seconds(dims, context.device, is_separate=not context.is_shared, gathers=context.world_size > 1),
+            "refit": refit_seconds(
+                dims,
+                context.device,
+                travels=not context.is_shared or context.world_size > 1,
+                crosses_nodes=not context.is_shared and context.world_size > context.local_size,
+            ),
         },
         assumptions=(
             "vllm: engines get equal shares of the samples, with lengths drawn alike; a prompt's samples share its cache.",

@@ -5,9 +5,14 @@ from rlcore.spi import PlanOption
 
 TRAINER_SHARE, GENERATOR_SHARE = 0.88, 0.92
 """Shares of a device's memory that can be planned with: allocators of trainers fragment."""
-BESIDE_BYTES = 4 * 2**30
-"""What an idle trainer's process has on a device beside its state: contexts, workspaces, and what its allocator rounds up.
-Measured runs had 4 to 8 GiB in use beside state and engine; GENERATOR_SHARE leaves 6 of them on the smallest device."""
+BESIDE_SHARE, BESIDE_BYTES = 0.12, 9 * 2**30
+"""What processes that share a device have on it beside a trainer's state and an engine: contexts, workspaces, what allocators
+round up. It was 2 to 8 GiB in measured runs on devices of 80 and 140 GiB; smaller devices hold less of everything."""
+
+
+def beside_bytes(memory_bytes: int) -> int:
+    """Bytes of a shared device that neither a trainer's state nor an engine is given."""
+    return max(memory_bytes - int(GENERATOR_SHARE * memory_bytes), min(int(BESIDE_SHARE * memory_bytes), BESIDE_BYTES))
 
 
 def generator_room(memory_bytes: int, trainer: PlanOption, offload: Offload, *, sleeps: bool) -> int | None:
@@ -17,7 +22,7 @@ def generator_room(memory_bytes: int, trainer: PlanOption, offload: Offload, *, 
     if not sleeps:
         return max(0, int(TRAINER_SHARE * memory_bytes) - sum(trainer.memory.values()))
     kept = trainer.idle.get(offload)
-    return None if kept is None else max(0, int(GENERATOR_SHARE * memory_bytes) - BESIDE_BYTES - kept)
+    return None if kept is None else max(0, memory_bytes - beside_bytes(memory_bytes) - kept)
 
 
 def trainer_room(memory_bytes: int, generator: PlanOption, *, sleeps: bool) -> int:

@@ -10,7 +10,7 @@ from rlcore.gpu import device_memories
 from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line
-from rlcore.run.plan.device_room import BESIDE_BYTES, GENERATOR_SHARE, TRAINER_SHARE, generator_room
+from rlcore.run.plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room
 from rlcore.run.plan.generator_placement import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.step_work import on_part, step_context
@@ -105,7 +105,7 @@ def _room(plan: RunPlan) -> _Room | str:
     free = generator_room(memory, trainer, offload, sleeps=sleeps)
     if free is None:
         return f'the plan of {plan.chosen["trainer"].label} does not say what stays with offload_trainer = "{offload}"'
-    reason = f"of {memory / GIB:.1f} GiB {_kept(trainer, offload, sleeps=sleeps)}, and {free / GIB:.1f} can be planned with"
+    reason = f"of {memory / GIB:.1f} GiB {_kept(trainer, offload, sleeps=sleeps)}, and {free / GIB:.1f} can be given to engines"
     return _Room(context=on_part(whole, nodes, ranks, free, is_shared=True), reason=reason)
 
 
@@ -115,7 +115,7 @@ def _kept(trainer: PlanOption, offload: Offload, *, sleeps: bool) -> str:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in trainer.memory.items())
         return f"the trainer takes {sum(trainer.memory.values()) / GIB:.1f} beside an engine that stays awake ({parts})"
     kept = trainer.idle[offload] / GIB
-    return f'the trainer keeps {kept:.1f} with offload_trainer = "{offload}" and its process {BESIDE_BYTES / GIB:.1f}'
+    return f'the trainer keeps {kept:.1f} with offload_trainer = "{offload}"'
 
 
 def _trainer_option(plan: RunPlan, context: PlanContext) -> PlanOption | str:
