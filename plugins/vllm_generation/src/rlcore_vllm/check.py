@@ -324,7 +324,7 @@ def memory_problems(
     share_given = memory_share(config, context.channel)
     given = total * share_given / num_shared
     is_auto = SHARE in context.planned_options or config.gpu_memory_utilization == "auto"
-    told = f"{'' if not is_auto else AUTO_IS}{share_given} of {gib(total)}"
+    told = f"{AUTO_IS if is_auto else ''}{share_given} of {gib(total)}"
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
     recorded = 0 if context.replays_routing else recorder_bytes(config.max_num_seqs, longest)
     needed = size.weights + kv_bytes + recorded
