@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 from attrs import evolve, frozen
 
 from rlcore.run.plan import planned_options
@@ -27,6 +28,8 @@ from rlcore_vllm import check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import plan as plan_vllm
 from rlcore_vllm.settings import engine_settings, with_devices
+
+from .system_support import DIGITS, Workplace, read_metrics  # type: ignore[import-not-found]
 
 GIB = 2**30
 H100, H200 = int(79.6 * GIB), int(140.4 * GIB)
@@ -199,3 +202,21 @@ def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[...,
     (problem,) = [one for one in caught.value.problems if "gpu_memory_utilization" in one.path]
     assert problem.found.startswith('"auto", which is 0.')
     assert "residency.offload_trainer" in problem.remedy
+
+
+def test_on_a_cpu_a_run_takes_auto_and_no_share(workplace: Workplace, tmp_path: Path) -> None:
+    """vLLM itself: its cache is cpu_kv_cache_gib; a run that goes on finds the recipe that it began with."""
+    model = make_model(tmp_path / "wide", "qwen3", alphabet=DIGITS, max_length=64, hidden_size=64, num_heads=2)
+    options = (
+        f"model.path={model}",
+        "generator.name=vllm",
+        "generator.vllm.cpu_kv_cache_gib=0.1",
+        'generator.vllm.gpu_memory_utilization="auto"',
+    )
+    run = workplace.train("grpo.toml", *options, "run.num_steps=2", "checkpoint.every_n_steps=1")
+    recorded = tomli.loads((run / "recipe.toml").read_text())["generator"]["vllm"]
+    assert (recorded["gpu_memory_utilization"], recorded["cpu_kv_cache_gib"]) == ("auto", 0.1)
+    assert len(read_metrics(run)) >= 2
+    result = workplace.rlcore("train", "grpo.toml", *options, "run.num_steps=3", "checkpoint.every_n_steps=1", "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert "gpu_memory_utilization" not in result.stderr + result.stdout

@@ -11,8 +11,8 @@ SECTION = "environment.reward_model"
 
 
 def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem | Note]:
-    """Return files that are missing, a model that is no such classifier, and keys that exclude each other; a note where it takes
-    memory of a device that others have planned for."""
+    """Return files that are missing, a model that is no such classifier, and keys that exclude each other; a note where it
+    takes memory of a device that others have planned for."""
     problems = [*_model_problems(config), *_option_problems(context, config)]
     return problems or list(_memory_notes(context, config))
 
