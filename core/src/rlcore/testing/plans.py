@@ -108,7 +108,7 @@ class TrainerPlans:
         assert {option.options.get("tensor_parallel", 1) for option in self.planned(model=model)} == {1}
 
     def test_more_devices_hold_less_each(self) -> None:
-        """Of the layouts that need least."""
+        """Compared by the layouts that need least."""
         few, many = (min(sum(one.memory.values()) for one in self.planned(world_size=size)) for size in (8, 32))
         assert many < few
 

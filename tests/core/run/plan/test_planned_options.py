@@ -12,7 +12,7 @@ from rlcore.run.plan import planned_options as module
 from rlcore.run.plan.device_room import GENERATOR_SHARE, TRAINER_SHARE
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.constraints import above_at_most
-from rlcore.spi import CheckContext, Note, PlanContext, PlanOption, PluginError, Problem, capabilities
+from rlcore.spi import CheckContext, Note, PlanContext, PlanOption, PluginError, Problem, RankInfo, capabilities
 from rlcore.testing.fakes.generator import FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -151,6 +151,45 @@ def test_engines_apart_from_the_trainer_get_nearly_all(resolved) -> None:
     assert "to themselves" in note(plan)
     (context,) = PLANNERS.asked
     assert not context.is_shared
+
+
+@pytest.mark.parametrize(
+    ("overrides", "channel", "memory", "world", "is_shared", "copies"),
+    [
+        (("refit.channel=directory",), "directory", 80, (4, 2), True, "none"),
+        (("refit.delta=device",), "directory", 80, (4, 2), True, "whole"),
+        (("cluster.placement=separate", "cluster.generator_gpus_per_node=1"), "nccl", 60, (2, 1), False, "none"),
+        (
+            ("cluster.placement=separate", "cluster.generator_gpus_per_node=1", "refit.delta=device"),
+            "shards",
+            60,
+            (2, 1),
+            False,
+            "parts",
+        ),
+    ],
+)
+def test_on_a_cluster_the_driver_plans_by_its_own_devices_of_the_role(
+    resolved, monkeypatch, overrides, channel, memory, world, is_shared, copies
+) -> None:
+    """Two machines with two devices each, of which the driver's second one is smaller."""
+    monkeypatch.setattr(module, "device_memories", lambda: [80 * GIB, (80 if is_shared else 60) * GIB])
+    names = {"refit.directory", "refit.nccl", "refit.shards", capabilities.DELTA_REFIT, capabilities.MULTI_RANK}
+    trainer = evolve(WITH_PLAN, capabilities=(FAKE_TRAINER.capabilities - {"refit.in_process"}) | names)
+    generator = evolve(FAKE_GENERATOR, capabilities=(FAKE_GENERATOR.capabilities - {"refit.in_process"}) | names)
+    plan = resolved(
+        "cluster.nodes=2",
+        "cluster.address=auto",
+        "cluster.gpus_per_node=2",
+        *overrides,
+        registry=registry_of(trainer=trainer, generator=generator),
+    )
+    assert plan.channel == channel
+    context = PLANNERS.asked[-1]
+    assert (context.world_size, context.local_size) == world
+    assert (context.is_shared, context.delta_copies, context.device.memory_bytes) == (is_shared, copies, memory * GIB)
+    assert plan.generator_context(RankInfo(device="cuda"), None).channel == channel
+    assert share(plan) != "auto"
 
 
 def test_a_number_in_the_recipe_stays(resolved) -> None:
