@@ -43,6 +43,8 @@ def test_a_run_has_the_one_layout_of_its_section() -> None:
     assert option.options == {"gpu_memory_utilization": 0.87}
     (apart,) = plan(evolve(own, is_shared=False), VllmConfig())
     assert dict(apart.options) == dict(option.options)
+    (whole,) = plan(evolve(own, is_shared=False, free_bytes=int(0.92 * CONTEXT.device.memory_bytes)), VllmConfig())
+    assert whole.options["gpu_memory_utilization"] == 0.92
     kept = evolve(own, delta_copies="whole")
     one, two, named = (
         plan(kept, VllmConfig(**options))[0].memory["engine's copies of weights"]

@@ -101,7 +101,8 @@ def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterato
 def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
     engine = Engine.of(dims, context.dtype, ranks, config)
     memory, copies = _memory(context, engine, config), refit_copies(context, dims, config)
-    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes) / 100)
+    # Bytes are whole numbers: a share of them is a little less than the one that it was made by.
+    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes + 1e-6) / 100)
     options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
     if not context.is_shared and not context.as_configured:
         options["replicas"] = context.local_size // ranks

@@ -67,7 +67,7 @@ def trainer_option(*, names: Sequence[str] = ("none", "state", "all"), **options
 
 def share_of(context: PlanContext) -> list[PlanOption]:
     """All that is free."""
-    share = int(100 * context.free_bytes / context.device.memory_bytes) / 100
+    share = int(100 * context.free_bytes / context.device.memory_bytes + 1e-6) / 100
     return [PlanOption(options={"share": share}, memory={"KV cache": context.free_bytes}, seconds={"generation": 1.0})]
 
 
@@ -116,7 +116,7 @@ def note(plan: RunPlan) -> str:
 
 
 def rounded(size: float) -> float:
-    return int(100 * int(size) / (80 * GIB)) / 100
+    return int(100 * size / (80 * GIB) + 1e-6) / 100
 
 
 @pytest.mark.parametrize(("offload", "kept"), [("none", 20), ("state", 10), ("all", 0)])
@@ -140,15 +140,16 @@ def test_beside_an_engine_that_stays_awake_it_is_what_the_peak_leaves(resolved) 
     assert share(resolved(registry=registry_of(trainer=WITH_PLAN, generator=sleepless))) == share(plan)
 
 
-def test_engines_apart_from_the_trainer_get_nearly_all(resolved) -> None:
+def test_engines_apart_from_the_trainer_get_nearly_all(resolved, monkeypatch) -> None:
     """And no estimate of a trainer is asked for."""
     names = {"refit.nccl"}
     trainer = evolve(FAKE_TRAINER, capabilities=(FAKE_TRAINER.capabilities - {"refit.in_process"}) | names)
     generator = evolve(FAKE_GENERATOR, capabilities=(FAKE_GENERATOR.capabilities - {"refit.in_process"}) | names)
+    monkeypatch.setattr(module, "device_memories", lambda: [80 * GIB, 40 * GIB])
     plan = resolved(registry=registry_of(trainer=trainer, generator=generator))
     assert plan.channel == "nccl"
-    assert share(plan) == rounded(GENERATOR_SHARE * 80 * GIB)
-    assert "to themselves" in note(plan)
+    assert share(plan) == GENERATOR_SHARE
+    assert "devices of 40.0 GiB to themselves" in note(plan)
     (context,) = PLANNERS.asked
     assert not context.is_shared
 

@@ -80,7 +80,9 @@ def _room(plan: RunPlan) -> _Room | str:
     recipe, cluster = plan.recipe, plan.recipe.cluster
     nodes, ranks = (1, 1) if cluster is None else (cluster.nodes, cluster.ranks_per_node)
     first, last = (ranks, cluster.gpus_per_node) if cluster is not None and separate(recipe) else (0, ranks)
-    memories = (device_memories() or [])[first:last]
+    visible = device_memories() or []
+    # Without a cluster the generator's section names the devices that are its own: any of those that are here.
+    memories = visible if cluster is None and not plan.shares_devices else visible[first:last]
     if not memories:
         return "nvidia-smi shows the driver no such device here"
     memory = min(memories)
