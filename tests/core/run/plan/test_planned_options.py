@@ -228,6 +228,12 @@ def test_where_nothing_is_known_it_stays_and_a_note_says_why(resolved, monkeypat
     assert plan.planned_options == frozenset()
 
 
+def test_a_critic_beside_the_policy_is_in_no_estimate(resolved) -> None:
+    plan = resolved("algorithm.fake.critic=true")
+    assert share(plan) == "auto"
+    assert "critic" in note(plan)
+
+
 def test_of_several_layouts_the_one_without_changes_is_the_recipes(resolved, monkeypatch) -> None:
     """Plans written before `as_configured` have all layouts."""
     monkeypatch.setattr(PLANNERS, "trainer", (trainer_option(delay_s=1.0), trainer_option()))
