@@ -77,6 +77,7 @@ name = "grpo"
 name = "letters"
 [generator]
 name = "vllm"
+vllm.gpu_memory_utilization = 0.5
 [trainer]
 name = "fsdp2"
 [rollout]

@@ -8,8 +8,8 @@ from model_shapes import SHAPES
 
 from rlcore.planner.devices import parse_devices
 from rlcore.planner.layouts import candidates
-from rlcore.planner.lengths import response_lengths
 from rlcore.planner.work import Work
+from rlcore.run.plan.lengths import response_lengths
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2

@@ -1,9 +1,11 @@
-"""Whether there is a GPU, and the default device, decided from driver files and the environment."""
+"""Whether there is a GPU, and the default device, decided from driver files and the environment; what devices there are."""
+
+from pathlib import Path
 
 import pytest
 
 from rlcore import gpu
-from rlcore.gpu import detect_device
+from rlcore.gpu import compute_capabilities, detect_device, device_memories
 
 
 @pytest.fixture
@@ -45,3 +47,23 @@ def test_without_torch_the_driver_decides(driver, monkeypatch):
 
     monkeypatch.setattr(gpu.metadata, "version", absent)
     assert detect_device(driver) == "cuda"
+
+
+def test_devices_are_counted_as_cuda_counts_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    capabilities = "echo '0, GPU-aaa, 8.0'; echo '1, GPU-bbb, 12.1'"
+    memories = "echo '0, GPU-aaa, 81559'; echo '1, GPU-bbb, 143771'"
+    tool.write_text(f'#!/bin/sh\nif test "$1" = --query-gpu=index,uuid,compute_cap\nthen {capabilities}\nelse {memories}\nfi\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert device_memories() == [81559 * 2**20, 143771 * 2**20]
+    assert compute_capabilities() == [(8, 0), (12, 1)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert device_memories() == [143771 * 2**20, 81559 * 2**20]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    assert device_memories() == [143771 * 2**20]
+    assert compute_capabilities() == [(12, 1)]
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert device_memories() is None
+    assert compute_capabilities() is None

@@ -30,6 +30,7 @@ ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
 IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
+PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 MINIBATCHES = "rlcore.run.train_step.minibatches"
 
@@ -1209,5 +1210,33 @@ FAULTS = (
         "delta=recipe.refit.delta,",
         'delta="off",',
         "tests/core/run/plan/test_checks.py::test_notes_of_a_check_are_the_plans_and_problems_come_before_them",
+    ),
+    Fault(
+        "a run takes no share for what its recipe calls auto",
+        "rlcore.run.plan.planned_options",
+        "return evolve(plan, recipe=evolve(plan.recipe, generator=generator))",
+        "return plan if generator is choice else evolve(plan)",
+        PLANNED_SHARE,
+    ),
+    Fault(
+        "an engine's share is another than its section says",
+        "rlcore_vllm.settings",
+        '"gpu_memory_utilization": memory_share(config, context.channel) / engines_per_device(config),',
+        '"gpu_memory_utilization": UNPLANNED_SHARE / engines_per_device(config),',
+        PLANNED_SHARE,
+    ),
+    Fault(
+        "an engine that stays awake is planned as one that sleeps",
+        "rlcore.run.plan.planned_options",
+        "free = generator_room(memory, trainer, offload, sleeps=sleeps)",
+        "free = generator_room(memory, trainer, offload, sleeps=True)",
+        "tests/core/run/plan/test_planned_options.py::test_beside_an_engine_that_stays_awake_it_is_what_the_peak_leaves",
+    ),
+    Fault(
+        "what goes by a share is not told that it was planned",
+        "rlcore.run.plan.checks",
+        "planned_options=plan.planned_options,",
+        "planned_options=frozenset(),",
+        "tests/system/test_planned_share.py::test_what_the_trainer_leaves_too_little_of_is_refused",
     ),
 )

@@ -29,7 +29,7 @@ THROUGH = {
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pending_call "
     "core/run/execution/ray/pool",
-    "core/planner/test_plan.py": "core/planner/layouts core/planner/work",
+    "core/planner/test_plan.py": "core/planner/layouts core/planner/work core/run/plan/step_work",
     "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_groups",
     "core/run/rollout/test_conversations.py": "core/chat/conversation",
     "core/run/rollout/test_episode_run.py": "core/run/rollout/turns core/run/rollout/loop_work core/run/rollout/group_work "

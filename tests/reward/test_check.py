@@ -6,7 +6,7 @@ import shutil
 import pytest
 from attrs import evolve
 
-from rlcore.spi import CheckContext, ModelSpec
+from rlcore.spi import CheckContext, ModelSpec, Note
 from rlcore.testing.models import make_model
 from rlcore_reward.check import check
 from rlcore_reward.config import RewardModelConfig
@@ -47,3 +47,12 @@ def test_a_directory_that_is_not_there_and_keys_that_do_nothing_are_named(tmp_pa
     assert found(config) == ["no such directory", "a text", '"cuda", in a run on cpu']
     cuda = evolve(CONTEXT, device="cuda")
     assert found(RewardModelConfig(path=str(make_model(tmp_path / "m", head="value")), device="cuda"), cuda) == []
+
+
+def test_memory_that_was_planned_without_it_is_noted(reward_model):
+    context = evolve(CONTEXT, device="cuda", planned_options=frozenset({"memory_share"}))
+    (note,) = check(context, RewardModelConfig(path=str(reward_model), device="cuda"))
+    assert isinstance(note, Note)
+    assert note.path == "environment.reward_model.device"
+    assert "memory_share" in note.text
+    assert check(context, RewardModelConfig(path=str(reward_model))) == []

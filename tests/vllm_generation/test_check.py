@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
         shared: tuple[int, ...] | None = None,
         channel: str | None = None,
         delta: Delta = "off",
+        planned: Collection[str] = (),
         **options: Any,
     ) -> list[Problem]:
         monkeypatch.setattr(check_module, "device_memories", lambda: None if memories is None else list(memories))
@@ -61,8 +62,9 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
             world_size=world_size,
             max_sequence_length=length,
             generator_devices=shared,
+            planned_options=frozenset(planned),
         )
-        return list(check(context, VllmConfig(**options)))
+        return list(check(context, VllmConfig(**({"gpu_memory_utilization": 0.5} | options))))
 
     return find
 
@@ -87,13 +89,36 @@ def test_samples_in_8_bits_that_nothing_corrects_are_noted(model: Path, key: str
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
     context = CheckContext(model=ModelSpec(path=str(model)), device="cuda", world_size=1, max_sequence_length=64)
-    config = VllmConfig(**{key: "fp8"})
+    config = VllmConfig(gpu_memory_utilization=0.5, **{key: "fp8"})
     assert check(context, config) == []
     taken_for_granted = evolve(context, corrects_staleness=False)
-    assert check(taken_for_granted, VllmConfig()) == []
+    assert check(taken_for_granted, VllmConfig(gpu_memory_utilization=0.5)) == []
     (note,) = check(taken_for_granted, config)
     assert isinstance(note, Note)
     assert note.path == f"generator.vllm.{key}"
+
+
+@pytest.mark.parametrize(
+    ("channel", "share", "why"),
+    [(None, 0.92, "to themselves"), ("nccl", 0.92, "to themselves"), ("cuda_ipc", 0.5, "is not known")],
+)
+def test_what_auto_is_without_a_plan_is_noted(problems: Problems, channel: str | None, share: float, why: str) -> None:
+    (note,) = problems(device="cuda", channel=channel, gpu_memory_utilization="auto")
+    assert isinstance(note, Note)
+    assert note.path == "generator.vllm.gpu_memory_utilization"
+    assert f'"auto" is {share} of a device' in note.text
+    assert why in note.text
+    assert problems(gpu_memory_utilization="auto") == []
+
+
+@pytest.mark.parametrize(
+    ("channel", "remedy"), [("cuda_ipc", "residency.offload_trainer"), ("nccl", "Set it to more than 0.66")]
+)
+def test_a_planned_share_that_is_too_small_names_who_has_the_rest(problems: Problems, channel: str, remedy: str) -> None:
+    planned = {"planned": {"gpu_memory_utilization"}, "gpu_memory_utilization": 0.4}
+    (problem,) = problems(device="cuda", config=LARGE, memories=[200 * GIB], channel=channel, **planned)
+    assert problem.found.startswith('"auto", which is 0.4 of 200.0 GiB')
+    assert remedy in problem.remedy
 
 
 def undescribed(model: Path, tmp_path: Path, **content: Any) -> list[str]:

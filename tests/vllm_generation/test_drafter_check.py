@@ -61,7 +61,7 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
         spec = ModelSpec(path=str(policy), dtype=dtype)  # type: ignore[arg-type]
         context = CheckContext(model=spec, device=device, world_size=1, max_sequence_length=length)
         named = {} if directory is None else {"speculative_model": str(directory)}
-        return list(check(context, VllmConfig(cpu_kv_cache_gib=0.1, **named, **options)))
+        return list(check(context, VllmConfig(cpu_kv_cache_gib=0.1, gpu_memory_utilization=0.5, **named, **options)))
 
     return find
 

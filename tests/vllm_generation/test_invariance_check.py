@@ -21,7 +21,8 @@ def context(invariant_context, monkeypatch):
 
 
 def problems(context, **options):
-    return [(one.path, one.found) for one in check(context, VllmConfig(batch_invariant=True, **options))]
+    config = VllmConfig(batch_invariant=True, gpu_memory_utilization=0.5, **options)
+    return [(one.path, one.found) for one in check(context, config)]
 
 
 def test_what_it_is_for(context):
@@ -48,4 +49,4 @@ def test_other_options(context):
 def test_devices(context, monkeypatch):
     monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(8, 0)])
     assert problems(context) == [(OPTION, "true with compute capability 8.0")]
-    assert list(check(context, VllmConfig())) == []
+    assert list(check(context, VllmConfig(gpu_memory_utilization=0.5))) == []

@@ -36,6 +36,26 @@ def test_engines_fill_what_is_free() -> None:
     assert [option.options.get("replicas", 1) for option in apart] == [8, 4, 2, 1]
 
 
+def test_a_run_has_the_one_layout_of_its_section() -> None:
+    """With what engines that share a device keep between refits of changes alone."""
+    own = evolve(CONTEXT, as_configured=True)
+    (option,) = plan(own, VllmConfig(tensor_parallel=2))
+    assert option.options == {"gpu_memory_utilization": 0.87}
+    (apart,) = plan(evolve(own, is_shared=False), VllmConfig())
+    assert dict(apart.options) == dict(option.options)
+    (whole,) = plan(evolve(own, is_shared=False, free_bytes=int(0.92 * CONTEXT.device.memory_bytes)), VllmConfig())
+    assert whole.options["gpu_memory_utilization"] == 0.92
+    kept = evolve(own, delta_copies="whole")
+    one, two, named = (
+        plan(kept, VllmConfig(**options))[0].memory["engine's copies of weights"]
+        for options in ({}, {"replicas": 2}, {"replicas": 2, "devices": (0, 1)})
+    )
+    assert (two, named) == (pytest.approx(1.5 * one), one)
+    (of_four,) = plan(evolve(kept, is_shared=False, local_size=4), VllmConfig(replicas=8))
+    assert of_four.memory["engine's copies of weights"] == two
+    assert plan(own, VllmConfig(gpu_memory_utilization=0.87))[0].options == {}
+
+
 @pytest.mark.parametrize(("kept", "number"), [("parts", 1), ("whole", 2)])
 def test_copies_for_refits_of_changes_come_on_top(kept: str, number: int) -> None:
     """Each rank's are of all tensors, however many divide the engine."""

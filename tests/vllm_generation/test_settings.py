@@ -51,6 +51,20 @@ def test_on_a_cpu_a_step_takes_a_whole_prompt():
     assert arguments_of("cuda", 9000)["max_num_batched_tokens"] == 8192
 
 
+def test_on_a_cpu_a_share_of_a_device_is_nothing_and_the_cache_has_its_own_size():
+    arguments = arguments_of("cpu", gpu_memory_utilization="auto", cpu_kv_cache_gib=0.5)
+    assert arguments["kv_cache_memory_bytes"] == 2**29
+    assert "gpu_memory_utilization" not in arguments
+    assert arguments == arguments_of("cpu", gpu_memory_utilization=0.3, cpu_kv_cache_gib=0.5)
+
+
+@pytest.mark.parametrize(("channel", "share"), [("cuda_ipc", 0.5), ("directory", 0.5), ("nccl", 0.92), ("shards", 0.92)])
+def test_a_share_that_nobody_planned_goes_by_who_else_can_be_on_the_device(channel, share):
+    assert settings_of("cuda", channel=channel).arguments["gpu_memory_utilization"] == share
+    assert settings_of("cuda", channel=channel, replicas=2).arguments["gpu_memory_utilization"] == share / 2
+    assert settings_of("cuda", channel=channel, gpu_memory_utilization=0.3).arguments["gpu_memory_utilization"] == 0.3
+
+
 def test_the_head_computes_in_float32_unless_the_section_says_otherwise():
     own = {"hf_overrides": {"rope_theta": 5.0}}
     assert arguments_of("cuda")["hf_overrides"] == {"head_dtype": "float32"}

@@ -5,11 +5,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from rlcore.gpu import compute_capabilities
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.device_memory import compute_capabilities
 from rlcore_torchkit.model_check import config_file
 from rlcore_torchkit.requirements import installed_version
 

@@ -193,13 +193,16 @@ def _rate(device: DeviceSpec, layout: Layout, name: str) -> float:
     return (device.network if name in layout.crosses_nodes else device.link) * LINK
 
 
-def refit_seconds(dims: ModelDims, device: DeviceSpec, *, is_separate: bool, gathers: bool) -> float:
-    """Seconds until an engine holds the weights: a call a tensor, digests on both sides, and what travels."""
+def refit_seconds(dims: ModelDims, device: DeviceSpec, *, travels: bool, crosses_nodes: bool = False) -> float:
+    """Seconds until an engine holds the weights: a call a tensor, digests on both sides, and what `travels` between devices, of
+    one machine or of several."""
     num_tensors = dims.num_layers * 9 + dims.num_moe_layers * 3 * dims.num_experts + 3
     num_bytes = BYTES * num_parameters(dims)
-    travelled = num_bytes / ((device.network if is_separate else device.link) * LINK) if gathers or is_separate else 0.0
-    return TENSOR_S * num_tensors + 4 * num_bytes / device.bandwidth + travelled
+    travelled = num_bytes / ((device.network if crosses_nodes else device.link) * LINK) if travels else 0.0
+    return REFIT_S + TENSOR_S * num_tensors + 4 * num_bytes / device.bandwidth + travelled
 
 
-TENSOR_S = 250e-6
-"""Seconds of the host for a tensor of a refit: 4.9 for 18,867 of them, 0.2 for 291."""
+TENSOR_S = 167e-6
+"""Seconds of the host for a tensor of a refit: 3.20 for 18,867 of them by CUDA IPC, of which their bytes are 0.05."""
+REFIT_S = 0.05
+"""Seconds of a refit of any size: what 8B by CUDA IPC (0.145) takes beyond its 291 tensors and bytes, and 1.5B (0.071)."""

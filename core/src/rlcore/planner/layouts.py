@@ -5,12 +5,13 @@ from functools import lru_cache
 
 from attrs import evolve, frozen
 
+from rlcore.config.critic import Offload
 from rlcore.planner.devices import GIB, Devices
-from rlcore.planner.work import Work, on_part
+from rlcore.planner.work import Work
+from rlcore.run.plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room, trainer_room
+from rlcore.run.plan.step_work import on_part
 from rlcore.spi import PlanContext, PlanOption
 
-TRAINER_SHARE, GENERATOR_SHARE = 0.88, 0.92
-"""Shares of a device's memory that can be planned with: allocators of trainers fragment."""
 TURN_S = 0.5
 """Seconds of a step in which trainer and generator that share devices put each other to sleep and wake."""
 ROLLOUT_S = 60e-6
@@ -75,7 +76,7 @@ def candidates(
 
 def _alone(work: Work, devices: Devices, name: str, planner: Planner) -> Iterator[Candidate]:
     free = TRAINER_SHARE * devices.spec.memory_bytes
-    for option in planner(on_part(work.context, devices, devices.per_node, free, is_shared=False)):
+    for option in planner(on_part(work.context, devices.nodes, devices.per_node, free, is_shared=False)):
         yield _candidate(work, devices, (name, option), None, int(free), 0, {})
 
 
@@ -83,27 +84,28 @@ def _colocated(
     work: Work, devices: Devices, name: str, planner: Planner, generator: str, other: Planner
 ) -> Iterator[Candidate]:
     memory = devices.spec.memory_bytes
-    shared = on_part(work.context, devices, devices.per_node, TRAINER_SHARE * memory, is_shared=True)
+    shared = on_part(work.context, devices.nodes, devices.per_node, TRAINER_SHARE * memory, is_shared=True)
 
     @lru_cache
     def engines(free_gib: int) -> Sequence[PlanOption]:
         return other(evolve(shared, free_bytes=free_gib * GIB))
 
     for option in planner(shared):
-        for offload in dict.fromkeys((work.offload, "none", "state")):
-            idle = option.idle.get(offload)
-            if idle is None:
+        offloads: tuple[Offload, ...] = (work.offload, "none", "state")
+        for offload in dict.fromkeys(offloads):
+            room = generator_room(memory, option, offload, sleeps=work.generator_sleeps)
+            if room is None:
                 continue
-            left = int((GENERATOR_SHARE * memory - idle) // GIB)
+            left = room // GIB
             for engine in engines(max(left, 1)):
-                free = int(TRAINER_SHARE * memory) - engine.idle.get("none", 0)
+                free = trainer_room(memory, engine, sleeps=work.generator_sleeps)
                 yield _candidate(
                     work,
                     devices,
                     (name, option),
                     (generator, engine),
                     free,
-                    max(left, 0) * GIB,
+                    left * GIB,
                     {"residency.offload_trainer": offload},
                 )
 
@@ -114,8 +116,8 @@ def _separate(work: Work, devices: Devices, name: str, planner: Planner, generat
     for number in dict.fromkeys(devices.per_node * part // 4 for part in (1, 2, 3)):
         if not 0 < number < devices.per_node:
             continue
-        left = on_part(work.context, devices, devices.per_node - number, free, is_shared=False)
-        right = on_part(work.context, devices, number, engine_free, is_shared=False)
+        left = on_part(work.context, devices.nodes, devices.per_node - number, free, is_shared=False)
+        right = on_part(work.context, devices.nodes, number, engine_free, is_shared=False)
         keys = {"cluster.placement": "separate", "cluster.generator_gpus_per_node": number}
         engines = other(right)
         for option in planner(left):

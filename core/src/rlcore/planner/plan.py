@@ -9,11 +9,12 @@ from attrs import evolve, frozen
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.planner.devices import DEVICES, GIB, Devices
-from rlcore.planner.layouts import GENERATOR_SHARE, Candidate, Planner, candidates
+from rlcore.planner.layouts import Candidate, Planner, candidates
 from rlcore.planner.work import Work, work_of
 from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO
+from rlcore.run.plan.device_room import GENERATOR_SHARE
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.schema.describe import toml_literal
 from rlcore.spi import ConfigError, PlanContext, PlanOption, Problem, Role

@@ -1,23 +1,15 @@
 """What a recipe asks of a step, as trainers and generators are told it."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from attrs import frozen
 
-from attrs import evolve, frozen
-
-from rlcore.config.model import ModelConfig
+from rlcore.config.critic import Offload
 from rlcore.config.recipe import Recipe
-from rlcore.model_files import CONFIG_FILE, is_hub_name, read_object
 from rlcore.planner.devices import Devices
-from rlcore.planner.lengths import response_lengths
 from rlcore.registry.discovery import Registry
 from rlcore.registry.selection import select
 from rlcore.run.plan.choice import build_chosen_algorithm
-from rlcore.spi import CHANNELS, AlgorithmNeeds, ConfigError, DtypeName, ModelError, PlanContext, Problem
-
-PROMPT_SHARE, RESPONSE_SHARE = 0.5, 0.5
-"""Shares of the longest prompt and answer that are their means, where the mean is not told."""
+from rlcore.run.plan.step_work import RESPONSE_SHARE, step_context
+from rlcore.spi import AlgorithmNeeds, ConfigError, DtypeName, PlanContext, Problem
 
 
 @frozen(kw_only=True)
@@ -27,11 +19,13 @@ class Work:
     context: PlanContext
     """With all devices, and all of their memory."""
     generates: bool
-    offload: str
+    offload: Offload
     """residency.offload_trainer of the recipe."""
     max_staleness: int
     has_address: bool = False
     """Whether the recipe says where Ray runs, as several machines need."""
+    generator_sleeps: bool = True
+    """residency.generator_sleeps of the recipe."""
     is_separate: bool = False
     """Whether the recipe gives generators devices of their own."""
     reference_per_node: int = 0
@@ -48,41 +42,20 @@ def work_of(
     mean_response: float | None = None,
 ) -> Work:
     """The work of a recipe's step. ConfigError or ModelError where it cannot be told."""
-    needs = _needs(recipe, registry)
-    rollout, training = recipe.rollout, recipe.training
-    model = model_content(recipe.model)
-    prompt = _mean(mean_prompt, "--mean-prompt", rollout.max_prompt_tokens, PROMPT_SHARE)
-    response = _mean(mean_response, "--mean-response", rollout.max_response_tokens, RESPONSE_SHARE)
-    generates = needs.source == "rollouts"
+    needs, rollout = _needs(recipe, registry), recipe.rollout
     apart = _reference_per_node(recipe, needs, devices)
-    samples = rollout.samples_per_prompt if generates else 2 if needs.source == "preferences" else 1
-    updates = training.updates_per_step
-    reference = None
-    if needs.reference_logprobs and not apart:
-        named = recipe.reference
-        reference = model if named is None else model_content(ModelConfig(path=named.path, revision=named.revision))
-    context = PlanContext(
-        model=model,
-        dtype=_dtype(recipe),
-        device=devices.spec,
+    context = step_context(
+        recipe,
+        needs,
+        _dtype(recipe),
+        devices.spec,
+        reference_is_apart=bool(apart),
         world_size=devices.number,
         local_size=devices.per_node,
-        is_shared=True,
-        free_bytes=devices.spec.memory_bytes,
-        num_sequences=training.prompts_per_step * samples,
-        prompt_tokens=prompt,
-        samples_per_prompt=samples,
-        response_lengths=response_lengths(response, rollout.max_response_tokens),
-        max_sequence_length=rollout.max_sequence_length,
-        max_microbatch_tokens=training.max_tokens_per_microbatch,
-        updates=updates,
-        policy_passes=(updates - 1) / updates if needs.previous_logprobs else 0.0,
-        reference_passes=1.0 if needs.reference_logprobs and generates and not apart else 0.0,
-        reference=reference,
-        lora=recipe.lora,
-        delta_copies=_delta_copies(recipe) if generates else "none",
+        mean_prompt=_mean(mean_prompt, "--mean-prompt", rollout.max_prompt_tokens),
+        mean_response=_mean(mean_response, "--mean-response", rollout.max_response_tokens),
     )
-    assumptions = _assumptions(recipe, context, mean_prompt, mean_response, prompt, response)
+    assumptions = _assumptions(recipe, context, mean_prompt, mean_response)
     if apart:
         assumptions.append(
             f"The reference has {apart} device(s) of each machine to itself: its memory and time are not predicted, and the "
@@ -90,22 +63,15 @@ def work_of(
         )
     return Work(
         context=context,
-        generates=generates,
+        generates=needs.source == "rollouts",
         offload=recipe.residency.offload_trainer,
         max_staleness=recipe.async_.max_staleness,
         has_address=recipe.cluster is not None and recipe.cluster.address is not None,
+        generator_sleeps=recipe.residency.generator_sleeps,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
         reference_per_node=apart,
         assumptions=tuple(assumptions),
     )
-
-
-def _delta_copies(recipe: Recipe) -> Literal["none", "parts", "whole"]:
-    """Where generators have devices of their own."""
-    if recipe.refit.delta != "device":
-        return "none"
-    named = CHANNELS.get(recipe.refit.channel)
-    return "whole" if named is not None and not named.sharded else "parts"
 
 
 def _reference_per_node(recipe: Recipe, needs: AlgorithmNeeds, devices: Devices) -> int:
@@ -134,12 +100,12 @@ def _dtype(recipe: Recipe) -> DtypeName:
     return "bfloat16" if recipe.model.dtype == "auto" else recipe.model.dtype
 
 
-def _mean(given: float | None, option: str, limit: int, share: float) -> float:
+def _mean(given: float | None, option: str, limit: int) -> float | None:
     if given is not None and not 0 < given <= limit:
         raise ConfigError(
             [Problem(path=option, found=f"{given:g}", expected=f"above 0 and at most {limit}, the recipe's limit")]
         )
-    return share * limit if given is None else given
+    return given
 
 
 def _assumptions(
@@ -147,13 +113,12 @@ def _assumptions(
     context: PlanContext,
     given_prompt: float | None,
     given_response: float | None,
-    prompt: float,
-    response: float,
 ) -> list[str]:
     def source(given: float | None, option: str, limit: int) -> str:
         return option if given is not None else f"half of the recipe's limit of {limit:,}; {option} says otherwise"
 
-    rollout = recipe.rollout
+    rollout, prompt = recipe.rollout, context.prompt_tokens
+    response = RESPONSE_SHARE * rollout.max_response_tokens if given_response is None else given_response
     found = [
         f"Prompts have {prompt:,.0f} tokens on average ({source(given_prompt, '--mean-prompt', rollout.max_prompt_tokens)}).",
         f"Answers have {response:,.0f} tokens on average "
@@ -164,39 +129,3 @@ def _assumptions(
     if recipe.rollout.refill_equal_rewards:
         found.append("No group is replaced for equal rewards.")
     return found
-
-
-def model_content(model: ModelConfig) -> Mapping[str, Any]:
-    """The content of a model's config.json, from a local directory or from the Hub. ModelError where there is none."""
-    directory = Path(model.path).expanduser()
-    is_remote = not directory.exists() and is_hub_name(model.path)
-    content = read_object(_from_hub(model) if is_remote else directory / CONFIG_FILE)
-    if isinstance(content, Problem):
-        raise ModelError([content])
-    return content
-
-
-def _from_hub(model: ModelConfig) -> Path:
-    from rlcore.run.data.tokenizer import model_file
-
-    found = model_file(model, CONFIG_FILE)
-    if found is None:
-        expected = f"a local directory with {CONFIG_FILE}, or a name on the Hub, which has to be in reach"
-        raise ModelError(
-            [Problem(path="model.path", found=f"{model.path}, of which no {CONFIG_FILE} was found", expected=expected)]
-        )
-    return found
-
-
-def on_part(context: PlanContext, devices: Devices, per_node: int, free_bytes: float, *, is_shared: bool) -> PlanContext:
-    """The context of a role that has so many devices of each machine, and so many bytes of each."""
-    copies = context.delta_copies
-    return evolve(
-        context,
-        world_size=devices.nodes * per_node,
-        local_size=per_node,
-        is_shared=is_shared,
-        free_bytes=int(free_bytes),
-        # Parts travel between devices; to a generator on the trainer's own whole tensors do.
-        delta_copies="whole" if is_shared and copies == "parts" else copies,
-    )

@@ -159,6 +159,8 @@ class CheckContext:
     """RefitRequest.delta or, of a sharded channel, ExportWeightsRequest.delta, as it will be."""
     generator_devices: tuple[int, ...] | None = None
     """GeneratorContext.devices, as they will be on a node's first rank."""
+    planned_options: frozenset[str] = frozenset()
+    """Keys of the generator's section that said "auto" and hold what its plan says (Provider.planned_options)."""
     replays_routing: bool = False
     """Whether the generator's choice of experts will be reported and replayed."""
     corrects_staleness: bool = True

@@ -68,6 +68,9 @@ class PlanContext:
     delta_copies: Literal["none", "parts", "whole"] = "none"
     """What a refit of changes alone has kept on devices. "parts": each rank of the trainer keeps those that it sends. "whole":
     the process that hosts a generator keeps all tensors. With both, each rank of the generator keeps all tensors too."""
+    as_configured: bool = False
+    """Whether one layout alone is asked for: the one that a run would have with this section, in which nothing is varied and
+    "auto" is what a run takes for it. Asked before a run whose generator has `Provider.planned_options`."""
 
 
 @frozen(kw_only=True)

@@ -97,3 +97,8 @@ class Provider:
     """For trainers and generators: `package.module:function`, called by `rlcore plan` as function(PlanContext, config) ->
     Sequence[PlanOption]: every layout that the devices allow, with its memory and seconds, whether it fits or not. It imports
     nothing heavy and knows the model by its config.json alone. A model that it cannot estimate is an RlcoreError."""
+    planned_options: frozenset[str] = field(default=frozenset(), converter=_frozen)
+    """For generators with a `plan`: keys of its section for which "auto" stands for what the plan says in PlanOption.options.
+    Before a run on GPUs the core asks trainer and generator for the layout of the recipe (PlanContext.as_configured), with what
+    the trainer leaves of a device as `free_bytes`, and puts these values into the section, once and for all processes. Where
+    that is not known, "auto" stays, and is for the backend to judge."""

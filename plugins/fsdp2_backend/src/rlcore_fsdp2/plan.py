@@ -34,9 +34,11 @@ EXPERTS_PAY = 64
 
 
 def plan(context: PlanContext, config: Fsdp2Config) -> Sequence[PlanOption]:
-    """Every layout that divides model and ranks."""
+    """Every layout that divides model and ranks; the section's own where that one is asked for."""
     model = planned_model(context.model)
     reference = None if context.reference is None else planned_model(context.reference).dims
+    if context.as_configured:
+        return [_option(context, model.dims, reference, config, config)]
     is_described = not isinstance(find_architecture(context.model, "config.json"), Problem)
     return [
         _option(context, model.dims, reference, config, changed)

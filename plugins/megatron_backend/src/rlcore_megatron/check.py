@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
+from rlcore.gpu import device_memories
 from rlcore.spi import CheckContext, ConfigError, Note, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
@@ -34,7 +35,6 @@ from rlcore_megatron.models import (
 from rlcore_megatron.multi_token_check import head_option_problems, head_problems
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.device_memory import device_memories
 from rlcore_torchkit.model_check import config_file, float8_notes, routing_problems
 
 FORMAT = "torch_dist"

@@ -208,7 +208,7 @@ def _float8_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
         return
     if device != "cuda":
         yield option_problem("fp8", f"true on {device}", "false", "Float8 needs a GPU")
-    elif config.transformer_engine is False or transformer_engine_version() is None:
+    elif config.transformer_engine is False or (config.transformer_engine is None and transformer_engine_version() is None):
         found = "transformer_engine = false" if config.transformer_engine is False else "no TransformerEngine"
         remedy = "pip install --no-build-isolation 'transformer_engine[pytorch]', or set it to false"
         yield option_problem("fp8", f"true with {found}", "layers of TransformerEngine", remedy)

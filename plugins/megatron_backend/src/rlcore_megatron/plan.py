@@ -6,7 +6,7 @@ from itertools import product
 from attrs import evolve
 
 from rlcore.spi import PlanContext, PlanOption
-from rlcore_megatron.auto_layout import candidate_sizes
+from rlcore_megatron.auto_layout import candidate_sizes, choose
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families.registry import FAMILIES
 from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems
@@ -21,10 +21,12 @@ FUSED, PLAIN = 1.0, 1.75
 
 
 def plan(context: PlanContext, config: MegatronConfig) -> Sequence[PlanOption]:
-    """Every layout that divides model and ranks."""
+    """Every layout that divides model and ranks; the section's own, with the sizes that "auto" is on these devices, where that
+    one is asked for. ConfigError where "auto" finds none."""
     model = planned_model(context.model, FAMILIES)
     reference = None if context.reference is None else planned_model(context.reference, FAMILIES)
-    if config.transformer_engine is None:  # the machine that plans need not have it; the one that trains should
+    if config.transformer_engine is None and (context.lora is not None or not context.as_configured):
+        # The machine that plans need not have it; the one that trains should.
         config = evolve(config, transformer_engine=context.lora is None)
     load = Workload(
         world_size=context.world_size,
@@ -37,6 +39,9 @@ def plan(context: PlanContext, config: MegatronConfig) -> Sequence[PlanOption]:
         reference=None if reference is None or context.lora is not None else reference.config,
         lora=context.lora,
     )
+    if context.as_configured:
+        chosen = choose(config, evolve(load, memory_bytes=context.device.memory_bytes)).config
+        return [_option(context, model, reference, config, chosen, load)]
     return [_option(context, model, reference, config, changed, load) for changed in _changed(context, model, config, load)]
 
 
@@ -48,12 +53,10 @@ def _changed(context: PlanContext, model: PlannedModel, config: MegatronConfig, 
         changes = dict(zip(chosen, sizes, strict=True))
         if max(changes.get("context_parallel", 1), changes.get("pipeline_parallel", 1)) > MOST:
             continue
-        # Without the engine, whose absence here says nothing of the machines that train.
         changed = evolve(config, **changes, recompute=recompute)
-        unmade = evolve(changed, transformer_engine=None)
-        if layout_problems(unmade, context.world_size, "cuda", model.config):
+        if layout_problems(changed, context.world_size, "cuda", model.config):
             continue
-        if not reference_layout_problems(unmade, context.world_size, "cuda", load.reference):
+        if not reference_layout_problems(changed, context.world_size, "cuda", load.reference):
             yield changed
 
 

@@ -4,15 +4,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
-from rlcore.spi import CheckContext, Problem
+from rlcore.spi import CheckContext, Note, Problem
 from rlcore_reward.config import RewardModelConfig
 
 SECTION = "environment.reward_model"
 
 
-def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem]:
-    """Return files that are missing, a model that is no such classifier, and keys that exclude each other."""
-    return [*_model_problems(config), *_option_problems(context, config)]
+def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem | Note]:
+    """Return files that are missing, a model that is no such classifier, and keys that exclude each other; a note where it
+    takes memory of a device that others have planned for."""
+    problems = [*_model_problems(config), *_option_problems(context, config)]
+    return problems or list(_memory_notes(context, config))
+
+
+def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[Note]:
+    if config.device == "cuda" and context.planned_options:
+        text = (
+            "is on the first device, beside trainer and generator, and what these take of it was planned without it. Set "
+            f"{' and '.join(sorted(context.planned_options))} of the generator to less, or compute on the CPU"
+        )
+        yield Note(path=f"{SECTION}.device", text=text)
 
 
 def _model_problems(config: RewardModelConfig) -> Iterator[Problem]:

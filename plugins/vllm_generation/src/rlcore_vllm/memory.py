@@ -5,6 +5,10 @@ from attrs import frozen
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.architectures.dims import ModelDims
 
+LARGEST_SHARE = 0.92
+"""Most of a device that an engine is given: what it takes beside its share, contexts and graphs, needs a place too."""
+UNPLANNED_SHARE = 0.5
+"""What engines get of a device that they share with a trainer of which no estimate is known."""
 CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
 """Tokens of one block of the KV cache, vLLM's defaults."""
 

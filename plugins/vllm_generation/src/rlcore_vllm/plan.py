@@ -21,7 +21,8 @@ from rlcore_torchkit.step_costs import (
 )
 from rlcore_torchkit.trainer_plan import planned_model
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.memory import recorder_bytes
+from rlcore_vllm.memory import LARGEST_SHARE, recorder_bytes
+from rlcore_vllm.settings import engines_per_device
 
 WEIGHTS = 0.84
 """Share of the bandwidth in reading weights for few sequences: 4.0 ms of products for 16 GB at 4.8 TB/s."""
@@ -33,14 +34,13 @@ REDUCE_S = 20e-6
 """Seconds of each of a layer's two sums over an engine's ranks."""
 SEQUENCE_S, SHARED_SEQUENCE_S = 11e-6, 15e-6
 """Seconds of the host for a sequence and step: with one rank, half of which are hidden behind the device's work, and with
-several, whose log-probabilities come to the host, none."""
+several, none of which are. The latter is of 30B-A3B on four GPUs, whose log-probabilities come to the host, as those of most
+models of experts do in vLLM 0.26; engines of several devices that keep them there have not been measured."""
 HIDDEN = 0.5
 GRAPHS_BYTES = 2 * 2**30
 """Bytes of an engine's CUDA graphs and context."""
 ASLEEP_BYTES = 5 * 2**29
 """What an engine leaves on a device while it sleeps: between 1.4 and 3.0 GiB."""
-LARGEST_SHARE = 0.92
-"""Most of a device that an engine is given."""
 
 
 @frozen(kw_only=True)
@@ -83,8 +83,11 @@ class Engine:
 
 
 def plan(context: PlanContext, config: VllmConfig) -> Sequence[PlanOption]:
-    """An engine of each size that divides the devices of a machine and the model."""
+    """An engine of each size that divides the devices of a machine and the model; the section's own where that one is asked
+    for."""
     dims = planned_model(context.model).dims
+    if context.as_configured:
+        return [_option(context, dims, config, config.tensor_parallel)]
     return [_option(context, dims, config, ranks) for ranks in _sizes(context, dims, config)]
 
 
@@ -97,10 +100,11 @@ def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterato
 
 def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
     engine = Engine.of(dims, context.dtype, ranks, config)
-    memory, copies = _memory(context, engine, config), refit_copies(context, dims)
-    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes) / 100)
+    memory, copies = _memory(context, engine, config), refit_copies(context, dims, config)
+    # Bytes are whole numbers: a share of them is a little less than the one that it was made by.
+    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes + 1e-6) / 100)
     options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
-    if not context.is_shared:
+    if not context.is_shared and not context.as_configured:
         options["replicas"] = context.local_size // ranks
     return PlanOption(
         options={name: value for name, value in options.items() if value != getattr(config, name)},
@@ -109,7 +113,12 @@ def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: in
         idle={"none": ASLEEP_BYTES + copies},
         seconds={
             "generation": generation_seconds(context, engine, config, memory["KV cache"]),
-            "refit": refit_seconds(dims, context.device, is_separate=not context.is_shared, gathers=context.world_size > 1),
+            "refit": refit_seconds(
+                dims,
+                context.device,
+                travels=not context.is_shared or context.world_size > 1,
+                crosses_nodes=not context.is_shared and context.world_size > context.local_size,
+            ),
         },
         assumptions=(
             "vllm: engines get equal shares of the samples, with lengths drawn alike; a prompt's samples share its cache.",
@@ -124,18 +133,30 @@ def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[st
     width = 4 * dims.hidden_size + 3 * max(dims.intermediate_size, dims.moe_intermediate_size) / engine.ranks
     step = config.max_num_batched_tokens * width * ITEM_BYTES[context.dtype] + 4 * sequences * dims.vocab_size
     reserve = GRAPHS_BYTES + step + recorder_bytes(config.max_num_seqs, context.max_sequence_length)
-    least, copies = engine.kv_per_token * context.max_sequence_length, refit_copies(context, dims)
+    least, copies = engine.kv_per_token * context.max_sequence_length, refit_copies(context, dims, config)
     cache = max(least, context.free_bytes - copies - engine.weights - reserve)
     parts = {"engine's weights": int(engine.weights), "KV cache": int(cache), "engine's reserve": int(reserve)}
     return parts | ({"engine's copies of weights": copies} if copies else {})
 
 
-def refit_copies(context: PlanContext, dims: ModelDims) -> int:
+def refit_copies(context: PlanContext, dims: ModelDims, config: VllmConfig) -> int:
     """Bytes of the copies to which the changes of the next refit are relative, on the fullest device of an engine: each rank's,
     of all tensors, and those of the process that hosts the generator, which are on one of its devices. They are no part of
     what vLLM is given."""
-    copies = {"none": 0, "parts": 1, "whole": 2}[context.delta_copies]
+    if context.delta_copies == "none":
+        return 0
+    copies = _engines_of_a_device(context, config) + (1 if context.delta_copies == "whole" else 0)
     return int(copies * num_parameters(dims) * ITEM_BYTES[context.dtype])
+
+
+def _engines_of_a_device(context: PlanContext, config: VllmConfig) -> int:
+    """Engines that share a device: one, unless the section of a run has several."""
+    if not context.as_configured:
+        return 1
+    if config.devices is not None:
+        return engines_per_device(config)
+    num_devices = config.tensor_parallel if context.is_shared else context.local_size
+    return -(-config.replicas * config.tensor_parallel // num_devices)
 
 
 def generation_seconds(context: PlanContext, engine: Engine, config: VllmConfig, cache_bytes: float) -> float:

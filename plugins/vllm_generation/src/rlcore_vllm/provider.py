@@ -71,6 +71,7 @@ PROVIDER = Provider(
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",
     plan="rlcore_vllm.plan:plan",
+    planned_options={"gpu_memory_utilization"},
     tool_parser="rlcore_vllm.tool_calls:tool_parser",
 )
 """What the entry point names."""

@@ -12,6 +12,7 @@ from rlcore.spi import CHANNELS, GeneratorContext, LoraSpec, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
 from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.memory import LARGEST_SHARE, UNPLANNED_SHARE
 from rlcore_vllm.speculation import num_guessed, speculative_arguments
 
 GIB = 2**30
@@ -109,7 +110,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         }
     else:
         arguments |= {
-            "gpu_memory_utilization": config.gpu_memory_utilization / engines_per_device(config),
+            "gpu_memory_utilization": memory_share(config, context.channel) / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
             "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + num_guessed(config)),
         }
@@ -194,6 +195,15 @@ def capture_sizes(max_num_seqs: int, tokens: int = 1) -> list[int]:
     while sizes[-1] < max_num_seqs:
         sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 1) // 4))
     return [tokens * size for size in (*(size for size in sizes if size < max_num_seqs), max_num_seqs)]
+
+
+def memory_share(config: VllmConfig, channel: str | None) -> float:
+    """The share of a device for all of its engines. "auto" is a number by the time that a run starts, unless nothing was there
+    to plan it by: it then depends on whether a trainer can be on the device, which the channel of refits tells."""
+    if config.gpu_memory_utilization != "auto":
+        return config.gpu_memory_utilization
+    is_alone = channel is None or CHANNELS[channel].reach == "separate"
+    return LARGEST_SHARE if is_alone else UNPLANNED_SHARE
 
 
 def engines_per_device(config: VllmConfig) -> int:

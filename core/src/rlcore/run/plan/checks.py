@@ -53,6 +53,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         channel=plan.channel,
         delta=recipe.refit.delta,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
+        planned_options=plan.planned_options,
         replays_routing=recipe.rollout.replay_routing,
         corrects_staleness=needs.corrects_staleness or needs.source != "rollouts",
         max_turns=recipe.rollout.max_turns,

@@ -17,6 +17,7 @@ from rlcore.run.plan.choice import choose_plugins
 from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.given import Given
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
+from rlcore.run.plan.planned_options import with_planned_options
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.spi import ConfigError, EnvironmentContext, Problem
@@ -69,6 +70,7 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
         plan = evolve(plan, recipe=recipe)
     channel = choose_channel(recipe, plan.chosen, device, registry)
     plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
+    plan = with_planned_options(plan)
     return evolve(plan, notes=(*plan.notes, *map(str, check_plan(plan))))
 
 

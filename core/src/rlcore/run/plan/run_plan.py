@@ -46,6 +46,8 @@ class RunPlan:
     """Whether a model is measured and nothing trained."""
     continues: bool = False
     """Whether the trainer's state is a checkpoint's: adapters that the run began with are in it, and not read again."""
+    planned_options: frozenset[str] = frozenset()
+    """Keys of the generator's section that said "auto", and hold what its plan says."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why; what plugins have to say of the recipe."""
 

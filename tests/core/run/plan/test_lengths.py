@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.planner.lengths import response_lengths
+from rlcore.run.plan.lengths import response_lengths
 
 
 @given(st.integers(16, 100_000), st.floats(0.01, 0.99))
