@@ -10,8 +10,8 @@ CLOSE_S = 5.0
 """Most seconds for the process that waits to end."""
 MESSAGE = (
     "error: this run was ended by Ray's core, as it does where Ray's own process on the machine (the raylet) dies: that was "
-    "killed, by a signal or for lack of memory, or ended by itself. Ray's logs are in {logs}. Start the run again; what was saved "
-    "before is intact, and --resume goes on from there."
+    "killed, by a signal or for lack of memory, or ended by itself. Ray's logs are in {logs}. What was saved before is intact: "
+    "start the run again, with --resume to go on from there."
 )
 _FAREWELL = b"."
 _WAIT = f"""
