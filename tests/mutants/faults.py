@@ -1191,13 +1191,6 @@ FAULTS = (
         "tests/vllm_generation/test_process.py::test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has",
     ),
     Fault(
-        "nobody tells of a driver that Ray's core ends",
-        "rlcore.run.execution.ray.session",
-        "with said_for_ray():\n                yield",
-        "yield",
-        "tests/core/run/execution/ray/test_last_words.py::test_the_raylets_death_is_told",
-    ),
-    Fault(
         "a call that is given up ends whichever thread has its number",
         "rlcore.run.rollout.event_loop",
         "if self._at_work:",

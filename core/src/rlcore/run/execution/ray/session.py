@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.last_words import said_for_ray
 from rlcore.run.interrupt import sigterm_kept
-from rlcore.spi import ConfigError, Problem, StorageError
+from rlcore.spi import ConfigError, Problem, StorageError, WorkerError
 
 LEAST_FILE_BYTES = 2**26
 """Less than the smallest object store that Ray takes."""
@@ -33,8 +33,8 @@ _TOKEN = {"RAY_AUTH_MODE": "token"}
 def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_directory: Path | None) -> Iterator[None]:
     """Ray, as long as it is needed. One that this process has joined or started already is used, and left as it is.
 
-    ConfigError where the address leads to no Ray cluster, or a local one does not start; StorageError where a limit on the size
-    of files would end it. What Ray itself has to say goes to `log_directory`/ray.log.
+    ConfigError where the address leads to no Ray cluster; WorkerError where a local one does not start; StorageError where a
+    limit on the size of files would end it. What Ray itself has to say goes to `log_directory`/ray.log.
     """
     added = {name: value for name, value in _QUIET.items() if name not in os.environ}
     if cluster.address is not None and not _is_running():
@@ -156,15 +156,12 @@ def _probe(address: str, variables: Mapping[str, str]) -> None:
         raise _no_cluster(address, lines[-1] if lines else f"`ray status` ended with exit code {result.returncode}")
 
 
-def _no_start(error: Exception) -> ConfigError:
-    problem = Problem(
-        path="cluster",
-        found=f"no address, and a local Ray cluster that does not start: {type(error).__name__}: {error}",
-        expected="Ray's processes to start on this machine",
-        remedy="Its logs are below /tmp/ray/session_latest/logs. Common causes are too little memory for "
-        "cluster.object_store_mib, a full disk, and a machine too busy to answer in time: then try again.",
+def _no_start(error: Exception) -> WorkerError:
+    return WorkerError(
+        f"a local Ray cluster (cluster.address is not set) does not start: {type(error).__name__}: {error} Its logs are below "
+        "/tmp/ray/session_latest/logs. Common causes are too little memory for cluster.object_store_mib, a full disk, and a "
+        "machine too busy to answer in time: then try again."
     )
-    return ConfigError([problem])
 
 
 def _no_cluster(address: str, reason: str) -> ConfigError:
