@@ -75,7 +75,7 @@ def measure(
             for number in range(len(end.windows)):
                 end.run(number, parts, {})
         else:
-            end.take(wanted, lambda _: None)
+            end.take(lambda _: None)
 
     sent = {"gathered": gathered_bytes(specs, senders), "shards": planned_bytes(end, senders)}
     ways: dict[str, Callable[[], None]] = {
@@ -130,7 +130,7 @@ def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, rep
 
     def refit() -> None:
         if not parts:
-            end.take(wanted, lambda _: None, kept=kept)
+            end.take(lambda _: None, kept=kept)
             return
         sent[0], in_step = 0, end.in_step(kept.version)
         with kept.changing(0):

@@ -9,6 +9,7 @@ from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
 from rlcore.spi.shards import Box as Box
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
+from rlcore_torchkit.box_cuts import overlap
 
 _MAX_NAMED = 5
 
@@ -44,7 +45,7 @@ def plan_pieces(
     for rank, boxes in enumerate(held):
         for box in boxes:
             holders[box.name][box].append(rank)
-    problems += [f"{name} is held in parts that overlap" for name, boxes in holders.items() if _overlap(list(boxes))]
+    problems += [f"{name} is held in parts that overlap" for name, boxes in holders.items() if overlap(list(boxes))]
     if problems:
         raise RefitError(f"refit: no plan of shards: {listed(problems, _MAX_NAMED)}")
     receivers: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -122,17 +123,6 @@ def _lies_in(box: Box, shape: tuple[int, ...]) -> bool:
     if not len(box.start) == len(box.stop) == len(shape):
         return False
     return all(0 <= start <= stop <= extent for start, stop, extent in zip(box.start, box.stop, shape, strict=True))
-
-
-def _overlap(boxes: list[Box]) -> bool:
-    """Whether two have an element in common; those are compared alone whose rows meet."""
-    alive: list[Box] = []
-    for box in sorted(box for box in boxes if box.size):
-        alive = [other for other in alive if not box.start or other.stop[0] > box.start[0]]
-        if any(box.common(other).size for other in alive):
-            return True
-        alive.append(box)
-    return False
 
 
 def _require_all(pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]]) -> None:

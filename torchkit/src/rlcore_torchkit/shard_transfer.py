@@ -101,6 +101,7 @@ class Moved:
     digest: int
     """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""
     sent_bytes: int = 0
+    received_bytes: int = 0
     changed: frozenset[Box] = frozenset()
     """Wanted parts that are not as they were before."""
 
@@ -108,6 +109,7 @@ class Moved:
         return Moved(
             digest=(self.digest + other.digest) % 2**64,
             sent_bytes=self.sent_bytes + other.sent_bytes,
+            received_bytes=self.received_bytes + other.received_bytes,
             changed=self.changed | other.changed,
         )
 
@@ -155,7 +157,7 @@ class ShardTransfer:
             for bucket, message in zip(arriving, messages, strict=True):
                 found = self._taken(bucket, message, dtypes, wanted)
                 wrong += [] if found else [f"{piece.box.name} from rank {bucket.sender}" for piece in bucket.pieces]
-                moved += found or Moved(digest=0)
+                moved += (found or Moved(digest=0)) + Moved(digest=0, received_bytes=len(message))
         if wrong:
             raise RefitError(f"refit: {len(wrong)} piece(s) changed on the way: {listed(wrong, _MAX_NAMED)}")
         return moved
