@@ -80,9 +80,11 @@ class _Block:
 def _pieces(spec: TensorSpec, block: Box, held: Box, receivers: Mapping[Box, Sequence[int]]) -> list[Piece]:
     found = []
     for box, ranks in receivers.items():
+        if box.start and (box.stop[0] <= block.start[0] or block.stop[0] <= box.start[0]):
+            continue  # most have other rows
         common = block.common(box)
-        if common.size:
-            num_bytes = common.size * ITEM_BYTES[spec.dtype]
+        if size := common.size:
+            num_bytes = size * ITEM_BYTES[spec.dtype]
             found.append(Piece(box=common, held=held, wanted=box, sender=0, receivers=tuple(ranks), num_bytes=num_bytes))
     return found
 
@@ -129,8 +131,9 @@ def _require_all(pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]]) -> No
     """Since held parts do not overlap, what comes is whole where its size is."""
     coming: Counter[tuple[int, Box]] = Counter()
     for piece in pieces:
+        size = piece.box.size
         for rank in piece.receivers:
-            coming[rank, piece.wanted] += piece.box.size
+            coming[rank, piece.wanted] += size
     missing = [
         f"rank {rank} wants {box.size} elements of {box.name}, of which {coming[rank, box]} are held"
         for rank, boxes in enumerate(wanted)

@@ -238,11 +238,16 @@ class ShardTransfer:
 def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:
     """The buckets of each sender for the same receivers, of at most so many bytes or with one piece that is larger."""
     between: dict[tuple[int, tuple[int, ...]], list[list[Piece]]] = defaultdict(list)
+    last: dict[tuple[int, tuple[int, ...]], int] = {}
+    """The bytes of the last bucket so far."""
     for piece in pieces:
-        runs = between[piece.sender, piece.receivers]
-        if not runs or sum(map(_aligned, runs[-1])) + _aligned(piece) > max_bucket_bytes:
+        pair, num_bytes = (piece.sender, piece.receivers), _aligned(piece)
+        runs = between[pair]
+        if not runs or last[pair] + num_bytes > max_bucket_bytes:
             runs.append([])
+            last[pair] = 0
         runs[-1].append(piece)
+        last[pair] += num_bytes
     return tuple(
         Bucket(number=number, sender=sender, receivers=receivers, pieces=tuple(run))
         for (sender, receivers), runs in between.items()

@@ -69,6 +69,13 @@ class Noted:
     """Where something was copied to."""
     is_copied_alone: bool = True
     """Whether a loader has done nothing else with it."""
+    _needed: list[Box] | None = None
+
+    def needed(self, name: str) -> list[Box]:
+        """The parts that are copied, of which no two have an element in common."""
+        if self._needed is None:
+            self._needed = joined(copy.region(name, self.shape) for copy in self.copies if copy.destination.numel())
+        return self._needed
 
 
 class NotedCopies:
@@ -101,11 +108,9 @@ class NotedCopies:
         found = dict[str, list[Box]]()
         for spec in specs:
             noted = self._known(spec.name, torch.Size(spec.shape), getattr(torch, spec.dtype))
-            if noted is None:
-                continue
-            copies = [copy for copy in noted.copies if copy.destination.numel()]
-            if copies or not noted.parameters:  # a parameter that gets no element of it is reported where it comes
-                found[spec.name] = joined(copy.region(spec.name, noted.shape) for copy in copies)
+            # Of a parameter that gets no element of it is reported that it was loaded, where the tensor comes.
+            if noted is not None and (noted.needed(spec.name) or not noted.parameters):
+                found[spec.name] = noted.needed(spec.name)
         return found
 
     def load(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:

@@ -240,6 +240,8 @@ class Pending:
         for rank, answer in enumerate(answers):
             if "refused" in answer:
                 raise spi.RefitError(f"{answer['refused']} (replica {replica.name}, rank {rank})")
+        # Only then: ranks that lose one that refused, and left their group, fail for that reason.
+        for rank, answer in enumerate(answers):
             if "failed" in answer:
                 raise spi.RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}:\n{answer['failed']}")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from rlcore.spi import RefitError, TensorSpec
+from rlcore.spi import Box, RefitError, TensorSpec
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_vllm.adapters import replace_adapters, without_adapters
@@ -65,7 +65,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._specs: dict[str, TensorSpec] = {}
         self._digests: dict[str, int] = {}
         self._shard_digest: int | None = None
-        self._told: dict[tuple[TensorSpec, ...], Needs] = {}
+        self._told: dict[tuple[TensorSpec, ...], dict[str, list[Box]]] = {}
         """What the sender knows of what this rank reads."""
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:
@@ -106,11 +106,10 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         is not named it reads the whole. None where that is what it has told last of such tensors, since it was connected."""
         specs = self._announced().specs
         found = {} if self.loader is None else self.loader.needs(specs)
-        needs = {name: [[list(box.start), list(box.stop)] for box in boxes] for name, boxes in found.items()}
-        if self._told.get(specs) == needs:
+        if self._told.get(specs) == found:
             return None
-        self._told[specs] = needs
-        return needs
+        self._told[specs] = found
+        return {name: [[list(box.start), list(box.stop)] for box in boxes] for name, boxes in found.items()}
 
     @torch.no_grad()
     def put_adapters_in_place(self) -> None:

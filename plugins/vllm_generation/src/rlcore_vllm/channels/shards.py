@@ -37,27 +37,28 @@ class Route:
         self._address = f"{host}:{self._store.port}"
         self._key = secrets.token_hex(8)
         """In the names of its routes: to a trainer that knows them, a later one by the same port is another."""
-        self._needs: dict[tuple[TensorSpec, ...], list[Needs]] = {}
-        """What the ranks have told last, of the tensors of each kind of refit: adapters may travel alone."""
-        self._routes: dict[tuple[TensorSpec, ...], ShardRoute] = {}
+        self._routes: dict[tuple[TensorSpec, ...], tuple[list[Needs], ShardRoute]] = {}
+        """What the ranks have told last of the tensors of each kind of refit, and the last route of these: adapters may travel
+        alone."""
         self._num_made = 0
         self._planned: set[str] = set()
 
     def to(self, specs: tuple[TensorSpec, ...], told: Sequence[Needs | None]) -> ShardRoute:
         """To every rank the parts that it needs, None where they are those of the last such refit; to one of them what
         none needs. Another route where that has changed."""
-        known = self._needs.setdefault(specs, [{} for _ in self.ranks])
+        known, last = self._routes.get(specs, ([{} for _ in self.ranks], None))
         needs = [before if now is None else now for before, now in zip(known, told, strict=True)]
-        if specs not in self._routes or needs != known:
-            self._num_made += 1
-            self._needs[specs] = needs
-            self._routes[specs] = ShardRoute(
-                address=self._address,
-                name=f"{self._key}-{self._num_made}",
-                wanted=with_rest(specs, [_wanted(specs, each) for each in needs]),
-                timeout_s=self._timeout_s,
-            )
-        return self._routes[specs]
+        if last is not None and needs == known:
+            return last
+        self._num_made += 1
+        route = ShardRoute(
+            address=self._address,
+            name=f"{self._key}-{self._num_made}",
+            wanted=with_rest(specs, [_wanted(specs, each) for each in needs]),
+            timeout_s=self._timeout_s,
+        )
+        self._routes[specs] = needs, route
+        return route
 
     def options(self, shards: ShardExport) -> list[dict[str, Any]]:
         """What the receivers of each replica are made with, in plain containers."""
