@@ -24,6 +24,12 @@ loading._is_in_checkpoint_form = lambda *_: True
 class PlainWeights(FaultyWorkerExtension):
     """Tells what a refit has brought."""
 
+    def rlcore_refit(self, step, content):
+        answer = super().rlcore_refit(step, content)
+        if step == "shards":
+            print(f"rank {self.rank} has received {self.refit_test_received_bytes()} bytes", flush=True)
+        return answer
+
     def refit_test_received_bytes(self):
         """By the channel shards, in the last refit."""
         routes = self.weight_transfer_engine._receiver._routes.values()
