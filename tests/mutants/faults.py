@@ -1120,13 +1120,6 @@ FAULTS = (
         "tests/vllm_generation/test_loading.py::test_a_part_of_a_tensor_is_not_given_to_a_loader",
     ),
     Fault(
-        "a rank that is connected anew does not tell again what it reads",
-        "rlcore_vllm.weight_transfer",
-        "self._told = {}",
-        "pass",
-        "tests/vllm_generation/test_transfer_parts.py::test_a_part_that_changed_on_the_way_is_not_loaded",
-    ),
-    Fault(
         "ranks that have come apart are not noticed before parts are sent",
         "rlcore_torchkit.shard_sender",
         "self._require_equal(window.specs, shards.held, several, parts)",
