@@ -29,9 +29,9 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore.testing.models import make_model
+from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_route import whole_box
 from rlcore_torchkit.shard_sender import ShardSender
-from rlcore_torchkit.shard_transfer import ShardTransfer
 
 pytest.importorskip("vllm")
 
@@ -184,17 +184,17 @@ def test_an_engine_that_was_started_anew_gets_everything_and_then_what_it_reads(
 
 def test_a_part_that_changed_on_the_way_is_not_loaded(trial_of, monkeypatch):
     """And the refit after it brings what is read again."""
-    trial, message = trial_of("qwen3"), ShardTransfer._message
+    trial, exchange = trial_of("qwen3"), ProcessShardGroup.exchange
     received = [trial.refit(version) for version in range(2)]
 
-    def changed(transfer, bucket, *args):
-        buffer, digest = message(transfer, bucket, *args)
-        if bucket.receivers == (1,):
-            buffer[0] ^= 1
-        return buffer, digest
+    def changed(group, sent, received):
+        for peer, message in sent:
+            if peer == 2:  # the engine's second rank
+                message[0] ^= 1
+        exchange(group, sent, received)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardTransfer, "_message", changed)
+        patch.setattr(ProcessShardGroup, "exchange", changed)
         with pytest.raises(RefitError, match="changed on the way"):
             trial.refit(2)
     assert trial.refit(3) == received[1]

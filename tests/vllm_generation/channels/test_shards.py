@@ -10,8 +10,8 @@ from attrs import evolve
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore_torchkit import shard_route
 from rlcore_torchkit.box_cuts import whole_box
+from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_sender import ShardSender
-from rlcore_torchkit.shard_transfer import ShardTransfer
 from rlcore_vllm.channels import shards
 from rlcore_vllm.manifest import Manifest
 
@@ -107,7 +107,7 @@ class Trial:
             partial.update(in_part)
 
         digest = receiver.take_shards(manifest, layout, load, False)
-        return taken, partial, receiver._routes[manifest.specs][1].received_bytes, digest
+        return taken, partial, receiver.received_bytes, digest
 
     def close(self):
         for one in (self.sender, *self.receivers):
@@ -136,12 +136,14 @@ def assert_taken(found, tensors, needs):
 
 
 @pytest.mark.parametrize("delta", ["off", "host"])
-def test_each_rank_takes_what_it_needs(delta, trial):
+def test_each_rank_takes_what_it_needs(delta, trial, monkeypatch):
     """Of what one rank of three needs, all, and two some that overlap, the trainer sends each element once."""
     whole = sum(tensor.nbytes for tensor in tensors_of(0))
     _, found = trial.refit(0, UNTOLD, delta)
     assert [partial for _, partial, _, _ in found] == [set()] * 3
     most, sent = [each[2] for each in found], trial.export.shards.sent_bytes
+    close, closed = ProcessShardGroup.close, []
+    monkeypatch.setattr(ProcessShardGroup, "close", lambda group: (closed.append(group.rank), close(group)))
     for seed, told in ((1, [FIRST, SECOND, None]), (2, UNTOLD), (3, UNTOLD)):
         tensors, found = trial.refit(seed, told, delta)
         for each, needs in zip(found, (FIRST, SECOND, {}), strict=True):
@@ -152,7 +154,7 @@ def test_each_rank_takes_what_it_needs(delta, trial):
     if delta == "off":
         assert max(found[0][2], found[1][2]) < 0.7 * most[0]
         assert found[2][2] >= whole
-    assert len(trial.sender._ends) == 1, "those of the routes before are closed"
+    assert sorted(closed) == [0, 1, 2, 3], "all have left the first route's group"
 
 
 def test_what_no_rank_needs_is_taken_by_one(trial):
@@ -175,23 +177,24 @@ def test_needs_that_change_come_by_another_route(trial):
 
 
 def test_a_corrupted_part_is_noticed_by_the_rank_that_gets_it(trial, monkeypatch):
-    needs = [FIRST, SECOND, None]
+    """And by the one that it passes it on to; not by one that has nothing in common with it."""
+    needs = [FIRST, {**SECOND, "t1": []}, None]
     trial.refit(0, UNTOLD)
-    message = ShardTransfer._message
+    exchange = ProcessShardGroup.exchange
 
-    def changed(transfer, bucket, *args):
-        buffer, digest = message(transfer, bucket, *args)
-        if bucket.receivers == (1, 2) and {piece.box.name for piece in bucket.pieces} == {"t2"}:
-            buffer[0] ^= 1
-        return buffer, digest
+    def changed(group, sent, received):
+        for peer, message in sent:
+            if peer == 2:
+                message[0] ^= 1
+        exchange(group, sent, received)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardTransfer, "_message", changed)
+        patch.setattr(ProcessShardGroup, "exchange", changed)
         _, (first, *others) = trial.refit(1, needs)
     assert not isinstance(first, RefitError)
     for error in others:
         assert isinstance(error, RefitError)
-        assert "changed on the way: t2 from rank 0" in str(error)
+        assert "changed on the way: t0 from rank 0" in str(error)
     trial.connect()
     trial.refit(2, needs)
 

@@ -31,7 +31,7 @@ class Loader:
         self._load_weights: LoadWeights = model.load_weights  # type: ignore
         self._model_config = model_config
         self._device = device
-        self.is_direct = _is_in_checkpoint_form(model, model_config, device)
+        self.is_direct = is_in_checkpoint_form(model, model_config, device)
         """Whether tensors are copied straight into the parameters, without the layerwise reload."""
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
@@ -132,7 +132,7 @@ class Loader:
         ]
 
 
-def _is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.device) -> bool:
+def is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.device) -> bool:
     """Whether every parameter still is as the checkpoint has it, so that its own weight loader can write to it in place.
 
     True only where each layer's method is known to leave weights as they are, nothing is computed from them after loading

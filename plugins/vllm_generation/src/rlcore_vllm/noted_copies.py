@@ -266,7 +266,7 @@ def _moves_experts(layer: nn.Module) -> bool:
 
 
 def _index(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Of the element that so many others lie before."""
+    """Where the element is that so many others lie before."""
     found = []
     for extent in reversed(shape):
         found.append(offset % extent)

@@ -65,6 +65,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._specs: dict[str, TensorSpec] = {}
         self._digests: dict[str, int] = {}
         self._shard_digest: int | None = None
+        self.received_bytes = 0
+        """What the last sharded refit has brought this rank."""
         self._told: dict[tuple[TensorSpec, ...], dict[str, list[Box]]] = {}
         """What the sender knows of what this rank reads."""
 
@@ -211,6 +213,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             lambda tensors, partial: self._load(manifest, tensors, stable=False, partial=partial),
             only_changed,
         )
+        self.received_bytes = receiver.received_bytes
         self._digests = dict.fromkeys(self._specs, 0)
 
     def _load(self, manifest: Manifest, tensors: dict[str, Tensor], stable: bool, partial: Set[str] = frozenset()) -> None:

@@ -96,6 +96,8 @@ class Receiver(ABC):
         self.rank = rank
         self.options = options
         self.persistent = False
+        self.received_bytes = 0
+        """What the last `take_shards` has brought."""
 
     def begin(self, persistent: bool) -> None:
         """A refit begins; `persistent` as in WeightExport."""

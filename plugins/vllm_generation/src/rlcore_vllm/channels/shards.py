@@ -94,13 +94,15 @@ class Receiver(channel.Receiver):
         raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")
 
     def take_shards(self, manifest: Manifest, layout: dict[str, Any], load: LoadParts, only_changed: bool) -> int:
-        specs = manifest.specs
-        return self._by_route(specs, layout).take(
+        receiver = self._by_route(manifest.specs, layout)
+        digest = receiver.take(
             lambda parts: load(*_assembled(parts)),
             kept=self._kept_of(layout["route"], layout["delta"]),
             weight_version=manifest.weight_version,
             only_changed=only_changed,
         )
+        self.received_bytes = receiver.received_bytes
+        return digest
 
     def close(self) -> None:
         self._kept = None
