@@ -3,27 +3,30 @@
     python benchmarks/refit_shards.py --shape 8b --senders 1          # two GPUs
     python benchmarks/refit_shards.py --shape 8b --senders 2          # three
     python benchmarks/refit_shards.py --shape 8b --receivers 2        # three
+    python benchmarks/refit_shards.py --shape 8b --receivers 2 --tensor-parallel 2
     python benchmarks/refit_shards.py --layers 1 --device cpu         # the first layer and the embedding, by gloo
     python benchmarks/refit_shards.py --quick --device cpu            # a tiny shape
 
 The weights of a shape in bfloat16, cut by rows over the senders as FSDP does; their number divides those of all rows.
 `gathered` gathers each tensor on all senders, and the first broadcasts it, with its digest at both ends. `shards` sends the
-parts by their plan, with the digest of each bucket at both ends; several receivers pass them on among themselves. `changed`
-does so with copies at both ends (`refit.delta`), of weights of which a share, chosen at random, is another than the time
-before. No engine takes part. The bytes are those that each sender hands to the network; a gather is counted as a ring, and a
-broadcast once.
+parts by their plan, with the digest of each bucket at both ends; several receivers pass them on among themselves. `as read`
+does so, and brings each receiver what a rank of engines of `--tensor-parallel` ranks reads: its rows or columns or, with
+`--expert-parallel`, of experts its own. `changed` is `shards` with copies at both ends (`refit.delta`), of weights of which a
+share, chosen at random, is another than the time before. No engine takes part. The bytes are those that each sender hands to
+the network, where a gather is counted as a ring and a broadcast once, and those that each receiver gets.
 """
 
 import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from attrs import evolve
 from model_shapes import SHAPES, config_of, require_device
 
 from rlcore.spi import Box, ShardRoute, TensorSpec
@@ -41,6 +44,7 @@ def measure(
     device_name: str,
     senders: int,
     receivers: int,
+    engine: tuple[int, bool],
     repeats: int,
     file: str,
 ) -> None:
@@ -48,8 +52,9 @@ def measure(
     import torch
     import torch.distributed as dist
 
+    from rlcore_torchkit.box_cuts import whole_box, with_rest
     from rlcore_torchkit.process_group import keep_on_loopback, listening_store
-    from rlcore_torchkit.shard_route import ShardEnd, whole_box
+    from rlcore_torchkit.shard_route import ShardEnd
 
     keep_on_loopback()
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -68,31 +73,40 @@ def measure(
     start = time.perf_counter()
     end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=BUCKET_BYTES, device=device)
     joined_s = time.perf_counter() - start
+    as_read = [as_an_engine_reads(specs, number % engine[0], *engine) for number in range(receivers)]
+    route = evolve(route, name="as-read", wanted=with_rest(specs, as_read))
+    narrow = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=BUCKET_BYTES, device=device)
     parts = {box: torch.randn(box.shape, dtype=torch.bfloat16, device=device) for box in held[rank]} if rank < senders else {}
 
-    def by_shards() -> None:
+    def by_shards(end: ShardEnd) -> None:
         if rank < senders:
             for number in range(len(end.windows)):
                 end.run(number, parts, {})
         else:
-            end.take(wanted, lambda _: None)
+            end.take(lambda _: None)
 
-    sent = {"gathered": gathered_bytes(specs, senders), "shards": planned_bytes(end, senders)}
     ways: dict[str, Callable[[], None]] = {
         "gathered": lambda: gather_and_send(rank, specs, held, parts, groups, device),
-        "shards": by_shards,
+        "shards": lambda: by_shards(end),
+        "as read": lambda: by_shards(narrow),
     }
     lines = []
     for name, way in ways.items():
         times = [timed(way, device) for _ in range(repeats)]
-        bytes_of_each = " ".join(f"{each / 1e6:.1f}" for each in sent[name])
-        lines.append(f"{name:13} first {times[0]:.3f} s, then {median(times[1:]):.3f} s; MB sent by each: {bytes_of_each}")
-    lines += [of_changes(share, end, parts, wanted, device, repeats, senders) for share in CHANGED]
+        if name == "gathered":
+            sent, received = gathered_bytes(specs, senders), [model_bytes(specs)] * receivers
+        else:
+            used = end if name == "shards" else narrow
+            sent, received = planned_bytes(used, senders), told_by_all(used.received_bytes)[senders:]
+        seconds = f"first {times[0]:.3f} s, then {median(times[1:]):.3f} s"
+        lines.append(f"{name:13} {seconds}; MB sent by each: {listed(sent)}; received by each: {listed(received)}")
+    lines += [of_changes(share, end, parts, device, repeats, senders) for share in CHANGED]
     if rank == 0:
         lines.append(f"plan and connection: {joined_s:.3f} s, {len(end.windows)} windows")
         Path(file).write_text("\n".join(lines))
     dist.barrier()
     end.close()
+    narrow.close()
     del kept
     dist.destroy_process_group()
 
@@ -119,10 +133,9 @@ def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, d
             dist.broadcast(whole, 0, group=groups[1])
 
 
-def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, repeats: int, senders: int) -> str:
+def of_changes(share: float, end: Any, parts: Any, device: Any, repeats: int, senders: int) -> str:
     """The row of a share of values that is changed before each refit, after one that brings all."""
     import torch
-    import torch.distributed as dist
 
     from rlcore_torchkit.kept_parts import KeptParts
 
@@ -130,7 +143,7 @@ def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, rep
 
     def refit() -> None:
         if not parts:
-            end.take(wanted, lambda _: None, kept=kept)
+            end.take(lambda _: None, kept=kept)
             return
         sent[0], in_step = 0, end.in_step(kept.version)
         with kept.changing(0):
@@ -145,10 +158,20 @@ def of_changes(share: float, end: Any, parts: Any, wanted: Any, device: Any, rep
         for part in parts.values():
             part[torch.rand(part.shape, device=device) < share] *= 1.5
         times.append(timed(refit, device))
-    told: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(told, sent[0])
-    bytes_of_each = " ".join(f"{each / 1e6:.3f}" for each in told[:senders])
+    bytes_of_each = listed(told_by_all(sent[0])[:senders], 3)
     return f"{f'{share:.1%} changed':13} {median(times):.3f} s; MB sent by each: {bytes_of_each}"
+
+
+def told_by_all(own: int) -> list[int]:
+    import torch.distributed as dist
+
+    told: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return told
+
+
+def listed(num_bytes: Sequence[float], digits: int = 1) -> str:
+    return " ".join(f"{each / 1e6:.{digits}f}" for each in num_bytes)
 
 
 def timed(way: Callable[[], None], device: Any) -> float:
@@ -182,8 +205,32 @@ def rows_of(spec: TensorSpec, number: int, senders: int) -> Box:
     return Box(spec.name, (first, *(0 for _ in spec.shape[1:])), (stop, *spec.shape[1:]))
 
 
+def as_an_engine_reads(specs: tuple[TensorSpec, ...], place: int, num_ranks: int, by_experts: bool) -> list[Box]:
+    """What one rank of an engine reads of the tensors, as vLLM's layers do."""
+    found = []
+    for spec in specs:
+        start, stop = [0] * len(spec.shape), list(spec.shape)
+        names = spec.name.split(".")
+        # Transformers has a layer's experts in one tensor each of three dimensions.
+        is_of_experts = "experts" in names
+        if by_experts and is_of_experts:
+            dim = 0
+        elif (len(spec.shape) == 1 and not names[-2].endswith(("q_proj", "k_proj", "v_proj"))) or "gate" in names:
+            dim = None
+        else:
+            dim = len(spec.shape) - (1 if {"o_proj", "down_proj"} & {*names} else 2 if len(spec.shape) > 1 else 1)
+        if dim is not None:
+            start[dim], stop[dim] = (spec.shape[dim] * each // num_ranks for each in (place, place + 1))
+        found.append(Box(spec.name, tuple(start), tuple(stop)))
+    return found
+
+
+def model_bytes(specs: tuple[TensorSpec, ...]) -> float:
+    return sum(2.0 * Box(spec.name, (0,) * len(spec.shape), spec.shape).size for spec in specs)
+
+
 def gathered_bytes(specs: tuple[TensorSpec, ...], senders: int) -> list[float]:
-    total = sum(2.0 * Box(spec.name, (0,) * len(spec.shape), spec.shape).size for spec in specs)
+    total = model_bytes(specs)
     return [total * (senders - 1) / senders + (total if number == 0 else 0) for number in range(senders)]
 
 
@@ -201,11 +248,15 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--senders", type=int, default=1, help="trainer ranks, on CUDA each with a GPU of its own")
     parser.add_argument("--receivers", type=int, default=1, help="ranks of engines, each with a GPU of its own too")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="so many of the receivers are one engine")
+    parser.add_argument("--expert-parallel", action="store_true", help="each rank of an engine has experts of its own")
     parser.add_argument("--layers", type=int, help="instead of the shape's")
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--quick", action="store_true", help="a tiny shape, twice")
     options = parser.parse_args()
     require_device(options.device)
+    if options.receivers % options.tensor_parallel:
+        parser.error(f"found {options.receivers} receivers; expected a multiple of --tensor-parallel {options.tensor_parallel}")
     shape, repeats = ("tiny", 2) if options.quick else (options.shape, options.repeats)
     print(f"{shape} on {options.device}, {options.senders} sender(s), {options.receivers} receiver(s)")
     with tempfile.TemporaryDirectory() as folder:
@@ -217,6 +268,7 @@ def main() -> None:
             options.device,
             options.senders,
             options.receivers,
+            (options.tensor_parallel, options.expert_parallel),
             repeats,
             str(file),
         )

@@ -72,11 +72,15 @@ def test_lora_step(script: Script) -> None:
 
 
 def test_refit_shards(script: Script) -> None:
-    output = script("refit_shards.py", "--quick", "--device", "cpu", "--senders", "2")
-    found = rows(output, "gathered", "shards")
+    arguments = ("--quick", "--device", "cpu", "--senders", "2", "--receivers", "2", "--tensor-parallel", "2")
+    output = script("refit_shards.py", *arguments)
+    found = rows(output, "gathered", "shards", "as read")
     assert all(float(figure) > 0 for figures in found.values() for figure in figures)
-    by_gathering, by_parts = (sum(float(figure) for figure in figures[2:]) for figures in found.values())
-    assert by_parts < by_gathering
+    assert {len(figures) for figures in found.values()} == {6}
+    by_gathering, by_parts, as_read = (sum(float(figure) for figure in figures[2:4]) for figures in found.values())
+    assert as_read == by_parts < by_gathering
+    all_of_it, what_is_read = (sum(float(figure) for figure in found[way][4:]) for way in ("shards", "as read"))
+    assert 0.4 < what_is_read / all_of_it < 0.6
     few, more, many = (float(rows(output, f"{share}% changed")[f"{share}% changed"][1]) for share in (0.1, 1.0, 10.0))
     assert 0 < few < more < many < by_parts
 

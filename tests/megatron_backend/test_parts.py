@@ -49,7 +49,7 @@ def compare(trainer, request):
     def take():
         end = ShardEnd(specs=export.specs, held=held, route=route, rank=1, max_bytes=MAX_BYTES, device=CPU)
         with closing(end):
-            return end.take(wanted, lambda parts: found.update({spec.name: tensor for spec, _, tensor in parts}))
+            return end.take(lambda parts: found.update({spec.name: tensor for spec, _, tensor in parts}))
 
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(take)

@@ -22,6 +22,8 @@ NUM_RANKS = (2, 1)
 MODEL_BYTES = len(SPECS) * 6 * 4 * 4
 DIGESTS_BYTES = 4 * 8
 """Two windows, and in each a bucket of each trainer rank."""
+MOST_OF_CUT_PIECES = 8 * (8 + 2 * 8)
+"""Digests of twice as many buckets, and what fills up two pieces in each."""
 
 
 class Generator:
@@ -32,11 +34,18 @@ class Generator:
         self.route = route_in(self.store, [WHOLE] * num_ranks)
         self.receivers = list[ShardReceiver]()
         self.kept = [KeptParts(CPU) for _ in range(num_ranks)]
-        self.taken: list[dict[str, Tensor]] = [{} for _ in range(num_ranks)]
+        self.taken: list[dict[Box, Tensor]] = [{} for _ in range(num_ranks)]
+
+    def narrow(self) -> None:
+        """From now on its ranks want columns of each tensor."""
+        self.close()
+        self.receivers, self.taken = [], [{} for _ in self.kept]
+        columns = [[Box(spec.name, (0, start), (6, start + 2)) for spec in SPECS] for start in (0, 2)]
+        self.route = route_in(self.store, columns, name="narrow")
 
     def take(self, shards: ShardExport, place: int, version: int) -> int:
         def load(parts: Sequence[tuple[TensorSpec, Box, Tensor]]) -> None:
-            self.taken[place].update({spec.name: tensor.clone() for spec, _, tensor in parts})
+            self.taken[place].update({box: tensor.clone() for _, box, tensor in parts})
 
         return self.receivers[place].take(load, kept=self.kept[place], weight_version=version)
 
@@ -58,16 +67,23 @@ def run_rank(rank: int, address: str) -> None:
     full = {spec.name: torch.arange(24.0).view(6, 4) + number for number, spec in enumerate(SPECS)}
     sender, generator = ShardSender(rank, 2, CPU), Generator(NUM_RANKS[rank])
     sent = []
-    for version, is_there in enumerate((True, True, rank == 0, True, True, True, True)):
+    for version, is_there in enumerate((True, True, rank == 0, True, True, True, True, True, True)):
         if version == 5 and rank == 1:
             generator.close()
             generator = Generator(NUM_RANKS[rank])
+        if version == 7:
+            # The other's ranks want what they did, in parts that are cut otherwise.
+            generator.taken = [{} for _ in generator.taken]
+            if rank == 0:
+                generator.narrow()
         full["a"][0, 0] += 1.0
         full["c"][5, 3] += 1.0
         sent.append(refit(rank, sender, generator if is_there else None, full, version))
     # All of it the first time, and where one of the generators has missed a refit or is new; to all, since they share it.
-    is_whole = [True, False, False, True, False, True, False]
-    assert [each == MODEL_BYTES + DIGESTS_BYTES for each in sent] == is_whole
+    is_whole = [True, False, False, True, False, True, False, True, False]
+    assert [each >= MODEL_BYTES for each in sent] == is_whole
+    assert {sent[0], sent[3], sent[5]} == {MODEL_BYTES + DIGESTS_BYTES}
+    assert sent[7] <= MODEL_BYTES + MOST_OF_CUT_PIECES
     assert all(each < MODEL_BYTES for each, whole in zip(sent, is_whole, strict=True) if not whole)
     sender.close()
     generator.close()
@@ -83,7 +99,7 @@ def refit(rank: int, sender: ShardSender, generator: Generator | None, full: Map
 
     export = sender.export(evolve(REQUEST, weight_version=version, delta="device"), SPECS, LAYOUT[rank], read)
     assert export.shards is not None
-    digests = list[int]()
+    digests, whole = list[int](), {box.name: box for box in WHOLE}
     with ThreadPoolExecutor(2) as pool:
         if generator is not None:
             generator.connect(export.shards)
@@ -93,7 +109,9 @@ def refit(rank: int, sender: ShardSender, generator: Generator | None, full: Map
         assert list(export.buckets) == []
         if generator is not None:
             digests = [take.result() for take in takes]
-            assert all(torch.equal(taken[name], full[name]) for taken in generator.taken for name in full)
+            for taken in generator.taken:
+                assert {box.name for box in taken} == full.keys()
+                assert all(torch.equal(part, full[box.name][box.within(whole[box.name])]) for box, part in taken.items())
     told: list[tuple[int, int, int]] = [(0, 0, 0)] * 2
     dist.all_gather_object(told, (export.shards.digest, sum(digests), export.shards.sent_bytes))
     assert sum(digest for digest, _, _ in told) % 2**64 == sum(digest for _, digest, _ in told) % 2**64 != 0

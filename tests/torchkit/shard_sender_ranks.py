@@ -25,7 +25,7 @@ def run_rank(rank: int, address: str) -> None:
     taken: dict[str, Tensor] = {}
 
     def take(end: ShardEnd) -> None:
-        end.take(WHOLE, lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
+        end.take(lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
 
     assert refit(rank, LAYOUT[rank], full, take) is None
     assert rank == 1 or all(torch.equal(taken[name], full[name]) for name in full)

@@ -87,8 +87,8 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
     else:
         sent = 0
         taken: dict[Box, Tensor] = {}
-        own = wanted[rank - NUM_SENDERS]
-        total = end.take(own, lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
+        own = end.wanted[rank - NUM_SENDERS]
+        total = end.take(lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
         assert {*taken} == {*own}, case
         assert all(torch.equal(tensor, cut_out(full, box)) for box, tensor in taken.items()), case
     end.close()

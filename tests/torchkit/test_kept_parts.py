@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlcore.spi import TensorSpec
+from rlcore.spi import Box, TensorSpec
 from rlcore_torchkit.kept_parts import NOTHING, KeptParts
 from rlcore_torchkit.shard_route import whole_box
 
@@ -21,6 +21,16 @@ def test_a_version_counts_once_it_is_whole() -> None:
     with pytest.raises(ZeroDivisionError), kept.changing(5):
         raise ZeroDivisionError
     assert kept.version == NOTHING
+
+
+def test_copies_of_other_parts_are_of_no_version() -> None:
+    kept, other = KeptParts(CPU), Box("w", (0,), (2,))
+    with kept.changing(4):
+        kept.put({BOX: torch.ones(3)}, [SPEC])
+    kept.require([BOX])
+    assert (kept.version, [*kept.tensors]) == (4, [BOX])
+    kept.require([BOX, other])
+    assert (kept.version, kept.tensors) == (NOTHING, {})
 
 
 def test_a_copy_is_of_the_tensors_own_dtype() -> None:

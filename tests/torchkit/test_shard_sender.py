@@ -45,7 +45,7 @@ def test_refits_go_by_one_route_again_and_again() -> None:
         def take(taken: dict[str, Tensor] = taken) -> int:
             if not ends:
                 ends.append(receiving(route))
-            return ends[0].take(WHOLE, lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
+            return ends[0].take(lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
 
         assert together(partial(list, export.buckets), take)[1] == export.shards.digest
         assert all(torch.equal(taken[name], weights[name]) for name in weights)
@@ -91,5 +91,5 @@ def test_a_route_with_another_layout_needs_another_name() -> None:
 
 def _taking(route: ShardRoute) -> ShardEnd:
     end = receiving(route)
-    end.take(WHOLE, lambda parts: None)
+    end.take(lambda parts: None)
     return end

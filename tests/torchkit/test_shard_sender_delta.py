@@ -48,7 +48,7 @@ class Receiver:
         def load(parts: Sequence[tuple[TensorSpec, Box, Tensor]]) -> None:
             loaded.update({spec.name: tensor.clone() for spec, _, tensor in parts})
 
-        digest = self.end.take(WHOLE, load, kept=self.kept, weight_version=version, only_changed=only_changed)
+        digest = self.end.take(load, kept=self.kept, weight_version=version, only_changed=only_changed)
         return loaded, digest
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlcore.spi import RefitError
+from rlcore.spi import RefitError, TensorSpec
+from rlcore_torchkit.box_cuts import whole_box
 
 pytest.importorskip("vllm")
 
@@ -122,3 +123,29 @@ def test_straight_loading_is_complete_or_refused():
     loader.load([item for item in weights.items() if item[0] != "second.weight"], stable=False)
     with pytest.raises(RefitError, match=r"1 tensor\(s\) .* second.weight"):
         loader.finish()
+
+
+SPEC = TensorSpec(name="second.weight", shape=(4, 3), dtype="float32")
+
+
+def test_what_was_loaded_straight_is_what_is_needed():
+    model = Model()
+    loader = Loader(model, PLAIN, CUDA)
+    loader.begin()
+    assert loader.needs([SPEC]) == {}
+    loader.load([(SPEC.name, torch.ones(SPEC.shape))], stable=False)
+    assert loader.needs([SPEC]) == {SPEC.name: [whole_box(SPEC)]}
+    loader.is_direct = False
+    assert loader.needs([SPEC]) == {}
+
+
+def test_a_part_of_a_tensor_is_not_given_to_a_loader():
+    model = Model()
+    loader = Loader(model, PLAIN, CUDA)
+    loader.begin()
+    item = SPEC.name, torch.ones(SPEC.shape)
+    with pytest.raises(RefitError, match=r"1 tensor\(s\) came in part.*second.weight"):
+        loader.load([item], stable=False, partial={SPEC.name})
+    assert not model.second.weight.any()
+    loader.load([item], stable=False)
+    loader.load([item], stable=False, partial={SPEC.name})

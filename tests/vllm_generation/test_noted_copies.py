@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attrs import evolve
 from torch import nn
 
-from rlcore_vllm.noted_copies import NotedCopies
+from rlcore.spi import Box, TensorSpec
+from rlcore_vllm.noted_copies import Copy, NotedCopies
 
 HIDDEN, HEADS, KV, INNER, EXPERTS, VOCABULARY, PADDED = 8, 8, 4, 6, 4, 11, 16
 
@@ -165,10 +167,76 @@ def test_other_shapes_dtypes_and_layouts_go_to_the_loaders(noted):
     assert not copies.know("unheard of", weight)
 
 
+SPECS = [TensorSpec(name=name, shape=shape, dtype="bfloat16") for name, shape in SHAPES.items()]
+NEEDED = {
+    "q": [Box("q", (HEADS // 2, 0), (HEADS, HIDDEN))],
+    "kv": [Box("kv", (0, 0), (KV, HIDDEN))],
+    "down": [Box("down", (0, INNER // 2), (HIDDEN, INNER))],
+    "turned": [Box("turned", (0, 0), (HIDDEN, HIDDEN))],
+    "elsewhere": [],
+}
+
+
+def test_what_is_copied_of_a_tensor_is_needed_and_of_others_all(noted):
+    _, copies = noted
+    needs = copies.needs(SPECS)
+    assert needs.keys() == SHAPES.keys() - CHANGED
+    assert {name: needs[name] for name in NEEDED} == NEEDED
+    others = [evolve(SPECS[0], shape=(HEADS, HIDDEN + 1)), evolve(SPECS[0], dtype="float32"), evolve(SPECS[0], name="new")]
+    assert copies.needs(others) == {}
+
+
+def test_loads_read_nothing_but_what_is_needed(noted):
+    model, copies = noted
+    copies.begin()
+    needs, weights = copies.needs(SPECS), []
+    for name, tensor in packed(1):
+        parts = needs.get(name, [Box(name, (0,) * tensor.ndim, tuple(tensor.shape))])
+        weights.append((name, torch.full_like(tensor, float("nan"))))
+        for box in parts:
+            place = tuple(map(slice, box.start, box.stop))
+            weights[-1][1][place] = tensor[place]
+    load(model, copies, weights)
+    assert_alike(model, loaded_model(1))
+
+
+SHAPE = (4, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("cut", "start", "stop"),
+    [
+        (lambda tensor: tensor, (0, 0, 0), SHAPE),
+        (lambda tensor: tensor[1:3, 2:5, 4:], (1, 2, 4), (3, 5, 8)),
+        (lambda tensor: tensor[2], (2, 0, 0), (3, 6, 8)),
+        (lambda tensor: tensor[:, 3], (0, 3, 0), (4, 4, 8)),
+        (lambda tensor: tensor[3, 5, 7], (3, 5, 7), (4, 6, 8)),
+        (lambda tensor: tensor[:, :, 2:4].permute(2, 0, 1), (0, 0, 2), (4, 6, 4)),
+        (lambda tensor: tensor[1:, ::2], (1, 0, 0), (4, 5, 8)),
+        (lambda tensor: tensor.view(2, 2, 6, 8)[1], (2, 0, 0), (4, 6, 8)),
+        (lambda tensor: tensor.view(24, 8)[7:9], (1, 1, 0), (2, 3, 8)),
+        (lambda tensor: tensor.view(24, 8)[5:7], (0, 0, 0), (2, 6, 8)),
+        (lambda tensor: tensor.view(-1)[50:60], (1, 0, 0), (2, 6, 8)),
+        (lambda tensor: tensor.view(4, 48)[:, 7:9], (0, 0, 0), (4, 6, 8)),
+        (lambda tensor: tensor[1, :1, :1].expand(5, 7), (1, 0, 0), (2, 1, 1)),
+    ],
+)
+def test_a_part_lies_where_its_elements_do(cut, start, stop):
+    tensor = torch.arange(4 * 6 * 8).view(SHAPE)
+    part = cut(tensor)
+    copy = Copy(
+        destination=torch.empty(part.shape), stride=part.stride(), offset=part.storage_offset(), is_all=False, is_flat=False
+    )
+    box = copy.region("w", tensor.shape)
+    assert {*part.flatten().tolist()} <= {*tensor[tuple(map(slice, box.start, box.stop))].flatten().tolist()}
+    assert box == Box("w", start, stop)
+
+
 def test_a_parameter_with_other_memory_is_noted_anew(noted):
     model, copies = noted
     model.w2.data = torch.zeros_like(model.w2)
     copies.begin()
+    assert copies.needs(SPECS) == {}
     load(model, copies, packed(2))
     assert_alike(model, loaded_model(2))
     assert set(model.called) == SHAPES.keys()

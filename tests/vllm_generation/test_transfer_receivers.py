@@ -32,6 +32,7 @@ GOOD = Replica("good", [{}, {}])
     ("bad", "error", "message"),
     [
         (Replica("bad", [{}, {"refused": "refit: no"}]), RefitError, r"^refit: no \(replica bad, rank 1\)$"),
+        (Replica("bad", [{"failed": "lost"}, {"refused": "refit: no"}]), RefitError, r"^refit: no \(replica bad, rank 1\)$"),
         (Replica("bad", [{"failed": "OSError: x"}, {}]), RefitError, "bucket failed on replica bad, rank 0:\nOSError: x"),
         (Replica("bad", EOFError("gone")), WorkerError, r"replica bad failed in a refit \(bucket\): gone"),
         (Replica("bad", None), WorkerError, r"replica bad did not answer in a refit \(bucket\) within 0.1 s"),

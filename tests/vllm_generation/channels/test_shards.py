@@ -1,5 +1,6 @@
 """Parts on their way to an engine's ranks, without an engine."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from attrs import evolve
 
 from rlcore.spi import ExportWeightsRequest, RefitError
-from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit import shard_route
+from rlcore_torchkit.box_cuts import whole_box
+from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_vllm.channels import shards
 from rlcore_vllm.manifest import Manifest
@@ -37,8 +40,8 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
             options = route.options(export.shards)
             assert [each["first_receiver"] for each in options] == [0, 2]
             receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in ranks]
-        export.shards.route = route.to(specs)
-        layout = route.layout(specs, export.shards)
+        export.shards.route = route.to(specs, [None] * len(ranks))
+        layout = route.layout(export.shards.route, export.shards)
         assert layout["delta"] == delta
         assert ("held" in layout) == (specs not in seen)
         seen.add(specs)
@@ -46,7 +49,7 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
         with ThreadPoolExecutor(4) as pool:
             sent = pool.submit(list, export.buckets)
             calls = [
-                pool.submit(one.take_shards, manifest, layout, into.update, False)
+                pool.submit(one.take_shards, manifest, layout, lambda tensors, _, into=into: into.update(tensors), False)
                 for one, into in zip(receivers, taken, strict=True)
             ]
         assert sent.result() == []
@@ -60,10 +63,167 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
         one.close()
 
 
+class Trial:
+    """A trainer of one rank that holds whole tensors, and two engines, of two ranks and one."""
+
+    def __init__(self):
+        self.ranks = [here(), here(rank=1), here(replica=1)]
+        self.sender, self.receivers = ShardSender(0, 1, CPU), []
+        self.connect()
+
+    def connect(self):
+        """As for the first time, and after a failure."""
+        for one in self.receivers:
+            one.close()
+        self.route, self.receivers = shards.Route(self.ranks, LOOPBACK, 30), []
+
+    def refit(self, seed, told, delta="off"):
+        """What each rank has loaded, the names of what it has in part, the bytes that it received, and the digest; or what it
+        raises."""
+        tensors = tensors_of(seed)
+        specs = tuple(specs_of(tensors))
+        held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
+        read = lambda part: {whole_box(spec): held[whole_box(spec)] for spec in part}  # noqa: E731
+        self.export = export = self.sender.export(evolve(REQUEST, delta=delta), specs, [*held], read)
+        if not self.receivers:
+            options = self.route.options(export.shards)
+            self.receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in self.ranks]
+        export.shards.route = self.route.to(specs, told)
+        layout, manifest = self.route.layout(export.shards.route, export.shards), Manifest.of(export)
+        with ThreadPoolExecutor(4) as pool:
+            sent = pool.submit(list, export.buckets)
+            calls = [pool.submit(self.take, one, manifest, layout) for one in self.receivers]
+        found = [call.exception() or call.result() for call in calls]
+        if not any(isinstance(each, Exception) for each in found):
+            assert sent.result() == []
+            assert sum(digest for _, _, _, digest in found) % 2**64 == export.shards.digest
+        return tensors, found
+
+    def take(self, receiver, manifest, layout):
+        taken, partial = {}, set()
+
+        def load(tensors, in_part):
+            taken.update({name: tensor.clone() for name, tensor in tensors.items()})
+            partial.update(in_part)
+
+        digest = receiver.take_shards(manifest, layout, load, False)
+        return taken, partial, receiver.received_bytes, digest
+
+    def close(self):
+        for one in (self.sender, *self.receivers):
+            one.close()
+
+
+@pytest.fixture
+def trial():
+    made = Trial()
+    yield made
+    made.close()
+
+
+FIRST = {"t0": [[[0, 0], [2, 5]]], "t1": [[[0, 0], [4, 2]]], "t2": [], "t3": []}
+SECOND = {"t0": [[[2, 0], [3, 5]]], "t1": [[[0, 1], [4, 4]]], "t2": [[[1, 0], [2, 5]], [[4, 0], [5, 5]]], "t3": []}
+UNTOLD = [None, None, None]
+
+
+def assert_taken(found, tensors, needs):
+    taken, partial, _, _ = found
+    for index, tensor in enumerate(tensors):
+        for start, stop in needs.get(f"t{index}", [[[0, 0], list(tensor.shape)]]):
+            place = tuple(map(slice, start, stop))
+            assert torch.equal(taken[f"t{index}"][place], tensor[place])
+    assert partial == {name for name in needs if name in taken} - {"t3"}
+
+
+@pytest.mark.parametrize("delta", ["off", "host"])
+def test_each_rank_takes_what_it_needs(delta, trial, monkeypatch):
+    """Of what one rank of three needs, all, and two some that overlap, the trainer sends each element once."""
+    whole = sum(tensor.nbytes for tensor in tensors_of(0))
+    _, found = trial.refit(0, UNTOLD, delta)
+    assert [partial for _, partial, _, _ in found] == [set()] * 3
+    most, sent = [each[2] for each in found], trial.export.shards.sent_bytes
+    close, closed = ProcessShardGroup.close, []
+    monkeypatch.setattr(ProcessShardGroup, "close", lambda group: (closed.append(group.rank), close(group)))
+    for seed, told in ((1, [FIRST, SECOND, None]), (2, UNTOLD), (3, UNTOLD)):
+        tensors, found = trial.refit(seed, told, delta)
+        for each, needs in zip(found, (FIRST, SECOND, {}), strict=True):
+            assert_taken(each, tensors, needs)
+        assert [*found[0][0]] == ["t0", "t1"]
+        assert [*found[1][0]] == ["t0", "t1", "t2"]
+        assert sent / 2 < trial.export.shards.sent_bytes < sent + 16 * 20, "the digests and ends of more buckets"
+    if delta == "off":
+        assert max(found[0][2], found[1][2]) < 0.7 * most[0]
+        assert found[2][2] >= whole
+    assert sorted(closed) == [0, 1, 2, 3], "all have left the first route's group"
+
+
+def test_what_no_rank_needs_is_taken_by_one(trial):
+    trial.refit(0, UNTOLD)
+    tensors, found = trial.refit(1, [FIRST, SECOND, FIRST])
+    holders = [taken for taken, _, _, _ in found if "t3" in taken]
+    assert len(holders) == 1
+    assert torch.equal(holders[0]["t3"], tensors[3])
+
+
+def test_needs_that_change_come_by_another_route(trial):
+    """A rank that has noted nothing any more takes all again."""
+    names = []
+    for seed, told in enumerate((UNTOLD, [FIRST, None, FIRST], UNTOLD, [{}, None, None], [FIRST, None, None])):
+        tensors, found = trial.refit(seed, told)
+        names.append(trial.export.shards.route.name)
+        assert_taken(found[0], tensors, FIRST if seed in {1, 2, 4} else {})
+        assert_taken(found[1], tensors, {})
+    assert [names.index(name) for name in names] == [0, 1, 1, 3, 4]
+
+
+def test_a_corrupted_part_is_noticed_by_the_rank_that_gets_it(trial, monkeypatch):
+    """And by the one that it passes it on to; not by one that has nothing in common with it."""
+    needs = [FIRST, {**SECOND, "t1": []}, None]
+    trial.refit(0, UNTOLD)
+    exchange = ProcessShardGroup.exchange
+
+    def changed(group, sent, received):
+        for peer, message in sent:
+            if peer == 2:
+                message[0] ^= 1
+        exchange(group, sent, received)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessShardGroup, "exchange", changed)
+        _, (first, *others) = trial.refit(1, needs)
+    assert not isinstance(first, RefitError)
+    for error in others:
+        assert isinstance(error, RefitError)
+        assert "changed on the way: t0 from rank 0" in str(error)
+    trial.connect()
+    trial.refit(2, needs)
+
+
+def test_a_rank_that_plans_otherwise_is_refused_by_all(trial, monkeypatch):
+    trial.refit(0, UNTOLD)
+    plan, take, odd = shard_route.plan_windows, trial.take, list[threading.Thread]()
+
+    def other(specs, held, wanted, max_bytes):
+        is_odd = threading.current_thread() in odd
+        return plan(specs, held, [wanted[0], *wanted[:2]] if is_odd else wanted, max_bytes)
+
+    def take_as_one(receiver, manifest, layout):
+        if receiver is trial.receivers[1]:
+            odd.append(threading.current_thread())
+        return take(receiver, manifest, layout)
+
+    monkeypatch.setattr(shard_route, "plan_windows", other)
+    trial.take = take_as_one
+    _, found = trial.refit(1, [FIRST, SECOND, None])
+    for error in found:
+        assert isinstance(error, RefitError)
+        assert "planned other pieces than rank 0" in str(error)
+
+
 def test_a_later_route_has_groups_of_its_own():
     """A trainer that outlives an engine knows the first one's groups, and the port may be the same."""
     specs = specs_of(tensors_of(0))
-    assert len({shards.Route([here()], LOOPBACK, 30).to(specs).name for _ in range(2)}) == 2
+    assert len({shards.Route([here()], LOOPBACK, 30).to(tuple(specs), [None]).name for _ in range(2)}) == 2
 
 
 def test_whole_buckets_are_refused():

@@ -21,6 +21,11 @@ class KeptParts:
         self.tensors: dict[Box, Tensor] = {}
         self._device = device
 
+    def require(self, boxes: Iterable[Box]) -> None:
+        """These parts are sent or taken next: copies of others are given up, and all are of no version then."""
+        if self.tensors.keys() != set(boxes):
+            self.version, self.tensors = NOTHING, {}
+
     @contextmanager
     def changing(self, weight_version: int) -> Iterator[None]:
         """Between two versions, and after a failure, they are of none."""

@@ -9,6 +9,7 @@ from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
 from rlcore.spi.shards import Box as Box
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
+from rlcore_torchkit.box_cuts import overlap
 
 _MAX_NAMED = 5
 
@@ -44,7 +45,7 @@ def plan_pieces(
     for rank, boxes in enumerate(held):
         for box in boxes:
             holders[box.name][box].append(rank)
-    problems += [f"{name} is held in parts that overlap" for name, boxes in holders.items() if _overlap(list(boxes))]
+    problems += [f"{name} is held in parts that overlap" for name, boxes in holders.items() if overlap(list(boxes))]
     if problems:
         raise RefitError(f"refit: no plan of shards: {listed(problems, _MAX_NAMED)}")
     receivers: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -79,9 +80,11 @@ class _Block:
 def _pieces(spec: TensorSpec, block: Box, held: Box, receivers: Mapping[Box, Sequence[int]]) -> list[Piece]:
     found = []
     for box, ranks in receivers.items():
+        if box.start and (box.stop[0] <= block.start[0] or block.stop[0] <= box.start[0]):
+            continue  # most have other rows
         common = block.common(box)
-        if common.size:
-            num_bytes = common.size * ITEM_BYTES[spec.dtype]
+        if size := common.size:
+            num_bytes = size * ITEM_BYTES[spec.dtype]
             found.append(Piece(box=common, held=held, wanted=box, sender=0, receivers=tuple(ranks), num_bytes=num_bytes))
     return found
 
@@ -124,23 +127,13 @@ def _lies_in(box: Box, shape: tuple[int, ...]) -> bool:
     return all(0 <= start <= stop <= extent for start, stop, extent in zip(box.start, box.stop, shape, strict=True))
 
 
-def _overlap(boxes: list[Box]) -> bool:
-    """Whether two have an element in common; those are compared alone whose rows meet."""
-    alive: list[Box] = []
-    for box in sorted(box for box in boxes if box.size):
-        alive = [other for other in alive if not box.start or other.stop[0] > box.start[0]]
-        if any(box.common(other).size for other in alive):
-            return True
-        alive.append(box)
-    return False
-
-
 def _require_all(pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]]) -> None:
     """Since held parts do not overlap, what comes is whole where its size is."""
     coming: Counter[tuple[int, Box]] = Counter()
     for piece in pieces:
+        size = piece.box.size
         for rank in piece.receivers:
-            coming[rank, piece.wanted] += piece.box.size
+            coming[rank, piece.wanted] += size
     missing = [
         f"rank {rank} wants {box.size} elements of {box.name}, of which {coming[rank, box]} are held"
         for rank, boxes in enumerate(wanted)

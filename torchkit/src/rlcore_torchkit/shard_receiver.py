@@ -24,11 +24,16 @@ class ShardReceiver:
         max_bytes: int,
         device: torch.device,
     ) -> None:
-        """`place` is the rank's among those of the route. WorkerError where the route's store is not there."""
-        self._specs, self._held, self._wanted, self._place = specs, held, route.wanted[place], place
+        """`place` is the rank's among those of the route; what these want is heard with each refit.
+
+        WorkerError where the route's store is not there.
+        """
+        self._specs, self._held, self._place = specs, held, place
         self._max_bytes, self._device = max_bytes, device
         self._notices = Notices(route)
         self._end: tuple[tuple[str, str, int], ShardEnd] | None = None
+        self.received_bytes = 0
+        """What the last refit has brought."""
 
     def take(
         self,
@@ -42,7 +47,9 @@ class ShardReceiver:
         group then, so that the others do not wait for it."""
         try:
             end = self._joined()
-            return end.take(self._wanted, load, kept=kept, weight_version=weight_version, only_changed=only_changed)
+            digest = end.take(load, kept=kept, weight_version=weight_version, only_changed=only_changed)
+            self.received_bytes = end.received_bytes
+            return digest
         except RlcoreError:
             self.close()
             raise

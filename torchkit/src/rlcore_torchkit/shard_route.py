@@ -1,6 +1,7 @@
 """One rank's end of a route: the plan of what it sends or takes, in windows, and the group by which it does."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from math import prod
@@ -12,6 +13,8 @@ from torch import Tensor
 from rlcore.spi import RefitError
 from rlcore.spi.shards import Box, ShardRoute
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
+from rlcore_torchkit.box_cuts import Layout, cut_alike
+from rlcore_torchkit.box_cuts import whole_box as whole_box
 from rlcore_torchkit.kept_parts import NOTHING, KeptParts
 from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_plan import Piece, plan_pieces
@@ -63,8 +66,12 @@ class ShardEnd:
         """`rank` counts in the group: the trainer's first. RefitError, WorkerError as of ProcessShardGroup."""
         world_size = len(held) + len(route.wanted)
         self.windows: tuple[Window, ...] = ()
+        self.wanted: Layout = cut_alike(route.wanted)
+        """The route's, in parts that are equal or have nothing in common: what several ranks want is sent once."""
+        self.received_bytes = 0
+        """What the last `take` has brought, from the trainer's ranks and from others that take the same."""
         try:
-            self.windows = plan_windows(specs, held, route.wanted, max_bytes)
+            self.windows = plan_windows(specs, held, self.wanted, max_bytes)
             plan = hashlib.sha256(repr(self.windows).encode()).hexdigest()
         except RefitError as error:
             plan = f"!{error}"
@@ -98,7 +105,6 @@ class ShardEnd:
 
     def take(
         self,
-        wanted: Sequence[Box],
         load: Callable[[list[tuple[TensorSpec, Box, Tensor]]], None],
         *,
         kept: KeptParts | None = None,
@@ -107,27 +113,38 @@ class ShardEnd:
     ) -> int:
         """Receive every window and have each loaded; returns the sum of digests.
 
-        With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` parts are
-        not loaded that are as they were."""
-        of_name, total = {box.name: box for box in wanted}, Moved(digest=0)
+        With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` tensors are
+        not loaded of which all parts are as they were."""
+        wanted, total = self.wanted[self._rank - self._num_senders], Moved(digest=0)
+        of_name: dict[str, list[Box]] = defaultdict(list)
+        for box in wanted:
+            of_name[box.name].append(box)
+        if kept is not None:
+            kept.require(wanted)
         in_step = None if kept is None else self.in_step(kept.version)
         with nullcontext() if kept is None else kept.changing(weight_version):
             for number, window in enumerate(self.windows):
-                parts = [(spec, of_name[spec.name]) for spec in window.specs if spec.name in of_name]
+                parts = [(spec, box) for spec in window.specs for box in of_name.get(spec.name, ())]
                 tensors = {
                     box: self._empty(spec, box) if kept is None else kept.on(self._device, spec, box) for spec, box in parts
                 }
                 moved = self.run(number, {}, tensors, in_step=in_step)
                 if kept is not None:
                     kept.take_back({box: tensors[box] for box in moved.changed})
-                load([(spec, box, tensors[box]) for spec, box in parts if not only_changed or box in moved.changed])
+                changed = {box.name for box in moved.changed}
+                load([(spec, box, tensors[box]) for spec, box in parts if not only_changed or box.name in changed])
                 total += moved
+        self.received_bytes = total.received_bytes
         return total.digest
 
     def pieces(self, number: int) -> Iterator[Piece]:
         """What this rank sends in a window."""
         for bucket in self.windows[number].buckets:
             yield from bucket.pieces if bucket.sender == self._rank else ()
+
+    def sent_boxes(self) -> list[Box]:
+        """What this rank sends, each part once."""
+        return list(dict.fromkeys(piece.box for number in range(len(self.windows)) for piece in self.pieces(number)))
 
     def close(self) -> None:
         self._group.close()
@@ -146,10 +163,6 @@ class ShardEnd:
 
     def _empty(self, spec: TensorSpec, box: Box) -> Tensor:
         return torch.empty(box.shape, dtype=getattr(torch, spec.dtype), device=self._device)
-
-
-def whole_box(spec: TensorSpec) -> Box:
-    return Box(spec.name, (0,) * len(spec.shape), spec.shape)
 
 
 def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSpec]]:

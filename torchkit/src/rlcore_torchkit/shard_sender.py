@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor
 
 from rlcore.schema.listing import listed
@@ -35,12 +36,22 @@ Meeting: TypeAlias = tuple[tuple[str, str], ...]
 """The routes of a refit, each by its address and name."""
 
 
+@frozen
+class _Plan:
+    """What an end was made for."""
+
+    specs: tuple[TensorSpec, ...]
+    held: tuple[tuple[Box, ...], ...]
+    routes: tuple[ShardRoute, ...]
+    max_bucket_bytes: int
+
+
 class ShardSender:
     """Keeps the groups of the routes by which it has sent."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
-        self._ends: dict[Meeting, tuple[object, ShardEnd]] = {}
+        self._ends: dict[Meeting, tuple[_Plan, ShardEnd]] = {}
         self._notices: dict[tuple[str, str], Notices] = {}
         self._num_made: Counter[Meeting] = Counter()
         """How often each group has been made, so that none is taken for one that met before."""
@@ -74,6 +85,8 @@ class ShardSender:
         with self._failing_together():
             if routes:
                 end = self._joined(routes, shards, specs)
+                if kept is not None:
+                    kept.require(end.sent_boxes())
                 in_step = None if kept is None else end.in_step(kept.version)
         several = {box for box, count in Counter(chain(*shards.held)).items() if count > 1}
         with nullcontext() if kept is None else kept.changing(weight_version):
@@ -141,8 +154,8 @@ class ShardSender:
     def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardEnd:
         """The end of the route that all of these have in common, of which the generators' ranks are told."""
         meeting = tuple((route.address, route.name) for route in routes)
-        self._leave_others(meeting)
-        known, plan = self._ends.get(meeting), (specs, shards.held, tuple(routes), shards.max_bucket_bytes)
+        self._leave_others(meeting, specs)
+        known, plan = self._ends.get(meeting), _Plan(specs, shards.held, tuple(routes), shards.max_bucket_bytes)
         if known is not None and known[0] != plan:
             raise RefitError(f"refit: another layout by the route {'/'.join(meeting[0])}; expected a new name for it")
         self._num_made[meeting] += known is None
@@ -162,12 +175,14 @@ class ShardSender:
         self._ends[meeting] = plan, end
         return end
 
-    def _leave_others(self, meeting: Meeting) -> None:
-        """Close the ends by stores that are no more, and those whose generators now meet in another company."""
+    def _leave_others(self, meeting: Meeting, specs: tuple[TensorSpec, ...]) -> None:
+        """Close the ends by stores that are no more, those whose generators now meet in another company, and those by which
+        these tensors were sent to generators that want other parts of them now."""
         addresses = {address for address, _ in meeting}
         for other in [*self._ends]:
             is_lost = not addresses.issuperset(address for address, _ in other)
-            if is_lost or (other != meeting and not {*other}.isdisjoint(meeting)):
+            is_replaced = self._ends[other][0].specs == specs or not {*other}.isdisjoint(meeting)
+            if is_lost or (other != meeting and is_replaced):
                 self._ends.pop(other)[1].close()
 
     def _tell(self, own: ShardRoute, common: ShardRoute, place_of: Mapping[tuple[str, str], int]) -> None:

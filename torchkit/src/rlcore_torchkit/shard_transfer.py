@@ -101,6 +101,7 @@ class Moved:
     digest: int
     """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""
     sent_bytes: int = 0
+    received_bytes: int = 0
     changed: frozenset[Box] = frozenset()
     """Wanted parts that are not as they were before."""
 
@@ -108,6 +109,7 @@ class Moved:
         return Moved(
             digest=(self.digest + other.digest) % 2**64,
             sent_bytes=self.sent_bytes + other.sent_bytes,
+            received_bytes=self.received_bytes + other.received_bytes,
             changed=self.changed | other.changed,
         )
 
@@ -155,7 +157,7 @@ class ShardTransfer:
             for bucket, message in zip(arriving, messages, strict=True):
                 found = self._taken(bucket, message, dtypes, wanted)
                 wrong += [] if found else [f"{piece.box.name} from rank {bucket.sender}" for piece in bucket.pieces]
-                moved += found or Moved(digest=0)
+                moved += (found or Moved(digest=0)) + Moved(digest=0, received_bytes=len(message))
         if wrong:
             raise RefitError(f"refit: {len(wrong)} piece(s) changed on the way: {listed(wrong, _MAX_NAMED)}")
         return moved
@@ -236,11 +238,16 @@ class ShardTransfer:
 def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:
     """The buckets of each sender for the same receivers, of at most so many bytes or with one piece that is larger."""
     between: dict[tuple[int, tuple[int, ...]], list[list[Piece]]] = defaultdict(list)
+    last: dict[tuple[int, tuple[int, ...]], int] = {}
+    """The bytes of the last bucket so far."""
     for piece in pieces:
-        runs = between[piece.sender, piece.receivers]
-        if not runs or sum(map(_aligned, runs[-1])) + _aligned(piece) > max_bucket_bytes:
+        pair, num_bytes = (piece.sender, piece.receivers), _aligned(piece)
+        runs = between[pair]
+        if not runs or last[pair] + num_bytes > max_bucket_bytes:
             runs.append([])
+            last[pair] = 0
         runs[-1].append(piece)
+        last[pair] += num_bytes
     return tuple(
         Bucket(number=number, sender=sender, receivers=receivers, pieces=tuple(run))
         for (sender, receivers), runs in between.items()

@@ -1,6 +1,5 @@
 """Weights that travel as the parts that a trainer's ranks hold, without being gathered: from rank to rank, by a plan."""
 
-from math import prod
 from typing import Literal, TypeAlias
 
 from attrs import define, field, frozen
@@ -25,7 +24,10 @@ class Box:
     @property
     def size(self) -> int:
         """Elements; none where a dimension is empty or turned round."""
-        return prod(max(0, extent) for extent in self.shape)
+        size = 1
+        for start, stop in zip(self.start, self.stop, strict=True):  # plans ask for millions of them
+            size *= max(0, stop - start)
+        return size
 
     def common(self, other: "Box") -> "Box":
         """What lies in both, maybe nothing."""

@@ -5,7 +5,7 @@ layerwise reload brings each layer back to checkpoint form on the meta device, g
 layer once it is whole. It says nothing about what it got wrong, so everything that it may leave behind is checked here.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
+from rlcore.spi import Box, TensorSpec
 from rlcore_vllm.manifest import refuse
 from rlcore_vllm.noted_copies import LoadWeights, NotedCopies
 from rlcore_vllm.versions import keeps_checkpoint_form, without_weights
@@ -30,7 +31,7 @@ class Loader:
         self._load_weights: LoadWeights = model.load_weights  # type: ignore
         self._model_config = model_config
         self._device = device
-        self.is_direct = _is_in_checkpoint_form(model, model_config, device)
+        self.is_direct = is_in_checkpoint_form(model, model_config, device)
         """Whether tensors are copied straight into the parameters, without the layerwise reload."""
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
@@ -54,9 +55,18 @@ class Loader:
         """What is not loaded stays as it is, where tensors are loaded directly: no parameter then lacks weights."""
         self._loaded = None
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool) -> None:
-        """Load named tensors; unless `stable`, their memory may be overwritten as soon as this has been executed."""
+    def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[Box]]:
+        """The parts of tensors that this refit will read, as NotedCopies.needs; of all others it reads the whole."""
+        return self._copies.needs(specs) if self.is_direct else {}
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool, partial: Set[str] = frozenset()) -> None:
+        """Load named tensors; unless `stable`, their memory may be overwritten as soon as this has been executed. Of those in
+        `partial` what `needs` has named holds values alone; RefitError where that is not all that is read now."""
         weights = list(tensors)
+        unknown = [
+            name for name, tensor in weights if name in partial and not (self.is_direct and self._copies.know(name, tensor))
+        ]
+        refuse("came in part, while vLLM's loaders now read the whole", unknown)
         names = self._copies.load(weights, self._load_weights) if self.is_direct else self._load_weights(iter(weights))
         if names is None or self._loaded is None:
             self._loaded = None
@@ -122,7 +132,7 @@ class Loader:
         ]
 
 
-def _is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.device) -> bool:
+def is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.device) -> bool:
     """Whether every parameter still is as the checkpoint has it, so that its own weight loader can write to it in place.
 
     True only where each layer's method is known to leave weights as they are, nothing is computed from them after loading

@@ -10,6 +10,7 @@ A loader that does anything else with a tensor than to copy parts of it is calle
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlcore.spi import Box, TensorSpec
+from rlcore_torchkit.box_cuts import joined
 from rlcore_vllm.versions import without_weights
 
 Weights = Sequence[tuple[str, Tensor]]
@@ -44,6 +47,16 @@ class Copy:
             return tensor
         return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset() + self.offset)
 
+    def region(self, name: str, shape: torch.Size) -> Box:
+        """Where the part lies in a contiguous tensor of this shape: exactly, if it is a slice of it in each dimension; else the
+        rows that it has elements of."""
+        steps = [(size - 1, stride) for size, stride in zip(self.destination.shape, self.stride, strict=True) if size > 1]
+        start = _index(self.offset, shape)
+        stop = _index(self.offset + sum(count * stride for count, stride in steps), shape)
+        if not _stays_in_dimensions(steps, start, shape):
+            start, stop = (start[0], *(0 for _ in shape[1:])), (stop[0], *(extent - 1 for extent in shape[1:]))
+        return Box(name, start, tuple(last + 1 for last in stop))
+
 
 @mutable(kw_only=True, eq=False)
 class Noted:
@@ -56,6 +69,13 @@ class Noted:
     """Where something was copied to."""
     is_copied_alone: bool = True
     """Whether a loader has done nothing else with it."""
+    _needed: list[Box] | None = None
+
+    def needed(self, name: str) -> list[Box]:
+        """The parts that are copied, of which no two have an element in common."""
+        if self._needed is None:
+            self._needed = joined(copy.region(name, self.shape) for copy in self.copies if copy.destination.numel())
+        return self._needed
 
 
 class NotedCopies:
@@ -80,14 +100,18 @@ class NotedCopies:
 
     def know(self, name: str, tensor: Tensor) -> bool:
         """Whether this tensor can be loaded without the loaders."""
-        noted = self._noted.get(name)
-        return (
-            noted is not None
-            and noted.is_copied_alone
-            and self._made.isdisjoint(noted.parameters)
-            and (noted.shape, noted.dtype) == (tensor.shape, tensor.dtype)
-            and tensor.is_contiguous()
-        )
+        return self._known(name, tensor.shape, tensor.dtype) is not None and tensor.is_contiguous()
+
+    def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[Box]]:
+        """The parts that are copied of each tensor that can be loaded without the loaders, maybe none; of all others, which
+        are not among the keys, the whole is needed."""
+        found = dict[str, list[Box]]()
+        for spec in specs:
+            noted = self._known(spec.name, torch.Size(spec.shape), getattr(torch, spec.dtype))
+            # Of a parameter that gets no element of it is reported that it was loaded, where the tensor comes.
+            if noted is not None and (noted.needed(spec.name) or not noted.parameters):
+                found[spec.name] = noted.needed(spec.name)
+        return found
 
     def load(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
         """Copy what earlier loads have shown how to copy, and leave the rest to the model's loaders, which show it. Returns the
@@ -100,6 +124,12 @@ class NotedCopies:
             reported = self._load_watched(others, load_weights)
             names = None if names is None or reported is None else names | reported
         return None if names is None or self._reported is None else names | self._reported
+
+    def _known(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Noted | None:
+        noted = self._noted.get(name)
+        if noted is None or not noted.is_copied_alone or (noted.shape, noted.dtype) != (shape, dtype):
+            return None
+        return noted if self._made.isdisjoint(noted.parameters) else None
 
     def _repeat(self, weights: Weights) -> set[str]:
         """Copy tensors that are known; returns the names of the parameters to which something was copied."""
@@ -233,6 +263,29 @@ def _moves_experts(layer: nn.Module) -> bool:
     config: Any = getattr(layer, "moe_config", None)
     parallel = getattr(config, "moe_parallel_config", None)
     return bool(getattr(layer, "enable_eplb", False) or getattr(parallel, "enable_eplb", False))
+
+
+def _index(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Where the element is that so many others lie before."""
+    found = []
+    for extent in reversed(shape):
+        found.append(offset % extent)
+        offset //= extent
+    return tuple(reversed(found))
+
+
+def _stays_in_dimensions(steps: Iterable[tuple[int, int]], start: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a view that begins at `start` goes on, in each dimension of its own, within one of the tensor's. `steps` are how
+    often it does and by how many elements."""
+    reached, strides = list(start), [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    for count, stride in steps:
+        if stride == 0:
+            continue
+        dim = next(dim for dim, own in enumerate(strides) if own <= stride and (shape[dim] > 1 or own == 1))
+        if stride % strides[dim]:
+            return False
+        reached[dim] += count * (stride // strides[dim])
+    return all(place < extent for place, extent in zip(reached, shape, strict=True))
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -78,9 +78,11 @@ class Transfer:
                 options = [{"channel": self._channel, "options": each} for each in self._route.options(shards)]
                 self._receivers.start("connect", options).wait()
             self._receivers.start_all("begin", Manifest.of(export, self._lora).to_wire()).wait()
-            route = self._route.to(export.specs)
-            plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
-            layout = self._route.layout(export.specs, shards)
+            told = self._receivers.start_all("needs", {}).wait()
+            route = self._route.to(export.specs, [answer["needs"] for ranks in told for answer in ranks])
+            layout = self._route.layout(route, shards)
+            if "held" in layout:
+                plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
             pending = self._receivers.start_all("shards", {"layout": layout, "holds_weights": holds_weights})
             shards.route = route
             try:
@@ -238,6 +240,8 @@ class Pending:
         for rank, answer in enumerate(answers):
             if "refused" in answer:
                 raise spi.RefitError(f"{answer['refused']} (replica {replica.name}, rank {rank})")
+        # Only then: ranks that lose one that refused, and left their group, fail for that reason.
+        for rank, answer in enumerate(answers):
             if "failed" in answer:
                 raise spi.RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}:\n{answer['failed']}")
 

@@ -7,7 +7,7 @@ changed on the way then cannot have been mixed in.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from rlcore.spi import RefitError, TensorSpec
+from rlcore.spi import Box, RefitError, TensorSpec
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_vllm.adapters import replace_adapters, without_adapters
 from rlcore_vllm.channels import make_receiver
-from rlcore_vllm.channels.channel import Receiver
+from rlcore_vllm.channels.channel import Needs, Receiver
 from rlcore_vllm.loading import Loader
 from rlcore_vllm.manifest import Manifest, expected_adapters, expected_shapes, refuse
 
@@ -65,6 +65,10 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._specs: dict[str, TensorSpec] = {}
         self._digests: dict[str, int] = {}
         self._shard_digest: int | None = None
+        self.received_bytes = 0
+        """What the last sharded refit has brought this rank."""
+        self._told: dict[tuple[TensorSpec, ...], dict[str, list[Box]]] = {}
+        """What the sender knows of what this rank reads."""
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:
         self._disconnect()
@@ -98,6 +102,16 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._connected().end()
+
+    def needs(self) -> Needs | None:
+        """The parts that this rank reads of the tensors that are announced, each by where it starts and stops; of a tensor that
+        is not named it reads the whole. None where that is what it has told last of such tensors, since it was connected."""
+        specs = self._announced().specs
+        found = {} if self.loader is None else self.loader.needs(specs)
+        if self._told.get(specs) == found:
+            return None
+        self._told[specs] = found
+        return {name: [[list(box.start), list(box.stop)] for box in boxes] for name, boxes in found.items()}
 
     @torch.no_grad()
     def put_adapters_in_place(self) -> None:
@@ -139,6 +153,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
+        self._told = {}
 
     def _connected(self) -> Receiver:
         if self._receiver is None:
@@ -193,17 +208,21 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         if only_changed:
             self._ready_loader().keep_rest()
         self._shard_digest = receiver.take_shards(
-            manifest, content["layout"], lambda tensors: self._load(manifest, tensors, stable=False), only_changed
+            manifest,
+            content["layout"],
+            lambda tensors, partial: self._load(manifest, tensors, stable=False, partial=partial),
+            only_changed,
         )
+        self.received_bytes = receiver.received_bytes
         self._digests = dict.fromkeys(self._specs, 0)
 
-    def _load(self, manifest: Manifest, tensors: dict[str, Tensor], stable: bool) -> None:
+    def _load(self, manifest: Manifest, tensors: dict[str, Tensor], stable: bool, partial: Set[str] = frozenset()) -> None:
         if manifest.lora is not None:
             self._adapters |= {name: tensor.clone() for name, tensor in tensors.items() if is_adapter(name)}
         weights = [(name, tensor) for name, tensor in tensors.items() if name not in self._adapters]
         if weights:
             with without_adapters(self.model):
-                self._ready_loader().load(weights, stable)
+                self._ready_loader().load(weights, stable, partial)
 
 
 def register() -> None:

@@ -43,7 +43,7 @@ class WorkerExtension:
     _rlcore_recorders: RankRecorders | None = None
 
     def rlcore_refit(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
-        """One step of a refit: describe, connect, begin, bucket or shards, finish, or abandon.
+        """One step of a refit: describe, connect, begin, bucket, needs or shards, finish, or abandon.
 
         What goes wrong is returned, as "refused" or "failed", and never raised: after an exception of one rank, vLLM takes the
         others' answers for those to its next call.
@@ -80,6 +80,8 @@ class WorkerExtension:
                 worker.update_weights({"manifest": content})
             case "bucket":
                 worker.update_weights({"bucket": content})
+            case "needs":
+                return {"needs": self.weight_transfer_engine.needs()}
             case "shards":
                 worker.update_weights({"shards": content})
             case "finish":

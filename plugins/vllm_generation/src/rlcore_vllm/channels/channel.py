@@ -6,8 +6,8 @@ The sender needs the tensors and a way to hand plain containers to every receive
 # ruff: noqa: B027
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence, Set
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from attrs import frozen
@@ -16,6 +16,11 @@ from torch import Tensor
 from rlcore.spi import Delta, RefitError, TensorSpec
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
+
+Needs: TypeAlias = dict[str, list[list[list[int]]]]
+"""In plain containers: the parts of tensors that a rank reads, each as [start, stop] of a Box; all of one that is not named."""
+LoadParts: TypeAlias = Callable[[dict[str, Tensor], Set[str]], None]
+"""Loads tensors. Of those that are named beside them only the parts that were needed hold values."""
 
 
 @frozen(kw_only=True)
@@ -91,6 +96,8 @@ class Receiver(ABC):
         self.rank = rank
         self.options = options
         self.persistent = False
+        self.received_bytes = 0
+        """What the last `take_shards` has brought."""
 
     def begin(self, persistent: bool) -> None:
         """A refit begins; `persistent` as in WeightExport."""
@@ -104,11 +111,11 @@ class Receiver(ABC):
         self,
         manifest: Manifest,  # noqa: ARG002
         layout: dict[str, Any],  # noqa: ARG002
-        load: Callable[[dict[str, Tensor]], None],  # noqa: ARG002
+        load: LoadParts,  # noqa: ARG002
         only_changed: bool,  # noqa: ARG002
     ) -> int:
         """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
-        what they hold, where it is not known from the refit before; with `only_changed` what is known not to have changed
+        by which route and, where that is a new one, what they hold; with `only_changed` what is known not to have changed
         need not be loaded."""
         raise RefitError("refit: found a sharded export by a channel for whole tensors; expected the channel shards")
 

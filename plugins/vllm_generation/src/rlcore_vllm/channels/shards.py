@@ -1,13 +1,13 @@
 """Parts from the trainer's ranks to the engines', by NCCL or gloo: no trainer rank gathers a tensor that it can send a part of.
 
-Each rank of an engine takes whole tensors, a window of them at a time, from which vLLM's own loaders cut what it needs. The
-ranks of all engines share one copy of what the trainer's send, and pass it on among themselves.
+Each rank of an engine takes tensors, a window of them at a time: at first whole ones, from which vLLM's own loaders cut what it
+needs, and once it is known what is read of them those parts alone. The ranks of all engines that read a part share one copy of
+what the trainer's send, and pass it on among themselves.
 """
 
-import hashlib
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rlcore.spi import Box, RefitError, ShardExport, ShardRoute, TensorSpec
+from rlcore_torchkit.box_cuts import whole_box, with_rest
 from rlcore_torchkit.kept_parts import KeptParts
 from rlcore_torchkit.process_group import is_loopback, listening_store
 from rlcore_torchkit.shard_receiver import ShardReceiver
-from rlcore_torchkit.shard_route import whole_box
 from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, Received
+from rlcore_vllm.channels.channel import EngineRank, LoadParts, Needs, Received
 from rlcore_vllm.manifest import Manifest
 
 _LOOPBACK = "127.0.0.1"
@@ -36,40 +36,48 @@ class Route:
         self._store: TCPStore = listening_store(host, 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
         self._address = f"{host}:{self._store.port}"
         self._key = secrets.token_hex(8)
-        """In the names of its groups: to a trainer that knows them, a later route by the same port is another one."""
+        """In the names of its routes: to a trainer that knows them, a later one by the same port is another."""
+        self._routes: dict[tuple[TensorSpec, ...], tuple[list[Needs], ShardRoute]] = {}
+        """What the ranks have told last of the tensors of each kind of refit, and the last route of these: adapters may travel
+        alone."""
+        self._num_made = 0
         self._planned: set[str] = set()
 
-    def to(self, specs: Sequence[TensorSpec]) -> ShardRoute:
-        """The whole of every tensor to every rank."""
-        wanted = tuple(map(whole_box, specs))
-        return ShardRoute(
+    def to(self, specs: tuple[TensorSpec, ...], told: Sequence[Needs | None]) -> ShardRoute:
+        """To every rank the parts that it needs, None where they are those of the last such refit; to one of them what
+        none needs. Another route where that has changed."""
+        known, last = self._routes.get(specs, ([{} for _ in self.ranks], None))
+        needs = [before if now is None else now for before, now in zip(known, told, strict=True)]
+        if last is not None and needs == known:
+            return last
+        self._num_made += 1
+        route = ShardRoute(
             address=self._address,
-            name=_name(self._key, specs),
-            wanted=(wanted,) * len(self.ranks),
+            name=f"{self._key}-{self._num_made}",
+            wanted=with_rest(specs, [_wanted(specs, each) for each in needs]),
             timeout_s=self._timeout_s,
         )
+        self._routes[specs] = needs, route
+        return route
 
     def options(self, shards: ShardExport) -> list[dict[str, Any]]:
         """What the receivers of each replica are made with, in plain containers."""
         replicas = [rank.replica for rank in self.ranks]
         shared = {
             "address": self._address,
-            "key": self._key,
-            "num_receivers": len(self.ranks),
             "max_bucket_bytes": shards.max_bucket_bytes,
             "timeout_s": self._timeout_s,
         }
         return [shared | {"first_receiver": replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
-    def layout(self, specs: Sequence[TensorSpec], shards: ShardExport) -> dict[str, Any]:
-        """What a refit with these tensors begins with, in plain containers: whether changes alone may come and, the first time,
-        where they come from."""
-        name = _name(self._key, specs)
-        if name in self._planned:
-            return {"delta": shards.delta}
-        self._planned.add(name)
-        held = [[[box.name, list(box.start), list(box.stop)] for box in boxes] for boxes in shards.held]
-        return {"delta": shards.delta, "held": held}
+    def layout(self, route: ShardRoute, shards: ShardExport) -> dict[str, Any]:
+        """What a refit by a route begins with, in plain containers: its name, whether changes alone may come and, where it is
+        new, what the trainer's ranks hold."""
+        content = {"route": route.name, "delta": shards.delta}
+        if route.name not in self._planned:
+            self._planned.add(route.name)
+            content["held"] = [[[box.name, list(box.start), list(box.stop)] for box in boxes] for boxes in shards.held]
+        return content
 
 
 class Receiver(channel.Receiver):
@@ -77,64 +85,84 @@ class Receiver(channel.Receiver):
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
-        self._routes: dict[str, ShardReceiver] = {}
+        self._routes: dict[tuple[TensorSpec, ...], tuple[str, ShardReceiver]] = {}
+        """The last route by which such tensors came, and this rank's end of it."""
         self._kept: tuple[tuple[str, str], KeptParts] | None = None
-        """What has been taken last, by which group, and where it is."""
+        """What has been taken last, by which route, and where it is."""
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:  # noqa: ARG002
         raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")
 
-    def take_shards(
-        self, manifest: Manifest, layout: dict[str, Any], load: Callable[[dict[str, Tensor]], None], only_changed: bool
-    ) -> int:
-        specs = manifest.specs
-        return self._by_route(specs, layout).take(
-            lambda parts: load({spec.name: tensor for spec, _, tensor in parts}),
-            kept=self._kept_of(specs, layout["delta"]),
+    def take_shards(self, manifest: Manifest, layout: dict[str, Any], load: LoadParts, only_changed: bool) -> int:
+        receiver = self._by_route(manifest.specs, layout)
+        digest = receiver.take(
+            lambda parts: load(*_assembled(parts)),
+            kept=self._kept_of(layout["route"], layout["delta"]),
             weight_version=manifest.weight_version,
             only_changed=only_changed,
         )
+        self.received_bytes = receiver.received_bytes
+        return digest
 
     def close(self) -> None:
         self._kept = None
-        for receiver in self._routes.values():
+        for _, receiver in self._routes.values():
             receiver.close()
         self._routes = {}
 
-    def _kept_of(self, specs: Sequence[TensorSpec], where: str) -> KeptParts | None:
-        """Copies of such tensors; those of others are given up. None where changes are not asked for."""
+    def _kept_of(self, route: str, where: str) -> KeptParts | None:
+        """Copies of what came by this route; those of others are given up. None where changes are not asked for."""
         if where == "off":
             self._kept = None
             return None
-        plan = _name(self.options["key"], specs), where
+        plan = route, where
         if self._kept is None or self._kept[0] != plan:
             self._kept = plan, KeptParts(self.device if where == "device" else torch.device("cpu"))
         return self._kept[1]
 
-    def _by_route(self, specs: Sequence[TensorSpec], layout: dict[str, Any]) -> ShardReceiver:
-        name = _name(self.options["key"], specs)
-        if name not in self._routes:
-            options, wanted = self.options, tuple(map(whole_box, specs))
-            self._routes[name] = ShardReceiver(
+    def _by_route(self, specs: tuple[TensorSpec, ...], layout: dict[str, Any]) -> ShardReceiver:
+        known = self._routes.get(specs)
+        if known is None or known[0] != layout["route"]:
+            if known is not None:
+                known[1].close()
+            options = self.options
+            receiver = ShardReceiver(
                 specs=specs,
                 held=[[Box(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]],
-                route=ShardRoute(
-                    address=options["address"],
-                    name=name,
-                    wanted=(wanted,) * options["num_receivers"],
-                    timeout_s=options["timeout_s"],
-                ),
+                # What is wanted by it, the trainer's ranks tell in each refit.
+                route=ShardRoute(address=options["address"], name=layout["route"], wanted=(), timeout_s=options["timeout_s"]),
                 place=options["first_receiver"] + self.rank,
                 max_bytes=options["max_bucket_bytes"],
                 device=self.device,
             )
-        return self._routes[name]
+            self._routes[specs] = known = layout["route"], receiver
+        return known[1]
 
 
-def _name(key: str, specs: Sequence[TensorSpec]) -> str:
-    """Names the group of a route that sends these: adapters that travel alone have another than the model before them."""
-    announced = [key, *((spec.name, spec.shape, spec.dtype) for spec in specs)]
-    return hashlib.sha256(repr(announced).encode()).hexdigest()[:16]
+def _wanted(specs: Sequence[TensorSpec], needs: Needs) -> list[Box]:
+    found = list[Box]()
+    for spec in specs:
+        parts = needs.get(spec.name)
+        if parts is None:
+            found.append(whole_box(spec))
+        else:
+            found += [Box(spec.name, tuple(start), tuple(stop)) for start, stop in parts]
+    return found
+
+
+def _assembled(parts: Sequence[tuple[TensorSpec, Box, Tensor]]) -> tuple[dict[str, Tensor], set[str]]:
+    """Tensors of their full shapes, and the names of those of which other parts hold any values."""
+    tensors, missing = dict[str, Tensor](), dict[str, int]()
+    for spec, box, part in parts:
+        whole = whole_box(spec)
+        if box == whole:
+            tensors[spec.name] = part
+            continue
+        if spec.name not in tensors:
+            tensors[spec.name], missing[spec.name] = part.new_empty(spec.shape), whole.size
+        tensors[spec.name][box.within(whole)].copy_(part)
+        missing[spec.name] -= box.size
+    return tensors, {name for name, num_elements in missing.items() if num_elements}
 
 
 def meeting_host(ranks: Sequence[EngineRank], rendezvous: str | None) -> str:

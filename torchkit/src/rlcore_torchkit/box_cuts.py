@@ -1,0 +1,95 @@
+"""Parts of tensors cut and joined, so that what several ranks want in different parts travels once; imports no torch."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, product
+
+from rlcore.spi import Box, TensorSpec
+from rlcore.spi.weights import ITEM_BYTES
+
+Layout = tuple[tuple[Box, ...], ...]
+"""The parts of each rank."""
+
+
+def whole_box(spec: TensorSpec) -> Box:
+    return Box(spec.name, (0,) * len(spec.shape), spec.shape)
+
+
+def cut_alike(wanted: Sequence[Sequence[Box]]) -> Layout:
+    """The layout with parts cut where another rank's begin or end: two of them are equal then, or have nothing in common."""
+    distinct: dict[str, dict[Box, None]] = defaultdict(dict)
+    for boxes in wanted:
+        for box in boxes:
+            distinct[box.name][box] = None
+    cut = {name: _cells(list(boxes)) for name, boxes in distinct.items()}
+    return tuple(tuple(dict.fromkeys(cell for box in boxes for cell in cut[box.name][box])) for boxes in wanted)
+
+
+def with_rest(specs: Sequence[TensorSpec], wanted: Sequence[Sequence[Box]]) -> Layout:
+    """The layout with what no rank wants added, each part to the rank that wants least; cut as by `cut_alike`."""
+    *cut, all_parts = cut_alike([*wanted, [whole_box(spec) for spec in specs]])
+    item_bytes = {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
+    loads = [sum(box.size * item_bytes[box.name] for box in boxes) for boxes in cut]
+    known, completed = {box for boxes in cut for box in boxes}, [list(boxes) for boxes in cut]
+    for box in all_parts:
+        if box not in known:
+            rank = min(range(len(loads)), key=loads.__getitem__)
+            completed[rank].append(box)
+            loads[rank] += box.size * item_bytes[box.name]
+    return tuple(map(tuple, completed))
+
+
+def joined(boxes: Iterable[Box]) -> list[Box]:
+    """As few parts of one tensor, of which no two have an element in common, as hold all of these; what lies between two that
+    overlap is in them."""
+    found = list[Box]()
+    for each in sorted(set(boxes)):
+        box = each
+        while (other := next((other for other in found if _make_one(box, other)), None)) is not None:
+            found.remove(other)
+            box = _hull(box, other)
+        found.append(box)
+    return sorted(found)
+
+
+def _cells(boxes: Sequence[Box]) -> dict[Box, tuple[Box, ...]]:
+    """What each of these parts of one tensor is cut into."""
+    if not overlap(boxes):
+        return {box: (box,) for box in boxes}
+    bounds = [
+        sorted({bound for box in boxes for bound in (box.start[dim], box.stop[dim])}) for dim in range(len(boxes[0].start))
+    ]
+    return {box: tuple(_cells_of(box, bounds)) for box in boxes}
+
+
+def _cells_of(box: Box, bounds: Sequence[Sequence[int]]) -> Iterator[Box]:
+    runs = [
+        list(pairwise(bound for bound in each if start <= bound <= stop))
+        for each, start, stop in zip(bounds, box.start, box.stop, strict=True)
+    ]
+    for cell in product(*runs):
+        yield Box(box.name, tuple(start for start, _ in cell), tuple(stop for _, stop in cell))
+
+
+def overlap(boxes: Sequence[Box]) -> bool:
+    """Whether two have an element in common; those are compared alone whose rows meet."""
+    alive: list[Box] = []
+    for box in sorted(box for box in boxes if box.size):
+        alive = [other for other in alive if not box.start or other.stop[0] > box.start[0]]
+        if any(box.common(other).size for other in alive):
+            return True
+        alive.append(box)
+    return False
+
+
+def _make_one(box: Box, other: Box) -> bool:
+    """Whether they overlap, or lie side by side with equal extents in all other dimensions."""
+    if box.common(other).size:
+        return True
+    ranges = zip(box.start, box.stop, other.start, other.stop, strict=True)
+    differing = [each for each in ranges if each[:2] != each[2:]]
+    return len(differing) == 1 and max(differing[0][0], differing[0][2]) == min(differing[0][1], differing[0][3])
+
+
+def _hull(box: Box, other: Box) -> Box:
+    return Box(box.name, tuple(map(min, box.start, other.start)), tuple(map(max, box.stop, other.stop)))
