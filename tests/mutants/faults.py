@@ -754,8 +754,8 @@ FAULTS = (
     Fault(
         "samples are trained on with each other's images",
         "rlcore.run.rollout.collector",
-        "images=tuple(one.images for one in episodes)",
-        "images=tuple(one.images for one in episodes[::-1])",
+        'images=tuple(of["images"])',
+        'images=tuple(of["images"][::-1])',
         ANY_ORDER,
     ),
     Fault(

@@ -40,7 +40,7 @@ def test_collections_are_as_before_after_a_step_that_fails() -> None:
 
 @pytest.mark.usefixtures("by_itself")
 def test_what_there_is_when_a_step_begins_is_searched_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc_tuning, "_due", 0.0)
+    monkeypatch.setattr(gc_tuning, "next_search_at", 0.0)
     before = weakref.ref(Circle())
     step_begins()
     since = weakref.ref(Circle())
@@ -61,7 +61,7 @@ def test_searches_of_all_objects_take_a_small_share_of_the_time(monkeypatch: pyt
         return 0
 
     searched: list[float] = []
-    monkeypatch.setattr(gc_tuning, "_due", 0.0)
+    monkeypatch.setattr(gc_tuning, "next_search_at", 0.0)
     monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(gc_tuning.gc, "collect", collect)
     for _ in range(5000):

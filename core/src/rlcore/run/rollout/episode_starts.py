@@ -34,7 +34,7 @@ class Draws:
         self.reset_seeds: list[int] = self._random.integers(0, 2**31, num_groups).tolist()
         """[P]: those that environments begin with."""
         self._turns: list[list[list[int]]] = []
-        """Of each turn [P][G]: Python's numbers, of which one is taken for each sample."""
+        """[P][G] for each turn: numbers of Python's own, since they are taken one by one."""
 
     def seed(self, turn: int, place: int, member: int) -> int:
         """The seed of a turn, drawn for all samples at once. What becomes of an episode, such as that it fails on a busy

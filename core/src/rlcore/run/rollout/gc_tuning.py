@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 NEVER = 2**30
 SHARE = 0.001
-"""Of the time that passes, what may go into searches of all objects between steps."""
-_due = 0.0
+"""The share of time that searches of all objects between steps may take."""
+next_search_at = 0.0
 """When the next such search may begin, in seconds of the monotonic clock."""
 _is_frozen = False
 """Python's own count of frozen objects goes through all of them."""
@@ -37,12 +37,12 @@ def step_begins() -> None:
 def step_ends() -> None:
     """Search all objects again; those that were frozen at once, where that was not done for long, since no search of the
     next step will see them. May be called again."""
-    global _due, _is_frozen
+    global next_search_at, _is_frozen
     if not _is_frozen:
         return
     gc.unfreeze()
     _is_frozen = False
-    if (start := time.monotonic()) >= _due:
+    if (start := time.monotonic()) >= next_search_at:
         gc.collect()
         end = time.monotonic()
-        _due = end + (end - start) / SHARE
+        next_search_at = end + (end - start) / SHARE
