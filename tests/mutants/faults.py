@@ -255,6 +255,34 @@ FAULTS = (
         "pass",
         "tests/core/run/rollout/test_request_feed.py::test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream",
     ),
+    Fault(
+        "work that waits keeps the rest waiting",
+        "rlcore.run.rollout.lanes",
+        "self._call()  # this work may wait, and is not to keep the rest",
+        "pass",
+        "tests/core/run/rollout/test_lanes.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
+    ),
+    Fault(
+        "an environment can change the tokens that are trained on",
+        "rlcore.run.rollout.request_feed",
+        "tokens.flags.writeable = False  # environments see them, and they are what will be trained on",
+        "pass",
+        "tests/core/run/rollout/test_request_feed.py::test_samples_are_handed_to_those_who_asked_as_they_come",
+    ),
+    Fault(
+        "a step's samples are searched for cycles while they are trained on",
+        "rlcore.run.rollout.gc_tuning",
+        "gc.freeze()",
+        "pass",
+        "tests/core/run/rollout/test_gc_tuning.py::test_what_there_is_when_a_step_begins_is_searched_once_it_has_ended",
+    ),
+    Fault(
+        "all prompts of a request go to the host that had the least to do before it",
+        "rlcore.run.execution.ray.stream_dealer",
+        "while totals[idlest[0][1]] != idlest[0][0]:",
+        "while False:",
+        "tests/core/run/execution/ray/test_stream_dealer.py::test_every_prompt_goes_whole_to_a_host_with_the_least_work",
+    ),
     # The trainer as the loop sees it
     Fault(
         "a minibatch is divided by the whole step's counts",
@@ -734,8 +762,8 @@ FAULTS = (
     Fault(
         "samples are trained on with each other's images",
         "rlcore.run.rollout.collector",
-        "images=tuple(one.images for one in episodes)",
-        "images=tuple(one.images for one in episodes[::-1])",
+        'images=tuple(of["images"])',
+        'images=tuple(of["images"][::-1])',
         ANY_ORDER,
     ),
     Fault(

@@ -125,3 +125,64 @@ def test_of_errors_at_once_that_of_the_lowest_order_is_raised() -> None:
         lanes.add(work, order, order)
     with pytest.raises(ValueError, match="piece 1"):
         run(lanes, 3)
+
+
+def test_one_lane_does_all_the_work_that_never_waits() -> None:
+    lanes, lanes_of = Lanes(), set()
+
+    async def work(item: int) -> None:
+        lanes_of.add(asyncio.current_task())
+        if item == 99:
+            lanes.close()
+
+    def begin() -> None:
+        for item in range(100):
+            lanes.add(work, item)
+
+    async def later() -> None:
+        asyncio.get_running_loop().call_later(0.01, begin)  # all lanes are idle by then
+        await lanes.run(EnvironmentCalls(timeout_s=60.0), 8)
+
+    asyncio.run(asyncio.wait_for(later(), 10))
+    assert len(lanes_of) == 1
+
+
+@pytest.mark.parametrize("num_lanes", [2, 3])
+def test_work_that_waits_keeps_none_of_the_rest_waiting(num_lanes: int) -> None:
+    lanes, begun = Lanes(), []
+
+    async def work(item: int) -> None:
+        begun.append(item)
+        if item == 1:
+            others.set()
+        await others.wait()
+        if len(begun) == num_lanes:
+            lanes.close()
+
+    def begin() -> None:
+        for item in range(num_lanes):
+            lanes.add(work, item)
+
+    async def later() -> None:
+        asyncio.get_running_loop().call_later(0.01, begin)
+        await lanes.run(EnvironmentCalls(timeout_s=60.0), num_lanes)
+
+    others = asyncio.Event()
+    asyncio.run(asyncio.wait_for(later(), 10))
+    assert begun == list(range(num_lanes))
+
+
+def test_work_that_is_added_while_all_others_wait_is_begun() -> None:
+    lanes, last = Lanes(), asyncio.Event()
+
+    async def waits(_: None) -> None:
+        asyncio.get_running_loop().call_later(0.01, lanes.add, ends)
+        await last.wait()
+        lanes.close()
+
+    async def ends(_: None) -> None:
+        last.set()
+
+    lanes.add(waits)
+    asyncio.run(asyncio.wait_for(lanes.run(EnvironmentCalls(timeout_s=60.0), 2), 10))
+    assert last.is_set()

@@ -142,6 +142,8 @@ def test_samples_are_handed_to_those_who_asked_as_they_come(feed, handed):
     assert handed[2].logprobs.tolist() == [-1.0, -1.0]
     assert handed[2].weight_versions.tolist() == [8, 8]
     assert handed[2].routed_experts is None
+    with pytest.raises(ValueError, match="read-only"):
+        handed[2].tokens[0] = 5  # an environment sees what will be trained on
 
 
 def test_what_cannot_be_handed_out_is_owed_all_the_same(feed, handed, monkeypatch):

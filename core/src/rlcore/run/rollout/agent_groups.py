@@ -112,6 +112,8 @@ class AgentGroups(GroupWork[AgentGroup]):
         self._on_ended: Callable[[int], None]
         self._groups: dict[int, AgentGroup] = {}
         """The open groups that have run here."""
+        self._num_ended = 0
+        """Their episodes that have ended."""
         self._running: dict[AgentEpisode, Session] = {}
         """The episodes that an agent is at."""
 
@@ -145,7 +147,9 @@ class AgentGroups(GroupWork[AgentGroup]):
     def start(self, groups: Collection[AgentGroup], *, together: bool) -> None:  # noqa: ARG002 - each asks when it likes
         """See GroupWork."""
         for group in groups:
-            self._groups[group.number] = group
+            if group.number not in self._groups:
+                self._groups[group.number] = group
+                self._num_ended += _num_ended(group)
             self._play_all([episode for episode in group.episodes if not episode.ended])
             if group.all_ended():
                 self._on_ended(group.number)
@@ -153,7 +157,8 @@ class AgentGroups(GroupWork[AgentGroup]):
     def forget(self, groups: Collection[AgentGroup]) -> None:
         """See GroupWork: agents that are at work are cancelled."""
         for group in groups:
-            self._groups.pop(group.number, None)
+            if self._groups.pop(group.number, None) is not None:
+                self._num_ended -= _num_ended(group)
             self._give_up(group.episodes)
 
     def restart(self, group: AgentGroup, *, is_at_work: bool) -> bool:
@@ -216,8 +221,8 @@ class AgentGroups(GroupWork[AgentGroup]):
             self.failures.check()
         episode.result = None if isinstance(outcome, Failure) else outcome
         episode.segments, episode.ended = segments, True
-        ended = [one.ended for group in self._groups.values() for one in group.episodes]
-        self._tell(sum(ended), len(ended))
+        self._num_ended += 1
+        self._tell(self._num_ended, len(self._groups) * self.group_size)
         self._on_ended(number)
 
     def _open_session(self, seed: tuple[int, ...]) -> Session:
@@ -237,3 +242,7 @@ class AgentGroups(GroupWork[AgentGroup]):
                 given_up.append(episode)
         if self._calls is not None:
             self._calls.give_up(given_up)
+
+
+def _num_ended(group: AgentGroup) -> int:
+    return sum(episode.ended for episode in group.episodes)

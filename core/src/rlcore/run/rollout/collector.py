@@ -1,9 +1,11 @@
 """Rewarded samples of prompts: episodes between generator and environment, packed into one batch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, compress
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -23,6 +25,12 @@ from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
+
+_COLUMNS = (
+    *("length", "tokens", "logprobs", "versions", "valid", "truncated", "timed_out", "routed", "images"),
+    *("rewards", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
+)
+_OF_EPISODE = attrgetter(*_COLUMNS)
 
 
 @frozen(kw_only=True, eq=False)
@@ -89,15 +97,13 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         """See StepCollector."""
         groups = [group for group in groups if not group.is_left_out]
         episodes = [episode for group in groups for episode in group.episodes]
-        offsets = offsets_of([episode.length for episode in episodes])
+        of = _columns(groups)
+        offsets = offsets_of(of["length"])
         tokens, logprobs, versions = (
-            np.concatenate([piece for episode in episodes for piece in getattr(episode, name)])
-            for name in ("tokens", "logprobs", "versions")
+            np.concatenate(list(chain.from_iterable(of[name]))) for name in ("tokens", "logprobs", "versions")
         )
-        failed, truncated, timed_out = (
-            np.array([value(episode) for episode in episodes], np.bool_)
-            for value in (lambda one: not one.valid, attrgetter("truncated"), attrgetter("timed_out"))
-        )
+        failed = ~np.array(of["valid"], np.bool_)
+        truncated, timed_out = (np.array(of[name], np.bool_) for name in ("truncated", "timed_out"))
         valid = ~(failed | truncated) if self.masks_truncated else ~failed
         loss_mask = versions != NOT_GENERATED
         if not valid.all():
@@ -110,23 +116,23 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             token_columns={
                 spi.GENERATION_LOGPROBS: logprobs,
                 spi.WEIGHT_VERSIONS: versions,
-                **_routed_experts(episodes, offsets),
+                **_routed_experts(of["routed"], offsets),
             },
             sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},
             sampling_mask=_sampling_mask(episodes, offsets) if self.sampling_mask else None,
-            images=tuple(one.images for one in episodes) if any(one.images for one in episodes) else None,
+            images=tuple(of["images"]) if any(of["images"]) else None,
         )
-        rewards = np.array([episode.reward for episode in episodes], np.float64)
+        rewards = np.array(list(map(sum, of["rewards"])), np.float64)
         return CollectedRollouts(
             batch=batch,
             rewards=np.where(valid, rewards, 0.0).astype(np.float32),
             valid=valid,
-            reward_components=reward_components([episode.reward_components for episode in episodes], valid),
-            finish_reasons=np.array([episode.finish_reason for episode in episodes], np.uint8),
-            success=np.array([episode.success for episode in episodes], np.bool_) & valid,
-            responses=[episode.text for episode in episodes],
-            num_generated=np.array([episode.num_generated for episode in episodes], np.int64),
-            environment_metrics=_environment_metrics(episodes),
+            reward_components=reward_components(of["reward_components"], valid),
+            finish_reasons=np.array(of["finish_reason"], np.uint8),
+            success=np.array(of["success"], np.bool_) & valid,
+            responses=of["text"],
+            num_generated=np.array(of["num_generated"], np.int64),
+            environment_metrics=_environment_metrics(compress(of["metrics"], of["valid"])),
             failed=failed,
             truncated=truncated,
             timed_out=timed_out,
@@ -134,14 +140,24 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         )
 
 
-def _routed_experts(episodes: Sequence[Episode], offsets: Int64Array) -> dict[str, AnyArray]:
+def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
+    """What the episodes of some groups have under each of _COLUMNS. Group by group: all episodes are more than the processor's
+    caches hold, and would have to come from memory for each column."""
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for group in groups:
+        for column, values in zip(columns.values(), zip(*map(_OF_EPISODE, group.episodes), strict=True), strict=True):
+            column.extend(values)
+    return columns
+
+
+def _routed_experts(routed: Sequence[Sequence[AnyArray]], offsets: Int64Array) -> dict[str, AnyArray]:
     """The column ROUTED_EXPERTS, where it is wanted: of a token that several turns have read, what the last one reports."""
-    if not any(episode.routed for episode in episodes):
+    if not any(routed):
         return {}
-    shape = next(rows.shape[1:] for episode in episodes for rows in episode.routed)
+    shape = next(rows.shape[1:] for pieces in routed for rows in pieces)
     column = np.full((int(offsets[-1]), *shape), -1, np.int16)
-    for episode, start in zip(episodes, offsets.tolist(), strict=False):
-        for rows in episode.routed:
+    for pieces, start in zip(routed, offsets.tolist(), strict=False):
+        for rows in pieces:
             target = column[start : start + len(rows)]
             np.copyto(target, rows, where=rows >= 0)
     return {spi.ROUTED_EXPERTS: column}
@@ -157,13 +173,11 @@ def _sampling_mask(episodes: Sequence[Episode], offsets: Int64Array) -> spi.Samp
     return spi.SamplingMask.join([*parts, spi.SamplingMask.whole(int(offsets[-1]) - end)])
 
 
-def _environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+def _environment_metrics(reported: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
     """Means over what valid episodes reported: one that failed in a later turn counts in none of its turns."""
     values: defaultdict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
-        if episode.valid:
-            for name, value in episode.metrics:
-                values[name].append(value)
+    for name, value in chain.from_iterable(reported):
+        values[name].append(value)
     return {name: float(np.mean(found)) for name, found in values.items()}
 
 

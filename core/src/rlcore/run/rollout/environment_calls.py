@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from types import CoroutineType
 from typing import Any, Generic, Literal, TypeVar
 
 from attrs import define, field, frozen
@@ -53,18 +54,30 @@ class EnvironmentCalls:
 
     async def make(self, call: Call[Result]) -> "Result | Failure":
         """What a call came to."""
-        if (failure := self.given_up.get(call.key)) is not None:
-            return failure
-        task = asyncio.current_task()
+        if self.given_up and call.key in self.given_up:
+            return self.given_up[call.key]
+        task, state = asyncio.current_task(), self.state
         assert task is not None
         self._require_going_on()
         self._running[task] = (call, self.now())
+        outcome: Result | Failure
         try:
-            outcome = await self._outcome(call, task)
+            try:
+                started = call.start()
+                outcome = call.check(await (started if type(started) is CoroutineType else _awaitable(started)))
+            except BaseException as error:  # a panic in a native library is no Exception
+                if self._ends_caller(error, task):
+                    raise
+                outcome = Failure.of(error)
+            if self._cancelled and task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
+                self._cancelled.discard(task)
+                task.uncancel()
+                outcome = Failure(reason=f"took longer than {self.timeout_s:g} s (rollout.environment_timeout_s)")
         finally:
             del self._running[task]
-        self._require_going_on()  # else another event loop makes the call again
-        self.state.heartbeats += 1
+        if state.over:
+            raise asyncio.CancelledError  # another event loop makes the call again
+        state.heartbeats += 1
         return outcome
 
     async def give_way(self) -> None:
@@ -115,23 +128,11 @@ class EnvironmentCalls:
         if self.state.over:
             raise asyncio.CancelledError
 
-    async def _outcome(self, call: Call[Result], task: "asyncio.Task[Any]") -> "Result | Failure":
-        outcome: Result | Failure
-        try:
-            outcome = call.check(await _awaitable(call.start()))
-        except asyncio.CancelledError as error:
-            if task.cancelling() and task not in self._cancelled:
-                raise
-            outcome = Failure.of(error)
-        except BaseException as error:  # a panic in a native library is no Exception
-            if self.state.over and isinstance(error, (Abandoned, GeneratorExit)):  # which end the call, not the environment
-                raise
-            outcome = Failure.of(error)
-        if task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
-            self._cancelled.discard(task)
-            task.uncancel()
-            outcome = Failure(reason=f"took longer than {self.timeout_s:g} s (rollout.environment_timeout_s)")
-        return outcome
+    def _ends_caller(self, error: BaseException, task: "asyncio.Task[Any]") -> bool:
+        """Whether a call's error is not the environment's, but ends who made the call."""
+        if isinstance(error, asyncio.CancelledError):
+            return bool(task.cancelling()) and task not in self._cancelled
+        return self.state.over and isinstance(error, (Abandoned, GeneratorExit))
 
 
 class _State:

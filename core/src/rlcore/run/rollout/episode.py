@@ -1,8 +1,8 @@
 """One episode as data: what it has read and said, and where it goes on. It can be left at any moment and taken up again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from attrs import define, field
@@ -14,11 +14,14 @@ from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
 NOT_GENERATED = -1
 """The weight version of a token that the policy did not say."""
 _NO_TOKENS = np.zeros(0, np.int32)
+_NOTHING: Mapping[str, float] = {}
+"""Shared, and never changed."""
 
 
 @define(kw_only=True, eq=False)
 class Episode:
-    """One of the samples of a group."""
+    """One of the samples of a group. There are many at once: what most of them have none of, or one piece, is a tuple, which
+    costs nothing where it is empty and which Python's search for cycles leaves alone."""
 
     number: int
     """Its number in the run: that of its group times the size of a group, and its own in the group."""
@@ -36,37 +39,37 @@ class Episode:
     """False where its environment failed."""
     turn: int = 0
     """The number of the turn that is being said, or answered."""
-    begun: list[Int32Array] = field(factory=list)
+    begun: Sequence[Int32Array] = ()
     """What of the present turn was said before the generator was stopped, in pieces."""
     said: Turn | None = None
     """The turn that its environment is to answer; None while the policy says it."""
     shown: Observation | None = None
     """What the policy is to read before its next turn, where the environment has answered."""
     ended: bool = False
-    rewards: list[float] = field(factory=list)
+    rewards: tuple[float, ...] = ()
     """What each turn earned; 0.0 where its environment has not answered."""
-    reward_components: dict[str, float] = field(factory=dict)
+    reward_components: Mapping[str, float] = field(factory=lambda: _NOTHING)
     """What its environment names of the rewards, each summed over its turns."""
     timed_out: bool = False
     success: bool = False
     text: str = ""
     """What the policy said in all its turns."""
     num_generated: int = 0
-    cuts: list[int] = field(factory=list)
+    cuts: tuple[int, ...] = ()
     """Where among its tokens a turn went on after the generator was stopped in it."""
     finish_reason: FinishReason = FinishReason.ABORTED
-    metrics: list[tuple[str, float]] = field(factory=list)
+    metrics: tuple[tuple[str, float], ...] = ()
     """What its environment reported, in order."""
-    tokens: list[Int32Array] = field(factory=list)
+    tokens: tuple[Int32Array, ...] = ()
     """All that it has read and said, in pieces."""
-    logprobs: list[Float32Array] = field(factory=list)
-    versions: list[Int32Array] = field(factory=list)
-    turns: list[tuple[int, int]] = field(factory=list)
+    logprobs: tuple[Float32Array, ...] = ()
+    versions: tuple[Int32Array, ...] = ()
+    turns: tuple[tuple[int, int], ...] = ()
     """Where each turn begins and ends among the tokens."""
     length: int = 0
-    routed: list[AnyArray] = field(factory=list)
+    routed: tuple[AnyArray, ...] = ()
     """The experts of the tokens of each turn, from its first token on, where they are wanted."""
-    masks: list[tuple[int, SamplingMask]] = field(factory=list)
+    masks: tuple[tuple[int, SamplingMask], ...] = ()
     """Where that is wanted, what the tokens of each piece that the policy said were chosen among; and where it begins."""
 
     @property
@@ -97,19 +100,22 @@ class Episode:
         """Append what of a turn was said before the generator was stopped."""
         if len(sampled.tokens):
             self._take(sampled)
-            self.begun.append(sampled.tokens)
-            self.cuts.append(self.length)
+            self.begun = (*self.begun, sampled.tokens)
+            self.cuts += (self.length,)
 
     def say(self, sampled: Sampled, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
         """Append a turn of the policy, or the rest of it; `text` is the whole turn's, and `content` is it without the calls."""
         self._take(sampled)
         self.finish_reason = sampled.finish_reason
         self.text += text
-        tokens = np.concatenate([*self.begun, sampled.tokens]) if self.begun else sampled.tokens.view()
-        self.begun = []
-        self.turns.append((self.length - len(tokens), self.length))
-        self.rewards.append(0.0)
-        tokens.flags.writeable = False  # they are what will be trained on, whatever an environment does with its turn
+        tokens = sampled.tokens
+        if self.begun:
+            tokens, self.begun = np.concatenate([*self.begun, tokens]), ()
+        if tokens.flags.writeable:  # they are what will be trained on, whatever an environment does with its turn
+            tokens = tokens.view()
+            tokens.flags.writeable = False
+        self.turns += ((self.length - len(tokens), self.length),)
+        self.rewards += (0.0,)
         self.said = Turn(
             text=text,
             tokens=tokens,
@@ -123,11 +129,13 @@ class Episode:
         self.said = None
         self.shown = answer.observation
         self.state = answer.state
-        self.rewards[-1] += float(answer.reward)
-        for name, value in answer.reward_components.items():
-            self.reward_components[name] = self.reward_components.get(name, 0.0) + float(value)
+        self.rewards = (*self.rewards[:-1], self.rewards[-1] + float(answer.reward))
+        if answer.reward_components:
+            before = self.reward_components
+            earned = {name: before.get(name, 0.0) + float(value) for name, value in answer.reward_components.items()}
+            self.reward_components = {**before, **earned} if before else earned
         self.success = answer.success
-        self.metrics += answer.metrics.items()
+        self.metrics += tuple(answer.metrics.items())
 
     def go_on(self, tokens: Int32Array) -> None:
         """Read what was shown, and come to the next turn; the end where no token could be said after it."""
@@ -142,23 +150,28 @@ class Episode:
     def context(self) -> Int32Array:
         """int32 [length]: all that it has read and said."""
         if len(self.tokens) > 1:
-            self.tokens = [np.concatenate(self.tokens)]
+            self.tokens = (np.concatenate(self.tokens),)
         return self.tokens[0] if self.tokens else _NO_TOKENS
 
     def _take(self, sampled: Sampled) -> None:
         if sampled.sampling_mask is not None:
-            self.masks.append((self.length, sampled.sampling_mask))
-        self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)
+            self.masks += ((self.length, sampled.sampling_mask),)
         if sampled.routed_experts is not None:
-            self.routed.append(sampled.routed_experts)
-        self.budget -= len(sampled.tokens)
-        self.num_generated += len(sampled.tokens)
+            self.routed += (sampled.routed_experts,)
+        self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)
+        number = len(sampled.tokens)
+        self.budget -= number
+        self.num_generated += number
 
     def _append(self, tokens: Int32Array, logprobs: Float32Array, versions: Int32Array) -> None:
-        self.tokens.append(tokens)
-        self.logprobs.append(logprobs)
-        self.versions.append(versions)
+        self.tokens += (tokens,)
+        self.logprobs += (logprobs,)
+        self.versions += (versions,)
         self.length += len(tokens)
+
+
+_Pieces: TypeAlias = tuple[tuple[Int32Array, ...], tuple[Float32Array, ...], tuple[Int32Array, ...]]
+"""Tokens, log-probabilities and versions."""
 
 
 @lru_cache(maxsize=64)
@@ -212,14 +225,16 @@ class EpisodeGroup:
     ) -> None:
         """Begin the episodes after a prompt; with none to answer where the environment failed."""
         self.prompt, self.reset, self.max_turn_tokens, self.images = prompt, reset, max_turn_tokens, images
-        first = self.number * group_size
-        self.episodes = [self._episode(number, budget) for number in range(first, first + group_size)]
+        first, pieces = self.number * group_size, self._pieces()
+        self.episodes = [self._episode(number, budget, pieces) for number in range(first, first + group_size)]
 
     def all_ended(self) -> bool:
         """Whether all episodes have ended. It is asked at the end of each, and looks at each once."""
-        while self._first_open < len(self.episodes) and self.episodes[self._first_open].ended:
-            self._first_open += 1
-        return self._first_open == len(self.episodes)
+        episodes, first = self.episodes, self._first_open
+        while first < len(episodes) and episodes[first].ended:
+            first += 1
+        self._first_open = first
+        return first == len(episodes)
 
     @property
     def has_signal(self) -> bool:
@@ -244,25 +259,32 @@ class EpisodeGroup:
 
     def restart(self, budget: int) -> list[Episode]:
         """Begin again, behind the prompt, the episodes that have not ended and have said something; these."""
-        restarted = []
+        restarted, pieces = [], self._pieces()
         for member, episode in enumerate(self.episodes):
             if not episode.ended and episode.num_generated:
-                self.episodes[member] = self._episode(episode.number, budget)
+                self.episodes[member] = self._episode(episode.number, budget, pieces)
                 restarted.append(self.episodes[member])
         return restarted
 
-    def _episode(self, number: int, budget: int) -> Episode:
+    def _pieces(self) -> "_Pieces":
+        """What its episodes have read at first, which they share."""
+        logprobs, versions = _not_generated(len(self.prompt))
+        return (self.prompt,), (logprobs,), (versions,)
+
+    def _episode(self, number: int, budget: int, pieces: "_Pieces") -> Episode:
         failed = self.reset is None
-        state = None if self.reset is None else self.reset.state
-        episode = Episode(
+        tokens, logprobs, versions = pieces
+        return Episode(
             number=number,
-            state=state,
+            state=None if self.reset is None else self.reset.state,
             budget=budget,
             max_turn_tokens=self.max_turn_tokens,
             tools=() if self.reset is None else self.reset.observation.tools,
             images=self.images,
             valid=not failed,
             ended=failed,
+            tokens=tokens,
+            logprobs=logprobs,
+            versions=versions,
+            length=len(self.prompt),
         )
-        episode.read(self.prompt)
-        return episode

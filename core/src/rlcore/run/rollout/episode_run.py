@@ -215,7 +215,8 @@ class EpisodeRun(Generic[GroupT]):
         if not group.all_ended():
             return
         group.settle()
-        if not self.schedule.end(number, has_signal=group.has_signal):
+        counts = self.schedule.policy.max_refills is None or group.has_signal
+        if not self.schedule.end(number, has_signal=counts):
             if not self.work.tells_of_row(group):
                 self.untold.add(number)
             self._forget([number])

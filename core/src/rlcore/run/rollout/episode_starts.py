@@ -8,7 +8,6 @@ from attrs import define, field, frozen
 
 from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.spi import DataError, Row
-from rlcore.spi.arrays import Int64Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -34,14 +33,15 @@ class Draws:
         self._shape = (num_groups, group_size)
         self.reset_seeds: list[int] = self._random.integers(0, 2**31, num_groups).tolist()
         """[P]: those that environments begin with."""
-        self._turns: list[Int64Array] = []
+        self._turns: list[list[list[int]]] = []
+        """[P][G] for each turn: numbers of Python's own, since they are taken one by one."""
 
     def seed(self, turn: int, place: int, member: int) -> int:
         """The seed of a turn, drawn for all samples at once. What becomes of an episode, such as that it fails on a busy
         machine, then changes no sample of another."""
         while len(self._turns) <= turn:
-            self._turns.append(self._random.integers(0, 2**63 - 1, self._shape, dtype=np.int64))
-        return int(self._turns[turn][place, member])
+            self._turns.append(self._random.integers(0, 2**63 - 1, self._shape, dtype=np.int64).tolist())
+        return self._turns[turn][place][member]
 
 
 @define(kw_only=True, eq=False)
@@ -103,7 +103,9 @@ class StepPlans:
     def seed(self, sample: int, turn: int) -> int:
         """The seed of a sample's turn."""
         group, member = divmod(sample, self._group_size)
-        return self.of_step(self.step_of(group)).draws.seed(turn, self.place_of(group), member)
+        step, place = divmod(group, self._groups_per_step)
+        plan = self._plans.get(step) or self.of_step(step)
+        return plan.draws.seed(turn, place, member)
 
     def keep(self, groups: Iterable[int]) -> None:
         """Forget all plans but those of some groups."""

@@ -1,10 +1,17 @@
 """Python's search for reference cycles, kept from objects that have none."""
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 NEVER = 2**30
+SHARE = 0.001
+"""The share of time that searches of all objects between steps may take."""
+next_search_at = 0.0
+"""When the next such search may begin, in seconds of the monotonic clock."""
+_is_frozen = False
+"""Python's own count of frozen objects goes through all of them."""
 
 
 @contextmanager
@@ -17,3 +24,25 @@ def only_young_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(young, middle, full)
+
+
+def step_begins() -> None:
+    """Search none of the present objects until `step_ends`: a step's samples are in use until it was trained on, and what is
+    made meanwhile is searched all the same."""
+    global _is_frozen
+    gc.freeze()
+    _is_frozen = True
+
+
+def step_ends() -> None:
+    """Search all objects again; those that were frozen at once, where that was not done for long, since no search of the
+    next step will see them. May be called again."""
+    global next_search_at, _is_frozen
+    if not _is_frozen:
+        return
+    gc.unfreeze()
+    _is_frozen = False
+    if (start := time.monotonic()) >= next_search_at:
+        gc.collect()
+        end = time.monotonic()
+        next_search_at = end + (end - start) / SHARE

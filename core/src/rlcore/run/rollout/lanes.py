@@ -1,6 +1,7 @@
 """Work on an event loop, so many pieces at once and in the order of coming."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from operator import itemgetter
@@ -22,6 +23,10 @@ class Lanes:
         """What work raised, with its place in the order."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._at_work: set[asyncio.Task[Any]] = set()
+        self._num_lanes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_called = False
+        """Whether the event loop is about to see that all that is to do has a lane."""
         self._is_closed = False
         self._is_held = False
         self._error: BaseException | None = None
@@ -32,12 +37,14 @@ class Lanes:
         self._idle.clear()
         self._at_work.clear()
         self._errors.clear()
+        self._loop, self._is_called = None, False
         self._is_closed, self._error = False, None
 
     def add(self, work: Work, item: Any = None, order: int = 0) -> None:
         """Have `work(item)` done. Of errors that several pieces raise at once, that of the lowest order is raised."""
         self._todo.append((work, item, order))
-        self._wake(1)
+        if not self._is_called:
+            self._call()
 
     def close(self) -> None:
         """Nothing is to do any longer; work that no one waits for any more is cancelled."""
@@ -68,6 +75,7 @@ class Lanes:
     async def run(self, calls: EnvironmentCalls, num_lanes: int) -> None:
         """Work until `close`. An error that a piece of work raises ends the others and is raised."""
         raised: BaseException | None = None
+        self._loop, self._num_lanes = asyncio.get_running_loop(), num_lanes
         try:
             await all_or_first([self._lane(calls) for _ in range(num_lanes)])
         except BaseException as error:
@@ -81,25 +89,44 @@ class Lanes:
     async def _lane(self, calls: EnvironmentCalls) -> None:
         task = asyncio.current_task()
         assert task is not None
-        while not (self._is_closed or calls.state.over):  # what is to do then is for another event loop's lanes
+        todo, state = self._todo, calls.state
+        while not (self._is_closed or state.over):  # what is to do then is for another event loop's lanes
             if self._error is not None:
                 raise self._error
-            if self._todo and not self._is_held:
-                await self._do(task, *self._todo.popleft())
-                await calls.give_way()
-            else:
+            if not todo or self._is_held:
                 self._idle.append(asyncio.get_running_loop().create_future())
                 await self._idle[-1]
+                continue
+            work, item, order = todo.popleft()
+            if todo and not self._is_called:
+                self._call()  # this work may wait, and is not to keep the rest
+            self._at_work.add(task)
+            try:
+                await work(item)
+            except Exception as error:
+                self._errors.append((order, error))
+                raise
+            finally:
+                self._at_work.discard(task)
+            if time.monotonic() > state.give_way_at:
+                await calls.give_way()
 
-    async def _do(self, task: "asyncio.Task[Any]", work: Work, item: Any, order: int) -> None:
-        self._at_work.add(task)
-        try:
-            await work(item)
-        except Exception as error:
-            self._errors.append((order, error))
-            raise
-        finally:
-            self._at_work.discard(task)
+    def _call(self) -> None:
+        """Have the event loop look for lanes, once it comes to that: work that never waits leaves it nothing to do by then,
+        and one lane does it all."""
+        if self._loop is not None and self._idle:
+            self._is_called = True
+            self._loop.call_soon(self._share, self._loop)
+
+    def _share(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake lanes for what is to do, unless some lane is about to look at it."""
+        if loop is not self._loop:  # one that was given up
+            return
+        self._is_called = False
+        if not self._todo or self._num_lanes > len(self._idle) + len(self._at_work):
+            return
+        # Where work waits the rest will too, and is begun at once.
+        self._wake(len(self._todo) if self._at_work else 1)
 
     def _cancel_work(self) -> None:
         if self._at_work:

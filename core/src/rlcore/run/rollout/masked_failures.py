@@ -29,7 +29,7 @@ class MaskedFailures:
 
     def forget(self, group_size: int, groups: Iterable[int]) -> None:
         """The samples of some groups count no longer."""
-        for group in groups:
+        for group in groups if self.reasons else ():
             for sample in range(group * group_size, (group + 1) * group_size):
                 self.reasons.pop(sample, None)
 

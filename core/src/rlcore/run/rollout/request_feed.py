@@ -3,7 +3,6 @@
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -155,6 +154,8 @@ class RequestFeed:
     def deliver(self, samples: Int64Array, responses: Responses) -> None:
         """See rlcore.run.protocols.ResponseFeed."""
         result = responses.result
+        tokens = result.tokens.view()
+        tokens.flags.writeable = False  # environments see them, and they are what will be trained on
         bounds, reasons = result.offsets.tolist(), result.finish_reasons.tolist()
         routed, mask = result.routed_experts, result.sampling_mask
         rows = None if routed is None else routed.offsets.tolist()
@@ -166,7 +167,7 @@ class RequestFeed:
                 Sampled(
                     wanted=wanted,
                     text=responses.texts[row],
-                    tokens=result.tokens[part],
+                    tokens=tokens[part],
                     logprobs=result.logprobs[part],
                     weight_versions=result.weight_versions[part],
                     finish_reason=_REASONS[reasons[row]],
@@ -225,7 +226,12 @@ class RequestFeed:
 
 def _alike(waiting: Sequence[Wanted]) -> list[list[list[Wanted]]]:
     """Samples of one prompt together, and prompts of as many samples and the same sampling in one request."""
-    shared = [list(group) for _, group in groupby(waiting, lambda one: (id(one.prompt), *_kind(one)))]
+    shared: list[list[Wanted]] = []
+    for wanted in waiting:
+        if shared and wanted.prompt is shared[-1][0].prompt and _kind(wanted) == _kind(shared[-1][0]):
+            shared[-1].append(wanted)
+        else:
+            shared.append([wanted])
     requests: dict[tuple[int, SamplingParams, bool, bool], list[list[Wanted]]] = {}
     for samples in shared:
         requests.setdefault((len(samples), *_kind(samples[0])), []).append(samples)

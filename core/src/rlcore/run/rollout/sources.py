@@ -15,6 +15,7 @@ from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import Draws, StepPlan
+from rlcore.run.rollout.gc_tuning import step_begins, step_ends
 from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.replay import ReplaySchedule
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
@@ -141,6 +142,7 @@ class RolloutSource(Source):
         collected = self._collector.collect_step(self._run, weight_version, may_go_on)
         if collected is None:
             return None
+        step_begins()
         collected = evolve(collected, weight_version=weight_version)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
@@ -177,6 +179,7 @@ class RolloutSource(Source):
         oldest = self._run.schedule.trained - self._policy.max_staleness
         self._version_of_step = {step: version for step, version in self._version_of_step.items() if step >= oldest}
         self._note_beginning()
+        step_ends()
 
     def recorded(self) -> StepRecord | None:
         """What the last step was trained on, unless that is what began with it."""
@@ -222,6 +225,7 @@ class RolloutSource(Source):
     def close(self) -> None:
         """End what is under way."""
         self._run.close()
+        step_ends()
 
     def _curriculum_state(self) -> CurriculumState | None:
         return None if self._curriculum is None else self._curriculum.state()

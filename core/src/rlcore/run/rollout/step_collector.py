@@ -106,6 +106,8 @@ class StepCollector(ABC, Generic[GroupT]):
     def note(self, run: EpisodeRun[GroupT], groups: Sequence[GroupT]) -> None:
         """Say what became of samples whose environment failed."""
         size, failures = self.samples_per_prompt, run.work.failures
+        if not failures.reasons:
+            return
         numbers = [sample for group in groups for sample in range(group.number * size, (group.number + 1) * size)]
         reasons = {sample: failures.reasons[sample] for sample in numbers if sample in failures.reasons}
         if reasons:

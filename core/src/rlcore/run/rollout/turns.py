@@ -147,10 +147,11 @@ class Turns:
         """Episodes are open no longer; what comes for them yet is thrown away."""
         were_open = False
         for episode in episodes:
-            were_open |= self._open.pop(episode.number, None) is not None
-            self._wanted.discard(episode.number)
             if self.conversations is not None:
                 self.conversations.end(episode.number)
+            if not episode.ended:  # else it was closed then
+                were_open |= self._open.pop(episode.number, None) is not None
+                self._wanted.discard(episode.number)
         if were_open:
             self.count.withdraw(self.feed.withdraw(lambda wanted: self._is_open(wanted.owner)))
 
@@ -175,14 +176,19 @@ class Turns:
 
     def _lose(self, episode: Episode, reason: str) -> None:
         episode.valid = False
+        self._wanted.discard(episode.number)
         self.fail(episode.number, reason)
         self._end(episode)
 
     def _say(self, episode: Episode, sampled: Sampled) -> None:
-        begun = [token for piece in episode.begun for token in piece.tolist()]
-        tokens = [*begun, *sampled.tokens.tolist()] if begun or episode.tools else []
-        text = self._tokenizer.decode(tokens) if begun else sampled.text
-        episode.say(sampled, text, *(self._calls_in(tokens, episode.tools) if episode.tools else ()))
+        text = sampled.text
+        if episode.begun or episode.tools:
+            begun = [token for piece in episode.begun for token in piece.tolist()]
+            tokens = [*begun, *sampled.tokens.tolist()]
+            text = self._tokenizer.decode(tokens) if begun else text
+            episode.say(sampled, text, *(self._calls_in(tokens, episode.tools) if episode.tools else ()))
+        else:
+            episode.say(sampled, text)
         if self.conversations is not None:
             last = int(sampled.tokens[-1]) if len(sampled.tokens) else None
             self.conversations.add_turn(episode.number, text, last)
@@ -261,7 +267,7 @@ class Turns:
         wanted = [
             Wanted(
                 prompt=episode.context(),
-                seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_begun),
+                seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_begun if episode.begun else 0),
                 max_tokens=self._limit(episode),
                 sampling=self._options.sampling,
                 owner=episode,

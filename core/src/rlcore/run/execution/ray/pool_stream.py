@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from attrs import evolve
+
 from rlcore.run.execution.ray.calls import COLLECT, PoolLostError
 from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.stream_dealer import StreamDealer
@@ -119,8 +121,8 @@ class PoolStream:
             if isinstance(collected, BaseException):
                 return collected
             for samples, responses in collected.parts:
-                # A copy, or an answer would stay in Ray's store as long as anyone keeps a sample of it.
-                self._feed.deliver(samples, deepcopy(responses))
+                # A copy of its arrays, or an answer would stay in Ray's store as long as anyone keeps a sample of it.
+                self._feed.deliver(samples, evolve(responses, result=deepcopy(responses.result)))
                 self._dealer.done(host, samples)
             if collected.has_ended:
                 self._require_ending(rank)

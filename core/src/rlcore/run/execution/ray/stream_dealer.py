@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -62,14 +63,18 @@ class StreamDealer:
         with self._lock:
             if not self._joined:
                 raise WorkerError("stream: no engine is left to deal samples to")
-            totals = {host: self._work[host] for host in sorted(self._joined)}
+            totals = {host: self._work[host] for host in self._joined}
+            idlest = sorted((work, host) for host, work in totals.items())
             if numbers is None:
                 numbers = self._num_samples + np.arange(len(request.seeds))
                 self._num_samples += len(request.seeds)
             for prompt in np.argsort(-work, kind="stable").tolist():
-                host = self._host_for(talks[prompt], int(work[prompt]), totals)
+                while totals[idlest[0][1]] != idlest[0][0]:  # it was given more since
+                    heappop(idlest)
+                host = self._host_for(talks[prompt], int(work[prompt]), totals, idlest[0][1])
                 host_of[prompt] = host
                 totals[host] += int(work[prompt])
+                heappush(idlest, (totals[host], host))
             chosen = sorted(set(host_of.tolist()), key=totals.__getitem__)
             dealt = {host: self._number(request, numbers, host, np.flatnonzero(host_of == host)) for host in chosen}
         return {host: numbered for host, numbered in dealt.items() if len(numbered[0])}
@@ -83,9 +88,9 @@ class StreamDealer:
         """Whether a host has samples under way."""
         return bool(self._under_way[host])
 
-    def _host_for(self, talks: Sequence[int], work: int, totals: Mapping[int, int]) -> int:
-        """The host of a prompt whose samples belong to these conversations, by the work that each host will have."""
-        idlest = min(totals, key=totals.__getitem__)
+    def _host_for(self, talks: Sequence[int], work: int, totals: Mapping[int, int], idlest: int) -> int:
+        """The host of a prompt whose samples belong to these conversations, by the work that each host will have, of which
+        `idlest` will have the least."""
         least = totals[idlest]
         host = self._places.get(talks[0]) if talks and talks[0] >= 0 else None
         if host is None or host not in totals or totals[host] > least + least * STICKINESS + work:
