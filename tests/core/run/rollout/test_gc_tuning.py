@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlcore.run.rollout import gc_tuning
-from rlcore.run.rollout.gc_tuning import only_young_collections, step_begins, step_ends
+from rlcore.run.rollout.gc_tuning import MANY, only_young_collections, step_begins, step_ends
 
 
 class Circle:
@@ -42,7 +42,7 @@ def test_collections_are_as_before_after_a_step_that_fails() -> None:
 def test_what_there_is_when_a_step_begins_is_searched_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_tuning, "next_search_at", 0.0)
     before = weakref.ref(Circle())
-    step_begins()
+    step_begins(MANY)
     since = weakref.ref(Circle())
     gc.collect()
     assert since() is None
@@ -65,9 +65,18 @@ def test_searches_of_all_objects_take_a_small_share_of_the_time(monkeypatch: pyt
     monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(gc_tuning.gc, "collect", collect)
     for _ in range(5000):
-        step_begins()
+        step_begins(MANY)
         step_ends()
         now[0] += 1.0
     assert len(searched) == 3
     step_ends()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_few_samples_hide_nothing_from_a_search() -> None:
+    """Backends of this process free what cycles hold between two phases of a step."""
+    before = weakref.ref(Circle())
+    step_begins(MANY - 1)
+    gc.collect()
+    assert before() is None

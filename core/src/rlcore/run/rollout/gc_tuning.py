@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NEVER = 2**30
+MANY = 2**14
+"""Samples of a step whose search takes long."""
 SHARE = 0.001
 """The share of time that searches of all objects between steps may take."""
 next_search_at = 0.0
@@ -26,10 +28,13 @@ def only_young_collections() -> Iterator[None]:
         gc.set_threshold(young, middle, full)
 
 
-def step_begins() -> None:
+def step_begins(num_samples: int) -> None:
     """Search none of the present objects until `step_ends`: a step's samples are in use until it was trained on, and what is
-    made meanwhile is searched all the same."""
+    made meanwhile is searched all the same. Where they are few nothing is gained, and backends of this very process search for
+    cycles that hold a device's memory, also in what was there before."""
     global _is_frozen
+    if num_samples < MANY:
+        return
     gc.freeze()
     _is_frozen = True
 

@@ -142,7 +142,7 @@ class RolloutSource(Source):
         collected = self._collector.collect_step(self._run, weight_version, may_go_on)
         if collected is None:
             return None
-        step_begins()
+        step_begins(len(collected.rewards))
         collected = evolve(collected, weight_version=weight_version)
         figures: dict[str, float] = {}
         if self._curriculum is not None:

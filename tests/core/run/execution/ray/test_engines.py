@@ -410,16 +410,17 @@ def test_runs_are_those_that_nothing_disturbs(run: Run, tmp_path: Path) -> None:
         "evaluation.at_end=false",
         f"generator.ranked.folder={tmp_path}",
     )
-    fault = "generator.ranked.fault={kind='memory', rank=1, hook='stream', version=2}"
+    fault = "generator.ranked.fault={{kind='memory', rank=1, hook='stream', version={}}}"
     ahead = ("async.max_staleness=1", "algorithm.ranked.generation_ratio=true", "training.updates_per_step=1")
     runs, notes = tmp_path / "runs", Notes()
     run("run.name=whole", *options)
-    run("run.name=failed", *options, fault, progress=notes)
+    run("run.name=failed", *options, fault.format(2), progress=notes)
     assert read_metrics(runs / "failed") == read_metrics(runs / "whole")
     assert len(notes.texts) == 1
     assert "failed: out of memory on purpose. 12 samples are dealt to the others" in notes.texts[0]
     (tmp_path / "done-1").unlink()
-    run("run.name=ahead", *options, *ahead, fault, progress=notes)
+    # Of the last step all may be there before a stream begins with the newest weights.
+    run("run.name=ahead", *options, *ahead, fault.format(1), progress=notes)
     assert any("failed: out of memory on purpose. " in text for text in notes.texts[1:])
     schedule, notes = runs / "ahead" / "schedule.jsonl", Notes()
     run("run.name=replayed", *options, *ahead, replay_schedule=schedule, progress=notes)
