@@ -417,10 +417,11 @@ def test_runs_are_those_that_nothing_disturbs(run: Run, tmp_path: Path) -> None:
     run("run.name=failed", *options, fault.format(2), progress=notes)
     assert read_metrics(runs / "failed") == read_metrics(runs / "whole")
     assert len(notes.texts) == 1
-    assert "failed: out of memory on purpose. 12 samples are dealt to the others" in notes.texts[0]
+    # It may fail before it is dealt its share.
+    assert re.search(r"failed: out of memory on purpose\. (0|12) samples are dealt to the others", notes.texts[0])
     (tmp_path / "done-1").unlink()
-    # Of the last step all may be there before a stream begins with the newest weights.
-    run("run.name=ahead", *options, *ahead, fault.format(1), progress=notes)
+    # A stream of later weights may not begin before the next come.
+    run("run.name=ahead", *options, *ahead, fault.format(0), progress=notes)
     assert any("failed: out of memory on purpose. " in text for text in notes.texts[1:])
     schedule, notes = runs / "ahead" / "schedule.jsonl", Notes()
     run("run.name=replayed", *options, *ahead, replay_schedule=schedule, progress=notes)
