@@ -1261,6 +1261,13 @@ FAULTS = (
         "tests/vllm_generation/test_process.py::test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has",
     ),
     Fault(
+        "a route that the store does not take at once is told in part",
+        "rlcore_torchkit.shard_meeting",
+        "starts = range(0, len(content), VALUE_BYTES)",
+        "starts = range(1)",
+        "tests/torchkit/test_shard_meeting.py::test_a_route_of_any_size_is_heard",
+    ),
+    Fault(
         "a call that is given up ends whichever thread has its number",
         "rlcore.run.rollout.event_loop",
         "if self._at_work:",

@@ -4,6 +4,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import WorkerError
+from rlcore.spi.shards import Box
+from rlcore_torchkit import shard_meeting
 from rlcore_torchkit.shard_meeting import Notices, common_route, places
 
 from .shard_threads import WHOLE, route_in, store  # type: ignore[import-not-found]
@@ -47,3 +49,17 @@ def test_a_refit_that_does_not_come_is_an_error() -> None:
     at = store()
     with pytest.raises(WorkerError, match=r"127\.0\.0\.1:\d+ in 0\.1 s"):
         Notices(route_in(at, timeout_s=0.1)).hear()
+
+
+@pytest.mark.parametrize("value_bytes", [None, 4])
+def test_a_route_of_any_size_is_heard(monkeypatch: pytest.MonkeyPatch, value_bytes: int | None) -> None:
+    """The store takes no value of more than 8 MiB."""
+    if value_bytes is not None:
+        monkeypatch.setattr(shard_meeting, "VALUE_BYTES", value_bytes)
+    num_parts = 140_000 if value_bytes is None else 3
+    parts = tuple(Box(f"model.layers.{number}.mlp.experts.weight", (0, 0), (8, number + 1)) for number in range(num_parts))
+    at = store()
+    route = route_in(at, [parts, parts[:2]])
+    told, ear = Notices(route), Notices(route)
+    told.tell(route, 1)
+    assert ear.hear() == (route, 1)

@@ -6,6 +6,7 @@ refit, by which route all go and which place they have in it.
 
 import hashlib
 import json
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import accumulate, chain
@@ -15,6 +16,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from rlcore.spi import ShardRoute, WorkerError
 from rlcore.spi.shards import Box
 from rlcore_torchkit.process_group import is_loopback
+
+VALUE_BYTES = 2**22
+"""Most bytes of a value in the store, which takes no more than 8 MiB."""
 
 
 def common_route(routes: Sequence[ShardRoute], number: int) -> ShardRoute:
@@ -58,7 +62,7 @@ class Notices:
         key = f"{common.name}@{place}"
         try:
             if key != self._known[0]:
-                self._store.set(key, _written(common))
+                self._put(key, zlib.compress(_written(common).encode(), 1))
             self._store.set(str(self._number), key)
         except RuntimeError as error:
             raise self._lost(error) from error
@@ -69,11 +73,20 @@ class Notices:
         try:
             key = self._store.get(str(self._number)).decode()
             if key != self._known[0]:
-                self._known = key, _read(self._store.get(key).decode())
+                self._known = key, _read(zlib.decompress(self._taken(key)).decode())
         except RuntimeError as error:
             raise self._lost(error) from error
         self._number += 1
         return self._known[1], int(key.rpartition("@")[2])
+
+    def _put(self, key: str, content: bytes) -> None:
+        starts = range(0, len(content), VALUE_BYTES)
+        for number, start in enumerate(starts):
+            self._store.set(f"{key}/{number}", content[start : start + VALUE_BYTES])  # type: ignore[arg-type]
+        self._store.set(key, str(len(starts)))
+
+    def _taken(self, key: str) -> bytes:
+        return b"".join(self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key))))
 
     def _lost(self, error: RuntimeError) -> WorkerError:
         at = f"{self._route.address} in {self._route.timeout_s:g} s"

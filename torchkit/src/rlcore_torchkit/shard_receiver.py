@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlcore.spi import Box, RlcoreError, ShardRoute, TensorSpec
+from rlcore.spi import Box, ShardRoute, TensorSpec
 from rlcore_torchkit.kept_parts import KeptParts
 from rlcore_torchkit.shard_meeting import Notices
 from rlcore_torchkit.shard_route import ShardEnd
@@ -50,7 +50,7 @@ class ShardReceiver:
             digest = end.take(load, kept=kept, weight_version=weight_version, only_changed=only_changed)
             self.received_bytes = end.received_bytes
             return digest
-        except RlcoreError:
+        except BaseException:
             self.close()
             raise
 
