@@ -98,8 +98,8 @@ def test_one_wrong_code_or_scale_shows(part, engine):
 def test_a_layer_that_got_nothing_is_named(engine, monkeypatch):
     load, lost = Loader.load, "model.layers.1.self_attn.o_proj.weight"
 
-    def load_others(loader, tensors, stable):
-        load(loader, [each for each in tensors if each[0] != lost], stable)
+    def load_others(loader, tensors, stable, partial):
+        load(loader, [each for each in tensors if each[0] != lost], stable, partial)
 
     monkeypatch.setattr(Loader, "load", load_others)
     with pytest.raises(RefitError, match="o_proj"):

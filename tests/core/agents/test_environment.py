@@ -246,7 +246,7 @@ def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Pa
             other.cancel()
         await asyncio.wait(others, timeout=30)
 
-    monkeypatch.setattr(process, "KILL_S", 0.1)
+    monkeypatch.setattr(process, "KILL_S", 3.0)
     monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))
     try:
         asyncio.run(work())

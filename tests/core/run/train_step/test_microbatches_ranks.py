@@ -73,8 +73,8 @@ def test_waiting_is_bounded_by_the_spread_of_microbatches(
 @given(lengths=LENGTHS, num_ranks=RANKS, width=WIDTHS)
 def test_without_a_limit_ranks_differ_by_one_sequence_at_most(lengths: np.ndarray, num_ranks: int, width: int) -> None:
     plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=int(lengths.sum()), width=width)
-    assert len(plan[0]) == 1
-    assert np.ptp(loads_of(plan, lengths, width)) <= sequence_costs(lengths, width).max() + 1e-6
+    assert len(plan[0]) <= 2  # a second one where little waiting is left by it
+    assert np.ptp(loads_of(plan, lengths, width).sum(1)) <= sequence_costs(lengths, width).max() + 1e-6
 
 
 @settings(deadline=None)
