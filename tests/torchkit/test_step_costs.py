@@ -5,6 +5,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.planner.devices import DEVICES
 from rlcore.spi import DeviceSpec
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.step_costs import (
@@ -121,17 +122,7 @@ def test_a_refit_follows_the_number_of_tensors() -> None:
     assert dense < within < between
 
 
-H100 = DeviceSpec(
-    name="H100",
-    memory_bytes=80 * 2**30,
-    flops=989e12,
-    bandwidth=3.35e12,
-    link=450e9,
-    network=50e9,
-    host=40e9,
-    devices_per_node=8,
-)
-H200 = evolve(H100, name="H200", bandwidth=4.8e12)
+H100, H200 = DEVICES["H100"], DEVICES["H200"]
 SMALL = ModelDims.of(
     {
         "hidden_size": 1536,
