@@ -29,7 +29,7 @@ BY_KILLED = ("ray", "vllm_dist_*", "tmp*wandb-*")
 NAMED = frozenset({6, 11, 12})
 """Exit codes of errors that say what is wrong with a checkpoint, the disk or a process."""
 RAYS_OWN = re.compile(
-    "Failed to get the system config from raylet because it is dead|Failed to connect to GCS within|was ended by Ray's core"
+    "Failed to get the system config from raylet because it is dead|Failed to connect to GCS within|Ray's core ended it"
 )
 """Ray's core ends the driver by itself, with exit code 1, where the raylet dies, or the store as the driver joins; who says so
 is Ray, or the process that rlcore has for it."""

@@ -220,3 +220,18 @@ def test_on_a_cpu_a_run_takes_auto_and_no_share(workplace: Workplace, tmp_path: 
     result = workplace.rlcore("train", "grpo.toml", *options, "run.num_steps=3", "checkpoint.every_n_steps=1", "--resume")
     assert result.exit_code == 0, result.stderr
     assert "gpu_memory_utilization" not in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        ("trainer.fsdp2.tensor_parallel=4", "trainer.fsdp2"),
+        ("trainer.fsdp2.context_parallel=3", "trainer.fsdp2"),
+        ("generator.vllm.devices=[]", "generator.vllm.devices"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_as_beside_a_number(planned: Callable[..., RunPlan], option: str, path: str) -> None:
+    """Though nothing can be planned for it."""
+    with pytest.raises(ConfigError) as caught:
+        planned(option, 'refit.delta="device"')
+    assert path in [problem.path for problem in caught.value.problems]

@@ -186,3 +186,55 @@ def test_work_that_is_added_while_all_others_wait_is_begun() -> None:
     lanes.add(waits)
     asyncio.run(asyncio.wait_for(lanes.run(EnvironmentCalls(timeout_s=60.0), 2), 10))
     assert last.is_set()
+
+
+def test_a_lane_that_its_work_ends_keeps_no_other_from_what_comes() -> None:
+    lanes, done = Lanes(), []
+
+    async def ends_its_lane(_: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.01, come)
+        await asyncio.sleep(0)
+
+    async def work(item: int) -> None:
+        done.append(item)
+        if item == 4:
+            lanes.close()
+
+    def come() -> None:
+        for item in range(5):
+            lanes.add(work, item)
+
+    lanes.add(ends_its_lane)
+    asyncio.run(asyncio.wait_for(lanes.run(EnvironmentCalls(timeout_s=60.0), 4), 10))
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_of_errors_that_come_together_the_first_in_order_is_raised() -> None:
+    lanes = Lanes()
+
+    async def fails(item: int) -> None:
+        raise ValueError(item)
+
+    async def come(_: int) -> None:
+        for order in (5, 3, 1):
+            lanes.add(fails, order, order)
+
+    lanes.add(come)
+    with pytest.raises(ValueError, match=r"^1$"):
+        run(lanes, 4)
+
+
+def test_work_that_comes_once_its_event_loop_has_closed_waits_for_the_next() -> None:
+    lanes = Lanes()
+
+    async def fails(_: int) -> None:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    lanes.add(fails)
+    with pytest.raises(ValueError):
+        run(lanes, 2)
+    lanes.add(fails)

@@ -20,7 +20,7 @@ from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.planned_options import with_planned_options
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import convert_recipe, plugin_config
-from rlcore.spi import ConfigError, EnvironmentContext, Problem
+from rlcore.spi import ConfigError, EnvironmentContext, Problem, RlcoreError
 
 
 def prepare(
@@ -70,7 +70,13 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
         plan = evolve(plan, recipe=recipe)
     channel = choose_channel(recipe, plan.chosen, device, registry)
     plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
-    plan = with_planned_options(plan)
+    try:
+        plan = with_planned_options(plan)
+    except RlcoreError:
+        raise
+    except Exception:
+        check_plan(plan)  # plans are made of sections that are right: what is wrong with the recipe comes first
+        raise
     return evolve(plan, notes=(*plan.notes, *map(str, check_plan(plan))))
 
 

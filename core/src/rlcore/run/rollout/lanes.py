@@ -23,7 +23,8 @@ class Lanes:
         """What work raised, with its place in the order."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._at_work: set[asyncio.Task[Any]] = set()
-        self._num_lanes = 0
+        self._living: set[asyncio.Task[Any]] = set()
+        """The lanes that go on. One may end alone, where the work that it was at cancelled it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_called = False
         """Whether the event loop is about to see that all that is to do has a lane."""
@@ -37,7 +38,7 @@ class Lanes:
         self._idle.clear()
         self._at_work.clear()
         self._errors.clear()
-        self._loop, self._is_called = None, False
+        self._loop, self._is_called, self._living = None, False, set()
         self._is_closed, self._error = False, None
 
     def add(self, work: Work, item: Any = None, order: int = 0) -> None:
@@ -75,11 +76,14 @@ class Lanes:
     async def run(self, calls: EnvironmentCalls, num_lanes: int) -> None:
         """Work until `close`. An error that a piece of work raises ends the others and is raised."""
         raised: BaseException | None = None
-        self._loop, self._num_lanes = asyncio.get_running_loop(), num_lanes
+        self._loop = asyncio.get_running_loop()
         try:
             await all_or_first([self._lane(calls) for _ in range(num_lanes)])
         except BaseException as error:
             raised = error
+        finally:
+            if self._loop is asyncio.get_running_loop():  # else another one has begun
+                self._loop = None
         if self._errors and raised is not None:
             raised = min(self._errors, key=itemgetter(0))[1]
         raised = raised or self._error
@@ -89,6 +93,14 @@ class Lanes:
     async def _lane(self, calls: EnvironmentCalls) -> None:
         task = asyncio.current_task()
         assert task is not None
+        living = self._living
+        living.add(task)
+        try:
+            await self._work(task, calls)
+        finally:
+            living.discard(task)
+
+    async def _work(self, task: "asyncio.Task[Any]", calls: EnvironmentCalls) -> None:
         todo, state = self._todo, calls.state
         while not (self._is_closed or state.over):  # what is to do then is for another event loop's lanes
             if self._error is not None:
@@ -105,6 +117,7 @@ class Lanes:
                 await work(item)
             except Exception as error:
                 self._errors.append((order, error))
+                self._wake(len(todo))  # what came with it may raise too
                 raise
             finally:
                 self._at_work.discard(task)
@@ -123,7 +136,7 @@ class Lanes:
         if loop is not self._loop:  # one that was given up
             return
         self._is_called = False
-        if not self._todo or self._num_lanes > len(self._idle) + len(self._at_work):
+        if not self._todo or len(self._living) > len(self._idle) + len(self._at_work):
             return
         # Where work waits the rest will too, and is begun at once.
         self._wake(len(self._todo) if self._at_work else 1)
@@ -134,7 +147,8 @@ class Lanes:
                 task.cancel()
 
     def _wake(self, num_lanes: int) -> None:
-        for _ in range(min(num_lanes, len(self._idle))):
+        while num_lanes and self._idle:
             future = self._idle.popleft()
             if not future.done():
                 future.set_result(None)
+                num_lanes -= 1

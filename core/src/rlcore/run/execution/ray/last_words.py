@@ -9,9 +9,9 @@ from pathlib import Path
 CLOSE_S = 5.0
 """Most seconds for the process that waits to end."""
 MESSAGE = (
-    "error: this run was ended by Ray's core, as it does where Ray's own process on the machine (the raylet) dies: that was "
-    "killed, by a signal or for lack of memory, or ended by itself. Ray's logs are in {logs}. What was saved before is intact: "
-    "start the run again, with --resume to go on from there."
+    "error: this run's process has ended without a word of its own: it was killed, or Ray's core ended it, as it does where "
+    "Ray's own process on the machine (the raylet) dies. Ray's logs are in {logs}. What was saved before is intact: start the "
+    "run again, with --resume to go on from there."
 )
 _FAREWELL = b"."
 _WAIT = f"""
@@ -24,7 +24,8 @@ if sys.stdin.buffer.read() != {_FAREWELL!r}:
         except OSError:
             sys.exit(sys.argv[2])
 """
-"""It reads until its parent says farewell, or has ended: a raylet that lives then was not the cause."""
+"""It reads until its parent says farewell, or has ended. A raylet that lives then was not the cause; one that is gone may have
+died of its driver's death, as one that this started does."""
 
 
 @contextmanager
