@@ -111,10 +111,14 @@ def test_parts_come_to_an_engine_apart_as_whole_tensors_do(
 
 
 @pytest.mark.skipif(NUM_DEVICES < 3, reason=f"needs 3 CUDA devices, found {NUM_DEVICES}")
+@pytest.mark.parametrize("engines", ["replicas=2", "tensor_parallel=2"])
 @pytest.mark.parametrize("delta", ["off", "device"])
-def test_parts_are_passed_on_between_engines_apart(delta: str, workplace: Workplace, models: dict[str, Path]) -> None:
-    """Each of two engines has the trainer's weights, of which half has come to it by the other."""
+def test_parts_are_passed_on_between_ranks_apart(
+    delta: str, engines: str, workplace: Workplace, models: dict[str, Path]
+) -> None:
+    """Each of two engines has the trainer's weights, of which half has come to it by the other; each of two ranks of one
+    engine has its own parts of them."""
     places = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=2")
-    engines = ("trainer.name=fsdp2", "generator.vllm.replicas=2", "refit.channel=shards", f"refit.delta={delta}")
-    run = workplace.train("grpo.toml", *COMMON, *places, *engines, f"model.path={models['qwen3']}")
+    generator = (f"generator.vllm.{engines}", "refit.channel=shards", f"refit.delta={delta}")
+    run = workplace.train("grpo.toml", *COMMON, *places, "trainer.name=fsdp2", *generator, f"model.path={models['qwen3']}")
     assert all(error < 1.02 for error in of_updates(run, "token_mult_prob_error"))
