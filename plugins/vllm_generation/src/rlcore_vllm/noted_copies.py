@@ -113,7 +113,7 @@ class _Plan:
         return (
             [tensor.shape for tensor in tensors] == self.shapes
             and [tensor.dtype for tensor in tensors] == self.dtypes
-            and all([tensor.is_contiguous() for tensor in tensors])
+            and all(tensor.is_contiguous() for tensor in tensors)
         )
 
     def carry_out(self, tensors: Sequence[Tensor]) -> None:
