@@ -135,7 +135,7 @@ class NotedCopies:
         rows; None where they report nothing at all."""
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._earlier_plans: dict[tuple[str, ...], _Plan] = {}
-        """Those of this load, and those of the load before."""
+        """By the names in a bucket, from the load before; `_plans` are from this load. Older ones are dropped."""
         self._addresses: dict[str, int] = {}
         self._is_fixed = not any(_moves_experts(layer) for layer in model.modules())
 
