@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -103,16 +103,22 @@ def export_of(model: Any, weight_version: int, specs: tuple[TensorSpec, ...] | N
     return WeightExport(
         weight_version=weight_version,
         specs=specs,
-        buckets=make_buckets(checkpoint_tensors(model, own), BUCKET_BYTES),
+        buckets=make_buckets(checkpoint_tensors(model, own, plain={spec.name for spec in specs}), BUCKET_BYTES),
         persistent=own.keys() == {spec.name for spec in specs},  # tensors of all experts are cut up anew each time
     )
 
 
-def checkpoint_tensors(model: Any, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Tensors of a model's parameters as they are saved; transformers keeps those of all experts of a layer in one."""
+def checkpoint_tensors(
+    model: Any, tensors: Mapping[str, Any], plain: Collection[str] = frozenset()
+) -> Iterator[tuple[str, Any]]:
+    """Tensors of a model's parameters as they are saved; transformers keeps those of all experts of a layer in one. Those that
+    are known to be saved as they are, `plain`, are spared transformers' look at the whole model, a call for each."""
     from transformers.core_model_loading import revert_weight_conversion
 
     for name, tensor in tensors.items():
+        if name in plain:
+            yield name, tensor.contiguous()
+            continue
         for converted_name, converted in revert_weight_conversion(model, {name: tensor}).items():
             yield converted_name, converted.contiguous()
 

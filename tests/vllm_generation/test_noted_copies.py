@@ -147,6 +147,105 @@ def test_later_loads_leave_what_the_loaders_would(noted, cut):
     assert names == {name for name, _ in model.named_parameters()}
 
 
+@pytest.fixture
+def planned(noted):
+    """A model that was loaded twice since, in buckets that were cut alike; what was done with each is kept."""
+    model, copies = noted
+    for seed in (1, 2):
+        load_in_buckets(copies, model, packed(seed), 4)
+    model.called.clear()
+    return model, copies
+
+
+def load_in_buckets(copies, model, weights, cut):
+    copies.begin()
+    return set().union(*(load(model, copies, weights[at : at + cut]) for at in range(0, len(weights), cut)))
+
+
+def reordered(weights):
+    """The same in each bucket of four, in another order."""
+    return [pair for at in range(0, len(weights), 4) for pair in reversed(weights[at : at + 4])]
+
+
+@pytest.mark.parametrize("change", [list, reordered, lambda weights: list(reversed(weights)), lambda weights: weights[1:]])
+@pytest.mark.parametrize("cut", [3, 4, 20])
+def test_other_cuts_and_orders_than_before_leave_what_the_loaders_would(planned, cut, change):
+    model, copies = planned
+    expected = loaded_model(2)
+    expected.load_weights(change(packed(3)))
+    load_in_buckets(copies, model, change(packed(3)), cut)
+    assert_alike(model, expected)
+    assert set(model.called) == CHANGED
+
+
+def test_all_parameters_are_reported_each_time(planned):
+    model, copies = planned
+    for seed in (3, 4):
+        assert load_in_buckets(copies, model, packed(seed), 4) == {name for name, _ in model.named_parameters()}
+        assert_alike(model, loaded_model(seed))
+
+
+def test_a_parameter_that_moved_after_several_loads_is_loaded_where_it_is(planned):
+    model, copies = planned
+    model.w2.data = torch.zeros_like(model.w2)
+    for seed in (3, 4):
+        load_in_buckets(copies, model, packed(seed), 4)
+        assert_alike(model, loaded_model(seed))
+
+
+CHANGES = {
+    "dtype": lambda tensor: tensor.float(),
+    "layout": lambda tensor: tensor.T.contiguous().T,
+    "shape": lambda tensor: tensor[:1].contiguous(),
+}
+
+
+def bucket_of_experts(change):
+    """One of those that `planned` was loaded from, with one tensor changed."""
+    weights = packed(3)
+    at = list(SHAPES).index("experts.1.up") // 4 * 4
+    return [(name, change(tensor) if name == "experts.1.up" else tensor) for name, tensor in weights[at : at + 4]]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_unlike_those_before_goes_to_its_loader(planned, change):
+    model, copies = planned
+    copies.begin()
+    bucket = bucket_of_experts(CHANGES[change])
+    load(model, copies, bucket)
+    assert model.called == ["experts.1.up"]
+    assert torch.equal(model.w13[1][INNER:], dict(bucket)["experts.1.up"].bfloat16().expand(INNER, HIDDEN))
+
+
+def test_what_was_noted_last_of_a_tensor_counts(planned):
+    model, copies = planned
+    for change in (torch.Tensor.float, torch.clone):
+        copies.begin()
+        load(model, copies, bucket_of_experts(change))
+    assert model.called == ["experts.1.up"] * 2
+
+
+class Reading(Model):
+    """Reads a parameter once it is told to."""
+
+    reads = False
+
+    def load(self, name, tensor):
+        if name == "decay" and self.reads:
+            self.w2.data.sum()
+        return super().load(name, tensor)
+
+
+def test_what_loaders_have_begun_to_read_is_not_copied_without_them():
+    model = Reading()
+    copies = NotedCopies(model)
+    for seed in (0, 1, 2, 3):
+        model.called.clear()
+        model.reads = seed == 3
+        load_in_buckets(copies, model, packed(seed), 4)
+    assert set(model.called) == CHANGED | {name for name in SHAPES if name.endswith(".down")}
+
+
 def test_memory_that_was_discarded_in_between_holds_what_the_loaders_would_leave(noted):
     """Also in rows that fill up a vocabulary, which no tensor brings."""
     model, copies = noted

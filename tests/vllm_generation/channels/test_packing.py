@@ -1,5 +1,6 @@
 """Tensors of any shapes and dtypes in one buffer."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,32 @@ def test_what_is_packed_is_unpacked(shapes, dtypes):
     pack(tensors, buffer)
     assert_same(unpack(buffer, specs_of(tensors)), tensors)
     assert bool((buffer[-ALIGNMENT:] == 255).all())
+
+
+def test_tensors_alike_are_found_in_each_of_several_buffers():
+    places = [torch.zeros(8 * ALIGNMENT, dtype=torch.uint8)[start * ALIGNMENT :] for start in (0, 2, 1)]
+    all_tensors = [[torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 4)] for _ in places]
+    for tensors, buffer in zip(all_tensors, places, strict=True):
+        pack(tensors, buffer)
+    for tensors, buffer in zip(all_tensors, places, strict=True):
+        assert_same(unpack(buffer, specs_of(tensors)), tensors)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [torch.randn(5, 3), torch.randn(7).bfloat16()],
+        [torch.randn(3, 5).bfloat16(), torch.randn(7).bfloat16()],
+        [torch.randn(7).bfloat16(), torch.randn(3, 5)],
+        [torch.randn(300, 5), torch.randn(7).bfloat16()],
+    ],
+    ids=["turned", "dtype", "order", "size"],
+)
+def test_tensors_unlike_those_before_lie_elsewhere(others):
+    buffer = torch.zeros(40 * ALIGNMENT, dtype=torch.uint8)
+    for tensors in ([torch.randn(3, 5), torch.randn(7).bfloat16()], others):
+        pack(tensors, buffer)
+        assert_same(unpack(buffer, specs_of(tensors)), tensors)
 
 
 def test_a_part_of_a_larger_buffer():

@@ -52,11 +52,14 @@ class Manifest:
         }
 
     @classmethod
-    def from_wire(cls, content: Mapping[str, Any]) -> "Manifest":
-        columns, kept = zip(content["names"], content["shapes"], content["dtypes"], strict=True), set(content["kept"])
-        specs = tuple(
-            TensorSpec(name=name, shape=tuple(shape), dtype=dtype, keeps_dtype=name in kept) for name, shape, dtype in columns
-        )
+    def from_wire(cls, content: Mapping[str, Any], specs: tuple[TensorSpec, ...] | None = None) -> "Manifest":
+        """`specs` are those of the content, where they are known."""
+        if specs is None:
+            columns, kept = zip(content["names"], content["shapes"], content["dtypes"], strict=True), set(content["kept"])
+            specs = tuple(
+                TensorSpec(name=name, shape=tuple(shape), dtype=dtype, keeps_dtype=name in kept)
+                for name, shape, dtype in columns
+            )
         form = content["lora"]
         lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
         return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"], lora=lora)

@@ -10,7 +10,9 @@ A loader that does anything else with a tensor than to copy parts of it is calle
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from math import prod
+from operator import is_
 from typing import Any
 
 import torch
@@ -78,6 +80,48 @@ class Noted:
         return self._needed
 
 
+@frozen(kw_only=True, eq=False)
+class _Plan:
+    """All that is done with tensors of these names, in one order; kept, since buckets are cut as in the load before."""
+
+    noted: list[Noted]
+    parameters: frozenset[str]
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    calls: list[tuple[list[Tensor], list[tuple[int, Copy]]]]
+    """What is copied in one call: destinations, and of each the number of the tensor and the part of it."""
+
+    @classmethod
+    def of(cls, noted: list[Noted]) -> "_Plan":
+        calls: dict[tuple[Any, ...], tuple[list[Tensor], list[tuple[int, Copy]]]] = defaultdict(lambda: ([], []))
+        for number, each in enumerate(noted):
+            for copy in each.copies:
+                # One call copies many at once only where none of them is strided or cast.
+                destinations, parts = calls[copy.is_flat, copy.destination.dtype, each.dtype]
+                destinations.append(copy.destination)
+                parts.append((number, copy))
+        return cls(
+            noted=noted,
+            parameters=frozenset().union(*(each.parameters for each in noted)),
+            shapes=[each.shape for each in noted],
+            dtypes=[each.dtype for each in noted],
+            calls=list(calls.values()),
+        )
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are of the shapes and dtypes that were noted, and lie as they did."""
+        return (
+            [tensor.shape for tensor in tensors] == self.shapes
+            and [tensor.dtype for tensor in tensors] == self.dtypes
+            and all(tensor.is_contiguous() for tensor in tensors)
+        )
+
+    def carry_out(self, tensors: Sequence[Tensor]) -> None:
+        for destinations, parts in self.calls:
+            sources = [tensors[number] if copy.is_all else copy.of(tensors[number]) for number, copy in parts]
+            torch._foreach_copy_(destinations, sources)
+
+
 class NotedCopies:
     """What one model's loaders were seen to do."""
 
@@ -89,13 +133,18 @@ class NotedCopies:
         self._reported: set[str] | None = set()
         """Parameters that loaders report though nothing was copied there, such as a head's on a rank that has none of its
         rows; None where they report nothing at all."""
+        self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._earlier_plans: dict[tuple[str, ...], _Plan] = {}
+        """By the names in a bucket, from the load before; `_plans` are from this load. Older ones are dropped."""
         self._addresses: dict[str, int] = {}
         self._is_fixed = not any(_moves_experts(layer) for layer in model.modules())
 
     def begin(self) -> None:
         """A load begins: forget what was noted where a parameter has another memory than then."""
         addresses = {name: tensor.data_ptr() for name, tensor in self._model.named_parameters()}
+        self._plans, self._earlier_plans = {}, self._plans
         if addresses != self._addresses:
+            self._earlier_plans = {}
             self._noted, self._made, self._reported, self._addresses = {}, set(), set(), addresses
 
     def know(self, name: str, tensor: Tensor) -> bool:
@@ -116,10 +165,8 @@ class NotedCopies:
     def load(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
         """Copy what earlier loads have shown how to copy, and leave the rest to the model's loaders, which show it. Returns the
         names of the parameters that have got something, or None where the loaders report none."""
-        known, others = [], []
-        for name, tensor in weights:
-            (known if self.know(name, tensor) else others).append((name, tensor))
-        names: set[str] | None = self._repeat(known)
+        names: set[str] | None
+        names, others = self._load_known(weights)
         if others:
             reported = self._load_watched(others, load_weights)
             names = None if names is None or reported is None else names | reported
@@ -131,21 +178,30 @@ class NotedCopies:
             return None
         return noted if self._made.isdisjoint(noted.parameters) else None
 
-    def _repeat(self, weights: Weights) -> set[str]:
-        """Copy tensors that are known; returns the names of the parameters to which something was copied."""
-        pairs: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        names: set[str] = set()
-        for name, tensor in weights:
-            noted = self._noted[name]
-            names |= noted.parameters
-            for copy in noted.copies:
-                # One call copies many at once only where none of them is strided or cast.
-                destinations, sources = pairs[copy.is_flat, copy.destination.dtype, noted.dtype]
-                destinations.append(copy.destination)
-                sources.append(copy.of(tensor))
-        for destinations, sources in pairs.values():
-            torch._foreach_copy_(destinations, sources)
-        return names
+    def _load_known(self, weights: Weights) -> tuple[set[str], Weights]:
+        """Copy tensors that are known; returns the names of the parameters to which something was copied, and the others."""
+        names, tensors = tuple(name for name, _ in weights), [tensor for _, tensor in weights]
+        plan = self._plan_of(names)
+        others: list[tuple[str, Tensor]] = []
+        if plan is None or not plan.fits(tensors):
+            known = [self.know(name, tensor) for name, tensor in weights]
+            others = [pair for pair, is_known in zip(weights, known, strict=True) if not is_known]
+            tensors = list(compress(tensors, known))
+            plan = _Plan.of([self._noted[name] for name in compress(names, known)])
+            if not others:
+                self._plans[names] = plan
+        plan.carry_out(tensors)
+        return set(plan.parameters), others
+
+    def _plan_of(self, names: tuple[str, ...]) -> _Plan | None:
+        """What was done with these before, if it is what has been noted of them last."""
+        plan = self._earlier_plans.get(names)
+        if plan is None or not self._made.isdisjoint(plan.parameters):
+            return None
+        if not all(map(is_, map(self._noted.get, names), plan.noted)):
+            return None
+        self._plans[names] = plan
+        return plan
 
     def _load_watched(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
         """What the model's loaders answer."""

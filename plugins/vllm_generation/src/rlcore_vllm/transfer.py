@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore import spi
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.shard_route import plan_windows
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.channel import EngineRank, Sender
@@ -21,6 +22,7 @@ from rlcore_vllm.replica import Replica
 
 _ABANDON_TIMEOUT_S = 10.0
 _POLL_S = 0.05
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 GRACE_S = 2.0
 """How much later than a replica that watches itself: its own error holds its last lines."""
 
@@ -268,9 +270,11 @@ def _checked_tensors(bucket: spi.WeightBucket, specs: dict[str, spi.TensorSpec])
     for named in bucket.tensors:
         if named.name not in specs:
             refuse("in the buckets but not announced", [named.name])
-        tensor: Tensor = torch.as_tensor(named.tensor).detach()
         spec = specs[named.name]
-        if tuple(tensor.shape) != spec.shape or tensor.dtype != getattr(torch, spec.dtype):
+        tensor: Tensor = named.tensor if type(named.tensor) is Tensor else torch.as_tensor(named.tensor)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.shape != spec.shape or tensor.dtype != _DTYPES[spec.dtype]:
             found, announced = f"{list(tensor.shape)} of {tensor.dtype}", f"{list(spec.shape)} of {spec.dtype}"
             raise spi.RefitError(f"refit: {named.name}: found {found}; expected {announced}, as the trainer announced")
         tensors.append(tensor)

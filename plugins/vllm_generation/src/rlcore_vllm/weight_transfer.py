@@ -26,6 +26,8 @@ from rlcore_vllm.loading import Loader
 from rlcore_vllm.manifest import Manifest, expected_adapters, expected_shapes, refuse
 
 BACKEND = "rlcore"
+_COLUMNS = ("names", "shapes", "dtypes", "kept", "lora")
+"""What of a manifest is the same in each refit."""
 
 
 @dataclass
@@ -63,6 +65,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._adapters: dict[str, Tensor] = {}
         """Copies of A and B that the refit has brought, until they are put in place."""
         self._specs: dict[str, TensorSpec] = {}
+        self._known: tuple[list[Any], tuple[TensorSpec, ...]] | None = None
+        """What was announced last, as it came, and its specs, once they have been compared with the model."""
         self._digests: dict[str, int] = {}
         self._shard_digest: int | None = None
         self.received_bytes = 0
@@ -87,7 +91,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     @torch.no_grad()
     def receive_weights(self, update_info: StepInfo) -> None:
         if update_info.manifest is not None:
-            self._begin(Manifest.from_wire(update_info.manifest))
+            self._begin(update_info.manifest)
         if update_info.bucket is not None:
             self._take(update_info.bucket)
         if update_info.shards is not None:
@@ -170,16 +174,18 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             raise RefitError("refit: weights came that were not announced")
         return self.loader
 
-    def _begin(self, manifest: Manifest) -> None:
-        model = self.model_config.hf_config, self.model_config.trust_remote_code
-        if self._expected is None:
-            self._expected = expected_shapes(*model)
-        if self._expected_adapters is None and manifest.lora is not None:
-            self._expected_adapters = expected_adapters(*model, manifest.lora)
+    def _begin(self, content: Mapping[str, Any]) -> None:
+        columns = [content[key] for key in _COLUMNS]
+        # Of tens of thousands of tensors that takes longer than to load them, and each refit announces the same.
+        specs = self._known[1] if self._known is not None and self._known[0] == columns else None
+        manifest = Manifest.from_wire(content, specs)
         has_weights = manifest.has_weights or manifest.lora is None
-        manifest.check({**(self._expected if has_weights else {}), **(self._expected_adapters or {})})
+        if specs is None:
+            self._known = None
+            self._check(manifest, has_weights)
+            self._specs = {spec.name: spec for spec in manifest.specs}
+            self._known = columns, manifest.specs
         self._connected().begin(manifest.persistent)
-        self._specs = {spec.name: spec for spec in manifest.specs}
         self._manifest, self._adapters = manifest, {}
         if has_weights:
             with without_adapters(self.model):
@@ -187,17 +193,28 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
                     self.loader = Loader(self.model, self.model_config, self.device)
                 self.loader.begin()
 
+    def _check(self, manifest: Manifest, has_weights: bool) -> None:
+        """RefitError unless it is the model's tensors that are announced."""
+        model = self.model_config.hf_config, self.model_config.trust_remote_code
+        if self._expected is None:
+            self._expected = expected_shapes(*model)
+        if self._expected_adapters is None and manifest.lora is not None:
+            self._expected_adapters = expected_adapters(*model, manifest.lora)
+        manifest.check({**(self._expected if has_weights else {}), **(self._expected_adapters or {})})
+
     def _take(self, bucket: Mapping[str, Any]) -> None:
         manifest, receiver, names = self._announced(), self._connected(), bucket["names"]
         # Not with sets of all names: the time would be that of the whole model for each bucket.
         refuse("unknown to the manifest", {name for name in names if name not in self._specs})
-        refuse("repeated", {name for name, count in Counter(names).items() if name in self._digests or count > 1})
+        if len(set(names)) < len(names) or not self._digests.keys().isdisjoint(names):
+            refuse("repeated", {name for name, count in Counter(names).items() if name in self._digests or count > 1})
         received = receiver.receive(bucket["where"], [self._specs[name] for name in names])
-        digests = dict(zip(names, tensor_digests(received.tensors), strict=True))
-        claimed = dict(zip(names, bucket["digests"], strict=True))
-        refuse("changed on the way, by their digests", [name for name in names if digests[name] != claimed[name]])
+        digests = tensor_digests(received.tensors)
+        if digests != bucket["digests"]:
+            pairs = zip(names, digests, bucket["digests"], strict=True)
+            refuse("changed on the way, by their digests", [name for name, found, claimed in pairs if found != claimed])
         self._load(manifest, dict(zip(names, received.tensors, strict=True)), received.stable)
-        self._digests |= digests
+        self._digests.update(zip(names, digests, strict=True))
         receiver.loaded()
 
     def _take_shards(self, content: dict[str, Any]) -> None:

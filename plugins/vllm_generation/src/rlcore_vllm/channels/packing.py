@@ -37,16 +37,24 @@ def unpack(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
 
 def _places(buffer: Tensor, forms: Iterable[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
     """A view of the buffer for a tensor of each dtype and shape, one after another."""
-    places, start = [], buffer.storage_offset()
+    layout = _layout(tuple(forms))
     # Of many small tensors the views are most of what the host does: each is made at once, from the buffer in its dtype.
-    whole: dict[torch.dtype, Tensor] = {}
+    whole = {dtype: buffer.view(dtype) for dtype in {dtype for dtype, *_ in layout}}
+    starts = {dtype: view.storage_offset() for dtype, view in whole.items()}
+    return [whole[dtype].as_strided(shape, strides, starts[dtype] + start) for dtype, shape, strides, start in layout]
+
+
+@lru_cache(maxsize=1024)
+def _layout(
+    forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...],
+) -> tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int], ...]:
+    """Dtype, shape, strides and first element of each tensor; kept, since buckets of many refits are alike."""
+    layout, start = [], 0
     for dtype, shape in forms:
-        if dtype not in whole:
-            whole[dtype] = buffer.view(dtype)
         strides, count = _contiguous(shape)
-        places.append(whole[dtype].as_strided(shape, strides, start // dtype.itemsize))
+        layout.append((dtype, tuple(shape), strides, start // dtype.itemsize))
         start += _aligned(count * dtype.itemsize)
-    return places
+    return tuple(layout)
 
 
 @lru_cache(maxsize=64)
