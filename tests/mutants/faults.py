@@ -1017,16 +1017,31 @@ FAULTS = (
     Fault(
         "a rank whose engine is out dies unnoticed",
         "rlcore.run.execution.ray.pool_stream",
-        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
-        "others = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
+        "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "idle = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
         "tests/core/run/execution/ray/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
     ),
     Fault(
         "a rank without a generator dies unnoticed",
         "rlcore.run.execution.ray.pool_stream",
-        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
-        "others = sorted(set(self._hosts).difference(self._engines.living))",
+        "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "idle = sorted(set(self._hosts).difference(self._engines.living))",
         "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
+    ),
+    Fault(
+        "a rank of the reference dies unnoticed",
+        "rlcore.run.execution.ray.pool",
+        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)',
+        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)',
+        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
+    ),
+    Fault(
+        "a pool that is gone keeps the last lines of its rank to itself",
+        "rlcore.run.execution.ray.calls",
+        "self.lose(reason)  # whoever finds the pool gone says as much: it may be the first to be heard",
+        "self.lose(str(worker))",
+        "tests/core/run/execution/ray/test_pool_failures.py::"
+        "test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
     ),
     Fault(
         "an engine that died after its own refit is taken for one that came back",
