@@ -1306,9 +1306,17 @@ FAULTS = (
     Fault(
         "an engine's share is another than its section says",
         "rlcore_vllm.settings",
-        '"gpu_memory_utilization": memory_share(config, context.channel) / engines_per_device(config),',
+        '"gpu_memory_utilization": memory_share(config, context) / engines_per_device(config),',
         '"gpu_memory_utilization": UNPLANNED_SHARE / engines_per_device(config),',
         PLANNED_SHARE,
+    ),
+    Fault(
+        "engines are not told of copies of weights beside them",
+        "rlcore.run.plan.run_plan",
+        "delta=self.recipe.refit.delta,",
+        'delta="off",',
+        "tests/system/test_planned_share.py::"
+        "test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_that_starts_engines",
     ),
     Fault(
         "an engine that stays awake is planned as one that sleeps",

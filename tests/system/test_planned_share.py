@@ -24,7 +24,7 @@ from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.plan import plan as plan_megatron
-from rlcore_vllm import check
+from rlcore_vllm import check, settings
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import plan as plan_vllm
 from rlcore_vllm.settings import engine_settings, with_devices
@@ -191,6 +191,30 @@ def test_the_recipes_auto_is_vllms_argument(planned: Callable[..., RunPlan]) -> 
     assert argument(planned("residency.offload_trainer=all")) > share
     assert argument(planned("generator.vllm.gpu_memory_utilization=0.3")) == 0.3
     assert f"gpu_memory_utilization = {share}" in plan.resolved
+
+
+SEPARATE = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+
+
+def test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_that_starts_engines(
+    planned: Callable[..., RunPlan], monkeypatch
+) -> None:
+    """The driver is on a machine without a GPU. What is planned where it sees them is the same."""
+    monkeypatch.setattr(planned_options, "device_memories", lambda: [H100] * 2)
+    monkeypatch.setattr(check, "device_memories", lambda: [H100] * 2)
+    as_planned = planned(*SEPARATE, 'refit.delta="device"').config("generator").gpu_memory_utilization
+    for module in (planned_options, check, settings):
+        monkeypatch.setattr(module, "device_memories", lambda: None)
+    plan, without = planned(*SEPARATE, 'refit.delta="device"'), planned(*SEPARATE)
+    notes = "\n".join(one for one in plan.notes if one.startswith("generator.vllm.gpu_memory_utilization"))
+    assert "nvidia-smi shows the driver no such device" in notes
+    assert '"auto" is 0.5 of a device' in notes
+    assert "which share they have is not known here" in notes
+    assert (argument(plan), argument(without)) == (0.5, 0.92)
+    monkeypatch.setattr(settings, "device_memories", lambda: [H100] * 2)
+    assert argument(plan) == pytest.approx(as_planned, abs=0.011)
+    assert 0.85 < as_planned < 0.92
+    assert argument(without) == 0.92
 
 
 def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[..., RunPlan], monkeypatch) -> None:

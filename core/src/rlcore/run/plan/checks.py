@@ -13,7 +13,7 @@ from rlcore.registry.binding import require_module, run_check, shared_kernels
 from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
-from rlcore.run.plan.evaluation_check import program_problems
+from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.hub_check import hub_problems
 from rlcore.run.plan.reference_check import judge_problems
@@ -69,7 +69,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
         problems += [one for one in found if one not in problems]
-    problems += _kernel_notes(plan)
+    problems += [*_kernel_notes(plan), *server_notes(plan)]
     return raise_problems(problems, model)
 
 
