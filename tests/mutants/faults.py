@@ -1067,8 +1067,8 @@ FAULTS = (
     ),
     Fault(
         "engines' copies for refits of changes are within what vLLM is given",
-        "rlcore_vllm.check",
-        "return (num_shared + sender) * model_size(dims, context.model.dtype).weights",
+        "rlcore_vllm.memory",
+        "return (num_shared + sender) * model_size(dims, dtype).weights",
         "return 0",
         "tests/vllm_generation/test_check.py::test_copies_for_refits_of_changes_come_on_top",
     ),
@@ -1317,6 +1317,20 @@ FAULTS = (
         'delta="off",',
         "tests/system/test_planned_share.py::"
         "test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_that_starts_engines",
+    ),
+    Fault(
+        "engines are given the room of a reward model",
+        "rlcore.run.plan.planned_options",
+        "free = max(0, free - beside.num_bytes)",
+        "free = max(0, free)",
+        "tests/system/test_planned_share.py::test_a_reward_model_on_the_device_is_left_its_room",
+    ),
+    Fault(
+        "`rlcore plan` gives engines the room of a reward model",
+        "rlcore.planner.layouts",
+        "left = max(0, room - beside) // GIB",
+        "left = max(0, room) // GIB",
+        "tests/core/planner/test_plan.py::test_what_an_environment_has_on_a_device_is_left_to_it",
     ),
     Fault(
         "an engine that stays awake is planned as one that sleeps",

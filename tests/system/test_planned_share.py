@@ -217,6 +217,27 @@ def test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_tha
     assert argument(without) == 0.92
 
 
+def test_a_reward_model_on_the_device_is_left_its_room(planned: Callable[..., RunPlan], tmp_path: Path, monkeypatch) -> None:
+    """Beside the trainer; not on devices that are the engines' own."""
+    path = make_model(tmp_path / "judge", "qwen2", head="value", max_length=2048)
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(content | {**B1_5, "vocab_size": content["vocab_size"]}))
+    judged = ("environment.name=reward_model", f"environment.reward_model.path={path}")
+    on_device = (*judged, "environment.reward_model.device=cuda")
+    without, plan = planned(*judged), planned(*on_device)
+    # 1.31e9 weights in float32, 1 GiB of the process, and a pass over 16 answers.
+    taken = argument(without) - argument(plan)
+    assert 6.0 / 79.6 < taken < 9.0 / 79.6
+    (note,) = [one for one in plan.notes if one.startswith("generator.vllm.gpu_memory_utilization")]
+    assert "the environment reward_model has " in note
+    assert argument(planned(*on_device, "environment.reward_model.dtype=bfloat16")) > argument(plan)
+    awake = "residency.generator_sleeps=false"
+    assert argument(planned(*judged, awake)) - argument(planned(*on_device, awake)) == pytest.approx(taken, abs=0.011)
+    for module in (planned_options, check):
+        monkeypatch.setattr(module, "device_memories", lambda: [H100] * 2)
+    assert argument(planned(*on_device, *SEPARATE)) == argument(planned(*judged, *SEPARATE)) == 0.92
+
+
 def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[..., RunPlan], monkeypatch) -> None:
     """With what the trainer can do about it: no larger share would fit."""
     for module in (planned_options, check):
