@@ -194,7 +194,6 @@ def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_pat
             with pytest.raises(WorkerError) as first:
                 running.result(30.0)
         pool.train()
-    print("LATER", later.value)
     told = str(first.value).removeprefix("stream_standby: ")
     assert re.match(r"rank 1 \(node .*\) died: ", told)
     assert re.search(r"Its last lines:\n  --- .*\n  this is rank 1$", told)
