@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlcore import gpu
-from rlcore.gpu import compute_capabilities, detect_device, device_memories
+from rlcore.gpu import compute_capabilities, detect_device, device_memories, free_memories
 
 
 @pytest.fixture
@@ -53,11 +53,15 @@ def test_devices_are_counted_as_cuda_counts_them(monkeypatch: pytest.MonkeyPatch
     tool = tmp_path / "nvidia-smi"
     capabilities = "echo '0, GPU-aaa, 8.0'; echo '1, GPU-bbb, 12.1'"
     memories = "echo '0, GPU-aaa, 81559'; echo '1, GPU-bbb, 143771'"
-    tool.write_text(f'#!/bin/sh\nif test "$1" = --query-gpu=index,uuid,compute_cap\nthen {capabilities}\nelse {memories}\nfi\n')
+    free = "echo '0, GPU-aaa, 81000'; echo '1, GPU-bbb, 4'"
+    cases = {"compute_cap": capabilities, "memory.total": memories, "memory.free": free}
+    branches = "\n".join(f'if test "$1" = --query-gpu=index,uuid,{name}\nthen {lines}\nfi' for name, lines in cases.items())
+    tool.write_text(f"#!/bin/sh\n{branches}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert device_memories() == [81559 * 2**20, 143771 * 2**20]
+    assert free_memories() == [81000 * 2**20, 4 * 2**20]
     assert compute_capabilities() == [(8, 0), (12, 1)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert device_memories() == [143771 * 2**20, 81559 * 2**20]
@@ -65,5 +69,5 @@ def test_devices_are_counted_as_cuda_counts_them(monkeypatch: pytest.MonkeyPatch
     assert device_memories() == [143771 * 2**20]
     assert compute_capabilities() == [(12, 1)]
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert device_memories() is None
+    assert device_memories() is free_memories() is None
     assert compute_capabilities() is None

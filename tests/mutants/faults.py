@@ -1017,16 +1017,31 @@ FAULTS = (
     Fault(
         "a rank whose engine is out dies unnoticed",
         "rlcore.run.execution.ray.pool_stream",
-        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
-        "others = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
+        "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "idle = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
         "tests/core/run/execution/ray/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
     ),
     Fault(
         "a rank without a generator dies unnoticed",
         "rlcore.run.execution.ray.pool_stream",
-        "others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
-        "others = sorted(set(self._hosts).difference(self._engines.living))",
+        "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
+        "idle = sorted(set(self._hosts).difference(self._engines.living))",
         "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
+    ),
+    Fault(
+        "a rank of the reference dies unnoticed",
+        "rlcore.run.execution.ray.pool",
+        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)',
+        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)',
+        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
+    ),
+    Fault(
+        "a pool that is gone keeps the last lines of its rank to itself",
+        "rlcore.run.execution.ray.calls",
+        "self.lose(reason)  # whoever finds the pool gone says as much: it may be the first to be heard",
+        "self.lose(str(worker))",
+        "tests/core/run/execution/ray/test_pool_failures.py::"
+        "test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
     ),
     Fault(
         "an engine that died after its own refit is taken for one that came back",
@@ -1052,8 +1067,8 @@ FAULTS = (
     ),
     Fault(
         "engines' copies for refits of changes are within what vLLM is given",
-        "rlcore_vllm.check",
-        "return (num_shared + sender) * model_size(dims, context.model.dtype).weights",
+        "rlcore_vllm.memory",
+        "return (num_shared + sender) * model_size(dims, dtype).weights",
         "return 0",
         "tests/vllm_generation/test_check.py::test_copies_for_refits_of_changes_come_on_top",
     ),
@@ -1334,9 +1349,38 @@ FAULTS = (
     Fault(
         "an engine's share is another than its section says",
         "rlcore_vllm.settings",
-        '"gpu_memory_utilization": memory_share(config, context.channel) / engines_per_device(config),',
+        '"gpu_memory_utilization": memory_share(config, context) / engines_per_device(config),',
         '"gpu_memory_utilization": UNPLANNED_SHARE / engines_per_device(config),',
         PLANNED_SHARE,
+    ),
+    Fault(
+        "engines are not told of copies of weights beside them",
+        "rlcore.run.plan.run_plan",
+        "delta=self.recipe.refit.delta,",
+        'delta="off",',
+        "tests/system/test_planned_share.py::"
+        "test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_that_starts_engines",
+    ),
+    Fault(
+        "engines are given the room of a reward model",
+        "rlcore.run.plan.planned_options",
+        "free = max(0, free - beside.num_bytes)",
+        "free = max(0, free)",
+        "tests/system/test_planned_share.py::test_a_reward_model_on_the_device_is_left_its_room",
+    ),
+    Fault(
+        "`rlcore plan` gives engines the room of a reward model",
+        "rlcore.planner.layouts",
+        "left = max(0, room - beside) // GIB",
+        "left = max(0, room) // GIB",
+        "tests/core/planner/test_plan.py::test_what_an_environment_has_on_a_device_is_left_to_it",
+    ),
+    Fault(
+        "a number that the recipe does not have is refused without what it came from",
+        "rlcore.run.plan.checks",
+        'return evolve(found, remedy=". ".join((found.remedy.rstrip("."), *said)))',
+        "return found",
+        "tests/system/test_planned_share.py::test_what_the_trainer_leaves_too_little_of_is_refused",
     ),
     Fault(
         "an engine that stays awake is planned as one that sleeps",

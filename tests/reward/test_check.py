@@ -49,10 +49,16 @@ def test_a_directory_that_is_not_there_and_keys_that_do_nothing_are_named(tmp_pa
     assert found(RewardModelConfig(path=str(make_model(tmp_path / "m", head="value")), device="cuda"), cuda) == []
 
 
-def test_memory_that_was_planned_without_it_is_noted(reward_model):
-    context = evolve(CONTEXT, device="cuda", planned_options=frozenset({"memory_share"}))
-    (note,) = check(context, RewardModelConfig(path=str(reward_model), device="cuda"))
+def test_memory_of_unknown_size_that_nothing_counts_is_noted(reward_model, monkeypatch):
+    context = evolve(CONTEXT, device="cuda")
+    (note,) = check(context, RewardModelConfig(path="org/name", device="cuda"))
     assert isinstance(note, Note)
     assert note.path == "environment.reward_model.device"
-    assert "memory_share" in note.text
-    assert check(context, RewardModelConfig(path=str(reward_model))) == []
+    assert "no directory org/name with a config.json" in note.text
+    (note,) = check(evolve(context, planned_options={"memory_share"}), RewardModelConfig(path="org/name", device="cuda"))
+    assert "Set memory_share of the generator to less" in note.text
+    assert check(context, RewardModelConfig(path=str(reward_model), device="cuda")) == []
+    assert check(context, RewardModelConfig(path="org/name")) == []
+    monkeypatch.chdir(reward_model.parent)
+    (note,) = check(context, RewardModelConfig(path=reward_model.name[:-1], device="cuda"))
+    assert f"Did you mean {reward_model.name}?" in note.text

@@ -24,7 +24,7 @@ from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.plan import plan as plan_megatron
-from rlcore_vllm import check
+from rlcore_vllm import check, settings
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import plan as plan_vllm
 from rlcore_vllm.settings import engine_settings, with_devices
@@ -193,6 +193,51 @@ def test_the_recipes_auto_is_vllms_argument(planned: Callable[..., RunPlan]) -> 
     assert f"gpu_memory_utilization = {share}" in plan.resolved
 
 
+SEPARATE = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+
+
+def test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_that_starts_engines(
+    planned: Callable[..., RunPlan], monkeypatch
+) -> None:
+    """The driver is on a machine without a GPU. What is planned where it sees them is the same."""
+    monkeypatch.setattr(planned_options, "device_memories", lambda: [H100] * 2)
+    monkeypatch.setattr(check, "device_memories", lambda: [H100] * 2)
+    as_planned = planned(*SEPARATE, 'refit.delta="device"').config("generator").gpu_memory_utilization
+    for module in (planned_options, check, settings):
+        monkeypatch.setattr(module, "device_memories", lambda: None)
+    plan, without = planned(*SEPARATE, 'refit.delta="device"'), planned(*SEPARATE)
+    notes = "\n".join(one for one in plan.notes if one.startswith("generator.vllm.gpu_memory_utilization"))
+    assert "nvidia-smi shows the driver no such device" in notes
+    assert '"auto" is 0.5 of a device' in notes
+    assert "which share they have is not known here" in notes
+    assert (argument(plan), argument(without)) == (0.5, 0.92)
+    monkeypatch.setattr(settings, "device_memories", lambda: [H100] * 2)
+    assert argument(plan) == pytest.approx(as_planned, abs=0.011)
+    assert 0.85 < as_planned < 0.92
+    assert argument(without) == 0.92
+
+
+def test_a_reward_model_on_the_device_is_left_its_room(planned: Callable[..., RunPlan], tmp_path: Path, monkeypatch) -> None:
+    """Beside the trainer; not on devices that are the engines' own."""
+    path = make_model(tmp_path / "judge", "qwen2", head="value", max_length=2048)
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(content | {**B1_5, "vocab_size": content["vocab_size"]}))
+    judged = ("environment.name=reward_model", f"environment.reward_model.path={path}")
+    on_device = (*judged, "environment.reward_model.device=cuda")
+    without, plan = planned(*judged), planned(*on_device)
+    # 1.31e9 weights in float32, 1 GiB of the process, and a pass over 16 answers.
+    taken = argument(without) - argument(plan)
+    assert 6.0 / 79.6 < taken < 9.0 / 79.6
+    (note,) = [one for one in plan.notes if one.startswith("generator.vllm.gpu_memory_utilization")]
+    assert "the environment reward_model has " in note
+    assert argument(planned(*on_device, "environment.reward_model.dtype=bfloat16")) > argument(plan)
+    awake = "residency.generator_sleeps=false"
+    assert argument(planned(*judged, awake)) - argument(planned(*on_device, awake)) == pytest.approx(taken, abs=0.011)
+    for module in (planned_options, check):
+        monkeypatch.setattr(module, "device_memories", lambda: [H100] * 2)
+    assert argument(planned(*on_device, *SEPARATE)) == argument(planned(*judged, *SEPARATE)) == 0.92
+
+
 def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[..., RunPlan], monkeypatch) -> None:
     """With what the trainer can do about it: no larger share would fit."""
     for module in (planned_options, check):
@@ -202,6 +247,7 @@ def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[...,
     (problem,) = [one for one in caught.value.problems if "gpu_memory_utilization" in one.path]
     assert problem.found.startswith('"auto", which is 0.')
     assert "residency.offload_trainer" in problem.remedy
+    assert "of 19.0 GiB the trainer keeps" in problem.remedy, "what the number came from"
 
 
 def test_on_a_cpu_a_run_takes_auto_and_no_share(workplace: Workplace, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import GIB
 from rlcore_vllm import check as check_module
+from rlcore_vllm import settings
 from rlcore_vllm.check import adapter_problems, check
 from rlcore_vllm.config import VllmConfig
 
@@ -77,6 +78,11 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
 
 
+def test_devices_of_a_cluster_need_not_be_on_the_drivers_machine(problems: Problems) -> None:
+    assert problems(device="cuda", shared=(1,), channel="nccl", memories=[80 * GIB]) == []
+    assert problems(device="cuda", shared=(1,), channel="nccl", memories=()) == []
+
+
 def test_mirrors_need_whole_tensors(problems: Problems) -> None:
     mirrors = ("http://127.0.0.1:8000",)
     (problem,) = problems(channel="shards", mirrors=mirrors)
@@ -109,6 +115,32 @@ def test_what_auto_is_without_a_plan_is_noted(problems: Problems, channel: str |
     assert f'"auto" is {share} of a device' in note.text
     assert why in note.text
     assert problems(gpu_memory_utilization="auto") == []
+
+
+@pytest.mark.parametrize(
+    ("memories", "share", "why"),
+    [(None, 0.5, "not known here"), ([1 * GIB], 0.91, "and leave as much")],
+)
+def test_what_auto_is_beside_copies_of_weights_is_noted(model: Path, monkeypatch, memories, share: float, why: str) -> None:
+    for module in (check_module, settings):
+        monkeypatch.setattr(module, "device_memories", lambda: memories)
+    monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
+    spec = ModelSpec(path=str(model))
+    context = CheckContext(model=spec, device="cuda", world_size=1, max_sequence_length=64, channel="shards", delta="device")
+    (note,) = check(context, VllmConfig(devices=(0,), max_num_seqs=2))
+    assert isinstance(note, Note)
+    assert f'"auto" is {share} of a device: engines have their devices to themselves' in note.text
+    assert why in note.text
+
+
+def test_a_device_that_something_else_is_on_is_noted(problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "free_memories", lambda: [79 * GIB, 30 * GIB])
+    devices = {"device": "cuda", "devices": (0, 1), "replicas": 2, "memories": [80 * GIB] * 2}
+    assert problems(**devices, gpu_memory_utilization=0.37) == []
+    (note,) = problems(**devices, gpu_memory_utilization=0.4)
+    assert isinstance(note, Note)
+    assert note.text.startswith("0.4 of 80.0 GiB, of which 30.0 GiB are free at the moment: something else is on device 1")
+    assert note.text.endswith("set at most 0.37")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The engine's arguments and devices, from the section of the recipe."""
 
+import json
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,7 +12,11 @@ from rlcore.spi import (
     RankInfo,
 )
 from rlcore.testing.image_models import make_image_model
+from rlcore.testing.models import make_model
+from rlcore_torchkit.trainer_plan import planned_model
+from rlcore_vllm import settings
 from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.memory import model_size
 from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, image_arguments, replica_devices
 
 
@@ -49,6 +55,32 @@ def test_a_step_takes_as_many_tokens_as_the_section_says_and_one_of_each_sequenc
 def test_on_a_cpu_a_step_takes_a_whole_prompt():
     assert arguments_of("cpu", 9000)["max_num_batched_tokens"] == 9000
     assert arguments_of("cuda", 9000)["max_num_batched_tokens"] == 8192
+
+
+def share_of(channel, model, *, memories, monkeypatch, delta="device", **options):
+    monkeypatch.setattr(settings, "device_memories", lambda: memories)
+    rank_info, spec = RankInfo(device="cuda"), ModelSpec(path=str(model), dtype="bfloat16")
+    context = GeneratorContext(model=spec, rank_info=rank_info, seed=0, max_sequence_length=100, channel=channel, delta=delta)
+    return engine_settings(context, VllmConfig(**options)).arguments["gpu_memory_utilization"]
+
+
+def test_auto_leaves_room_for_copies_of_weights_or_far_more_where_neither_is_known(tmp_path, monkeypatch):
+    model = make_model(tmp_path / "model", "qwen3")
+    content = json.loads((model / "config.json").read_text())
+    weights = model_size(planned_model(content).dims, "bfloat16").weights
+    on = partial(share_of, model=model, monkeypatch=monkeypatch)
+    small = [20 * weights]  # of which the weights are 0.05
+    assert on("shards", memories=small, delta="off") == on("shards", memories=small, delta="host") == 0.92
+    assert on("shards", memories=small) == 0.87
+    assert on("shards", memories=small, devices=(1,)) == 0.5, "a device that is not seen"
+    assert on("directory", memories=[0, *small], devices=(1,), replicas=2) == pytest.approx((0.5 - 0.15) / 2)
+    assert on("shards", memories=[weights]) == 0.01, "none is left, and vLLM says so"
+    assert on(None, memories=small) == 0.92, "nothing is sent"
+    assert on("shards", memories=small, gpu_memory_utilization=0.9) == 0.9
+    for memories in (None, []):
+        assert (on("shards", memories=memories), on("directory", memories=memories)) == (0.5, 0.25)
+    (model / "config.json").write_text(json.dumps(content | {"hidden_size": None}))
+    assert on("shards", memories=small) == 0.5
 
 
 def test_on_a_cpu_a_share_of_a_device_is_nothing_and_the_cache_has_its_own_size():

@@ -41,7 +41,16 @@ def _torch_is_cpu_only() -> bool:
 
 def device_memories() -> list[int] | None:
     """Bytes of each visible NVIDIA device; None where nvidia-smi cannot tell."""
-    found = _query("memory.total")
+    return _memories("memory.total")
+
+
+def free_memories() -> list[int] | None:
+    """Bytes of each visible NVIDIA device that nothing has at the moment; None where nvidia-smi cannot tell."""
+    return _memories("memory.free")
+
+
+def _memories(field: str) -> list[int] | None:
+    found = _query(field)
     try:
         return None if found is None else [int(text) * 2**20 for text in found]
     except ValueError:

@@ -25,6 +25,11 @@ def plan_trainer(context: PlanContext, config: object) -> Sequence[PlanOption]:
     ]
 
 
+def plan_judge(context: PlanContext, config: object) -> Sequence[PlanOption]:
+    """A model of 8 GiB on the first device."""
+    return [PlanOption(memory={"weights": 8 * GIB}, seconds={})]
+
+
 def plan_generator(context: PlanContext, config: object) -> Sequence[PlanOption]:
     """Weights of 20 GiB; the cache takes the rest, and less of it takes longer."""
     cache = max(GIB, context.free_bytes - 20 * GIB)

@@ -6,7 +6,7 @@ from attrs import evolve
 from rlcore.cli.plan import override_words
 from rlcore.config.load import read_raw
 from rlcore.planner.devices import parse_devices
-from rlcore.planner.plan import plan_recipe
+from rlcore.planner.plan import Plan, plan_recipe
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.sections import convert_recipe
 from rlcore.spi import ConfigError, ModelError, PlanContext, PlanOption, PluginError
@@ -110,6 +110,31 @@ def test_planners_are_told_what_refits_of_changes_keep(recipe, registry, monkeyp
     plan_recipe(recipe, overrides, parse_devices("8xH200", None), registry=registry)
     assert {context.delta_copies for context in seen if context.is_shared} == {shared}
     assert {context.delta_copies for context in seen if not context.is_shared} == {apart}
+
+
+def test_what_an_environment_has_on_a_device_is_left_to_it(recipe, registry) -> None:
+    """On devices that train; also where nothing fits, and only what the recipe names counts."""
+    judge, idle = (evolve(FAKE_ENVIRONMENT, name=name, plan=f"{planners.__name__}:plan_judge") for name in ("fake", "idle"))
+    entries = Registry.from_providers({"environment": [judge, idle]}).of("environment")
+    others = [entry for entry in registry.entries if entry.role != "environment"]
+    judged, devices = evolve(registry, entries=(*others, *entries)), parse_devices("8xH100", None)
+    plain, plan = (plan_recipe(recipe, [], devices, registry=one) for one in (registry, judged))
+    assert "On the first device the environment fake has 8.0 GiB; as much is left free on each that trains." in plan.assumptions
+
+    def rooms(plan: Plan, *, apart: bool) -> set[tuple[int, int]]:
+        """The smallest free GiB of trainer and generator."""
+        found = [one.free_bytes for one in plan.candidates if ("cluster.placement" in dict(one.overrides)) == apart]
+        return {(trainer // GIB, generator // GIB) for trainer, generator in found}
+
+    assert rooms(plan, apart=True) == {(trainer - 8, generator) for trainer, generator in rooms(plain, apart=True)}
+    assert rooms(plan, apart=False) == {(trainer - 8, generator - 8) for trainer, generator in rooms(plain, apart=False)}
+    with pytest.raises(ConfigError, match=r"environment fake has 8\.0"):
+        plan_recipe(recipe, [], parse_devices("1xH100", None), registry=judged)
+
+
+def test_an_environment_that_is_none_is_refused(recipe, registry) -> None:
+    with pytest.raises(PluginError, match="'fakee'"):
+        plan_recipe(recipe, ["environment.name=fakee"], parse_devices("8xH100", None), registry=registry)
 
 
 APART = ("algorithm.fake.kl_coefficient=0.1", "cluster.gpus_per_node=8", "cluster.reference_gpus_per_node=2")

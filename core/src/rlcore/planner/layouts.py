@@ -75,7 +75,7 @@ def candidates(
 
 
 def _alone(work: Work, devices: Devices, name: str, planner: Planner) -> Iterator[Candidate]:
-    free = TRAINER_SHARE * devices.spec.memory_bytes
+    free = TRAINER_SHARE * devices.spec.memory_bytes - work.beside.num_bytes
     for option in planner(on_part(work.context, devices.nodes, devices.per_node, free, is_shared=False)):
         yield _candidate(work, devices, (name, option), None, int(free), 0, {})
 
@@ -83,8 +83,8 @@ def _alone(work: Work, devices: Devices, name: str, planner: Planner) -> Iterato
 def _colocated(
     work: Work, devices: Devices, name: str, planner: Planner, generator: str, other: Planner
 ) -> Iterator[Candidate]:
-    memory = devices.spec.memory_bytes
-    shared = on_part(work.context, devices.nodes, devices.per_node, TRAINER_SHARE * memory, is_shared=True)
+    memory, beside = devices.spec.memory_bytes, work.beside.num_bytes
+    shared = on_part(work.context, devices.nodes, devices.per_node, TRAINER_SHARE * memory - beside, is_shared=True)
 
     @lru_cache
     def engines(free_gib: int) -> Sequence[PlanOption]:
@@ -96,9 +96,9 @@ def _colocated(
             room = generator_room(memory, option, offload, sleeps=work.generator_sleeps)
             if room is None:
                 continue
-            left = room // GIB
+            left = max(0, room - beside) // GIB
             for engine in engines(max(left, 1)):
-                free = trainer_room(memory, engine, sleeps=work.generator_sleeps)
+                free = trainer_room(memory, engine, sleeps=work.generator_sleeps) - beside
                 yield _candidate(
                     work,
                     devices,
@@ -112,7 +112,7 @@ def _colocated(
 
 def _separate(work: Work, devices: Devices, name: str, planner: Planner, generator: str, other: Planner) -> Iterator[Candidate]:
     memory = devices.spec.memory_bytes
-    free, engine_free = TRAINER_SHARE * memory, GENERATOR_SHARE * memory
+    free, engine_free = TRAINER_SHARE * memory - work.beside.num_bytes, GENERATOR_SHARE * memory
     for number in dict.fromkeys(devices.per_node * part // 4 for part in (1, 2, 3)):
         if not 0 < number < devices.per_node:
             continue

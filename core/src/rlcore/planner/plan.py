@@ -15,6 +15,7 @@ from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO
 from rlcore.run.plan.device_room import GENERATOR_SHARE
+from rlcore.run.plan.environment_memory import has_plan
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.schema.describe import toml_literal
 from rlcore.spi import ConfigError, PlanContext, PlanOption, Problem, Role
@@ -61,17 +62,13 @@ def plan_recipe(
 
 def _planners(recipe: Recipe, registry: Registry, role: Role) -> dict[str, Planner]:
     """By name; whether a plugin would run on this machine does not matter."""
-    usable = {entry.name: entry for entry in registry.of(role) if _plans(entry)}
+    usable = {entry.name: entry for entry in registry.of(role) if has_plan(entry)}
     name = getattr(recipe, role).name
     wanted = usable if name == AUTO else {name: usable[name]} if name in usable else {}
     if not wanted:
         expected = f"a {role} that offers plans, of which are installed: {', '.join(sorted(usable)) or 'none'}"
         raise ConfigError([Problem(path=f"{role}.name", found=f'"{name}"', expected=expected)])
     return {name: partial(_planned, entry, plugin_config(recipe, entry)) for name, entry in wanted.items()}
-
-
-def _plans(entry: Entry) -> bool:
-    return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.plan is not None
 
 
 def _planned(entry: Entry, config: object, context: PlanContext) -> Sequence[PlanOption]:
@@ -89,10 +86,11 @@ def _too_large(
     kept = ((key, value) for key, value in least.overrides if not key.startswith("cluster."))
     sizes = " ".join(f"{key}={value if isinstance(value, str) else toml_literal(value)}" for key, value in kept)
     trainer, generator = (size / GIB for size in least.free_bytes)
+    beside = f", where {work.beside.told}" if work.beside.parts else ""
     return Problem(
         path="--gpus",
         found=f"{devices}, on which no layout fits; {sizes} lacks least, {least.excess / GIB:.1f} GiB ({parts})",
-        expected=f"at most {trainer:.1f} GiB of the trainer and {generator:.1f} of the generator",
+        expected=f"at most {trainer:.1f} GiB of the trainer and {generator:.1f} of the generator{beside}",
         remedy=_remedy(work, devices, made, trainers, generators),
     )
 

@@ -1,13 +1,14 @@
 """What a recipe asks of a step, as trainers and generators are told it."""
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.config.critic import Offload
 from rlcore.config.recipe import Recipe
 from rlcore.planner.devices import Devices
-from rlcore.registry.discovery import Registry
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
 from rlcore.run.plan.choice import build_chosen_algorithm
+from rlcore.run.plan.environment_memory import EnvironmentMemory, environment_memory
 from rlcore.run.plan.step_work import RESPONSE_SHARE, step_context
 from rlcore.spi import AlgorithmNeeds, ConfigError, DtypeName, PlanContext, Problem
 
@@ -30,6 +31,8 @@ class Work:
     """Whether the recipe gives generators devices of their own."""
     reference_per_node: int = 0
     """Devices of each machine that hold the reference and nothing else."""
+    beside: EnvironmentMemory = field(factory=EnvironmentMemory)
+    """What environments have on the first device, which trains."""
     assumptions: tuple[str, ...]
 
 
@@ -56,6 +59,10 @@ def work_of(
         mean_response=_mean(mean_response, "--mean-response", rollout.max_response_tokens),
     )
     assumptions = _assumptions(recipe, context, mean_prompt, mean_response)
+    beside = environment_memory(recipe, _environments(recipe, registry), context)
+    assumptions += beside.assumptions
+    if beside.parts:
+        assumptions.append(f"On the first device {beside.told} GiB; as much is left free on each that trains.")
     if apart:
         assumptions.append(
             f"The reference has {apart} device(s) of each machine to itself: its memory and time are not predicted, and the "
@@ -70,8 +77,18 @@ def work_of(
         generator_sleeps=recipe.residency.generator_sleeps,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
         reference_per_node=apart,
+        beside=beside,
         assumptions=tuple(assumptions),
     )
+
+
+def _environments(recipe: Recipe, registry: Registry) -> list[Entry]:
+    """All that the recipe names; whether they would run on this machine does not matter. PluginError where one is unknown."""
+    if recipe.environment is None:
+        return []
+    known = {entry.name: entry for entry in registry.of("environment")}
+    names = dict.fromkeys((recipe.environment.name, *recipe.data.environment_of_set.values()))
+    return [known.get(name) or select(registry, "environment", name, device="cuda", needs={}) for name in names]
 
 
 def _reference_per_node(recipe: Recipe, needs: AlgorithmNeeds, devices: Devices) -> int:

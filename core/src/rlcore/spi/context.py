@@ -104,6 +104,8 @@ class GeneratorContext:
     """Where it is set, refits bring adapters of this form apart from the model's weights (ExportWeightsRequest.adapters): the
     first of them, and each that follows where no weights count, both; the others adapters alone, beside which the weights stay.
     What is sampled is the model with its adapters. Needs the capability `adapter_refit`."""
+    delta: Delta = "off"
+    """RefitRequest.delta or, of a sharded channel, ExportWeightsRequest.delta, as it will be."""
 
 
 @frozen(kw_only=True)

@@ -96,7 +96,11 @@ class Provider:
     plan: str | None = None
     """For trainers and generators: `package.module:function`, called by `rlcore plan` as function(PlanContext, config) ->
     Sequence[PlanOption]: every layout that the devices allow, with its memory and seconds, whether it fits or not. It imports
-    nothing heavy and knows the model by its config.json alone. A model that it cannot estimate is an RlcoreError."""
+    nothing heavy and knows the model by its config.json alone. A model that it cannot estimate is an RlcoreError.
+
+    For environments: one option, of which `memory` alone is asked: what the environment has all the time on the first device
+    that the driver sees, such as a model that judges. An empty one says in `assumptions` why it is not known; no option, that
+    nothing is there."""
     planned_options: frozenset[str] = field(default=frozenset(), converter=_frozen)
     """For generators with a `plan`: keys of its section for which "auto" stands for what the plan says in PlanOption.options.
     Before a run on GPUs the core asks trainer and generator for the layout of the recipe (PlanContext.as_configured), with what

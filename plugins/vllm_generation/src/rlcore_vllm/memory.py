@@ -2,13 +2,17 @@
 
 from attrs import frozen
 
+from rlcore.spi import CHANNELS
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.architectures.dims import ModelDims
 
 LARGEST_SHARE = 0.92
 """Most of a device that an engine is given: what it takes beside its share, contexts and graphs, needs a place too."""
 UNPLANNED_SHARE = 0.5
-"""What engines get of a device that they share with a trainer of which no estimate is known."""
+"""What engines get of a device that they share with a trainer of which no estimate is known, or that they have to themselves
+with copies of weights of unknown size."""
+UNPLANNED_BOTH = 0.25
+"""What they get of one with both."""
 CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
 """Tokens of one block of the KV cache, vLLM's defaults."""
 
@@ -44,6 +48,13 @@ def model_size(
     return ModelSize(
         weights=(embeddings + linear + routers) // tensor_parallel, kv_per_token=kv_per_token * (1 if fp8_cache else item)
     )
+
+
+def copies_bytes(dims: ModelDims, dtype: str, channel: str | None, num_shared: int) -> int:
+    """Bytes of the copies of all weights that a device of `num_shared` engines keeps with refit.delta = "device": a rank's of
+    each engine and, where whole tensors travel, the sender's."""
+    sender = 0 if channel is None or CHANNELS[channel].sharded else 1
+    return (num_shared + sender) * model_size(dims, dtype).weights
 
 
 def recorder_bytes(max_num_seqs: int, max_model_len: int) -> int:

@@ -1,18 +1,21 @@
 """What one engine is started with: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import evolve, frozen
 
+from rlcore.gpu import device_memories
 from rlcore.images import reads_images
-from rlcore.model_files import read_object
-from rlcore.spi import CHANNELS, GeneratorContext, LoraSpec, ModelSpec
+from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.spi import CHANNELS, CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
+from rlcore_torchkit.trainer_plan import planned_model
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.memory import LARGEST_SHARE, UNPLANNED_SHARE
+from rlcore_vllm.memory import LARGEST_SHARE, UNPLANNED_BOTH, UNPLANNED_SHARE, copies_bytes
 from rlcore_vllm.speculation import num_guessed, speculative_arguments
 
 GIB = 2**30
@@ -110,7 +113,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         }
     else:
         arguments |= {
-            "gpu_memory_utilization": memory_share(config, context.channel) / engines_per_device(config),
+            "gpu_memory_utilization": memory_share(config, context) / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
             "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + num_guessed(config)),
         }
@@ -148,11 +151,8 @@ def invariant_arguments(config: VllmConfig, *, eager: bool) -> dict[str, Any]:
 def image_arguments(model: ModelSpec) -> dict[str, Any]:
     """What vLLM needs for a model that reads images, by its config.json here or, of a model on the Hub, where the driver has
     fetched it; nothing for any other model."""
-    from transformers.utils import cached_file
-
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    file = cached_file(model.path, "config.json", revision=model.revision, local_files_only=True, **quiet)
-    content = None if file is None else read_object(Path(file))
+    file = _config_file(model)
+    content = None if file is None else read_object(file)
     if not isinstance(content, dict) or not reads_images(content):
         return {}
     return {
@@ -163,6 +163,18 @@ def image_arguments(model: ModelSpec) -> dict[str, Any]:
         # Dummy weights would overwrite the processor's mean and deviation, which are no weights that a trainer sends.
         "load_format": "auto",
     }
+
+
+def _config_file(model: ModelSpec) -> Path | None:
+    """The model's config.json, here or where the driver has fetched it from the Hub; None where there is none."""
+    local = Path(model.path).expanduser() / CONFIG_FILE
+    if local.is_file():
+        return local
+    from transformers.utils import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(model.path, CONFIG_FILE, revision=model.revision, local_files_only=True, **quiet)
+    return None if file is None else Path(file)
 
 
 def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
@@ -197,13 +209,40 @@ def capture_sizes(max_num_seqs: int, tokens: int = 1) -> list[int]:
     return [tokens * size for size in (*(size for size in sizes if size < max_num_seqs), max_num_seqs)]
 
 
-def memory_share(config: VllmConfig, channel: str | None) -> float:
+def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:
     """The share of a device for all of its engines. "auto" is a number by the time that a run starts, unless nothing was there
-    to plan it by: it then depends on whether a trainer can be on the device, which the channel of refits tells."""
+    to plan it by: it then depends on whether a trainer can be on the device, which the channel of refits tells, less copies of
+    weights by the device that this process sees and the model's config.json; far less where it does not find these."""
     if config.gpu_memory_utilization != "auto":
         return config.gpu_memory_utilization
-    is_alone = channel is None or CHANNELS[channel].reach == "separate"
-    return LARGEST_SHARE if is_alone else UNPLANNED_SHARE
+    is_alone = context.channel is None or CHANNELS[context.channel].reach == "separate"
+    share = LARGEST_SHARE if is_alone else UNPLANNED_SHARE
+    if not keeps_copies(context):
+        return share
+    copies = copies_share(config, context)
+    if copies is None:
+        return UNPLANNED_SHARE if is_alone else UNPLANNED_BOTH
+    return max(math.floor(100 * (share - copies) + 1e-6) / 100, 0.01)
+
+
+def keeps_copies(context: GeneratorContext | CheckContext) -> bool:
+    """Whether refits leave copies of weights on the devices of engines, which vLLM does not count."""
+    return context.delta == "device" and context.channel is not None
+
+
+def copies_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float | None:
+    """What copies of weights have of the smallest device of engines; None where that or the model is not known here."""
+    memories, file = device_memories() or [], _config_file(context.model)
+    devices = (0,) if config.devices is None else config.devices
+    content = None if file is None else read_object(file)
+    if not isinstance(content, dict) or not 0 <= max(devices, default=-1) < len(memories):
+        return None
+    try:
+        dims = planned_model(content).dims
+    except ModelError:
+        return None
+    copies = copies_bytes(dims, context.model.dtype, context.channel, engines_per_device(config))
+    return copies / min(memories[device] for device in devices)
 
 
 def engines_per_device(config: VllmConfig) -> int:

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.run.plan.evaluation_check import program_problems
+from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.spi import PluginError
 
 
@@ -39,6 +39,25 @@ def test_a_server_needs_its_library(recipe: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("rlcore.run.plan.evaluation_check.is_installed", lambda name: name != "aiohttp")
     (missing,) = problems(recipe, command=("sh",), serve=True)
     assert "pip install 'rlcore[serve]'" in missing
+
+
+def test_a_server_that_plans_with_the_devices_of_the_run_is_noted(prepared: Callable[..., Any]) -> None:
+    plan = prepared()
+    entry = plan.chosen["generator"]
+    planning = evolve(entry, provider=evolve(entry.provider, planned_options={"share"}))
+    plan = evolve(plan, device="cuda", chosen={**plan.chosen, "generator": planning})
+
+    def notes(*arguments: str, **options: Any) -> list[str]:
+        made = CheckpointEvaluationConfig(command=("sh",), serve_arguments=arguments, **({"serve": True} | options))
+        return [str(one) for one in server_notes(evolve(plan, recipe=evolve(plan.recipe, checkpoint_evaluation=made)))]
+
+    (note,) = notes()
+    assert note.startswith("checkpoint_evaluation.serve: the server runs beside training and generation on their GPUs")
+    assert "generator.fake.share" in note
+    assert notes("--generator", "fake") == notes("--generator=fake") == [note]
+    assert notes("generator.fake.share=0.2") == notes("--generator", "other") == notes("run.device=cpu") == []
+    assert notes(serve=False) == notes(environment={"CUDA_VISIBLE_DEVICES": "1"}) == []
+    assert list(server_notes(plan)) == []
 
 
 def test_a_trainer_that_exports_no_model_is_refused(prepared: Callable[..., Any]) -> None:

@@ -71,7 +71,9 @@ def share_of(context: PlanContext) -> list[PlanOption]:
     return [PlanOption(options={"share": share}, memory={"KV cache": context.free_bytes}, seconds={"generation": 1.0})]
 
 
-def registry_of(*, trainer: Any = FAKE_TRAINER, generator: Any = FAKE_GENERATOR) -> Registry:
+def registry_of(
+    *, trainer: Any = FAKE_TRAINER, generator: Any = FAKE_GENERATOR, environment: Any = FAKE_ENVIRONMENT
+) -> Registry:
     generator = evolve(
         generator,
         config=ShareConfig,
@@ -80,7 +82,7 @@ def registry_of(*, trainer: Any = FAKE_TRAINER, generator: Any = FAKE_GENERATOR)
         planned_options={"share"},
     )
     return Registry.from_providers(
-        {"trainer": [trainer], "generator": [generator], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+        {"trainer": [trainer], "generator": [generator], "algorithm": [FAKE_ALGORITHM], "environment": [environment]}
     )
 
 
@@ -191,6 +193,22 @@ def test_on_a_cluster_the_driver_plans_by_its_own_devices_of_the_role(
     assert (context.is_shared, context.delta_copies, context.device.memory_bytes) == (is_shared, copies, memory * GIB)
     assert plan.generator_context(RankInfo(device="cuda"), None).channel == channel
     assert share(plan) != "auto"
+
+
+def plan_judge(context: PlanContext, config: object) -> Sequence[PlanOption]:
+    return [PlanOption(memory={"weights": 8 * GIB}, seconds={})]
+
+
+JUDGE = evolve(FAKE_ENVIRONMENT, plan=f"{__name__}:plan_judge")
+
+
+def test_an_environment_on_the_devices_is_left_what_it_has(resolved) -> None:
+    judged = registry_of(trainer=WITH_PLAN, environment=JUDGE)
+    plan = resolved(registry=judged)
+    assert share(plan) == rounded((71 - 20 - 8) * GIB)
+    assert 'offload_trainer = "none", the environment fake has 8.0, and 43.0 can be given to engines' in note(plan)
+    awake = resolved("residency.generator_sleeps=false", registry=judged)
+    assert share(awake) == rounded(TRAINER_SHARE * 80 * GIB - 30 * GIB - 8 * GIB)
 
 
 def test_a_number_in_the_recipe_stays(resolved) -> None:

@@ -244,7 +244,9 @@ def _what_is_there(path: str, error: Exception) -> str:
         listing = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nothing"
         if not any(name.startswith("tokenizer") for name in names):
             return f"the directory {path} without a tokenizer (it holds {listing})"
-        return f"the directory {path} with a tokenizer that does not load ({type(error).__name__}: {_first_line(error)})"
+        # What transformers says of a config.json, which it reads too, is in the second line.
+        reason = " ".join(str(error).split())[:300]
+        return f"the directory {path} with a tokenizer that does not load ({type(error).__name__}: {reason})"
     if directory.exists():
         return f"the file {path}"
     return f"{path!r}, which is no directory here and did not load from the Hub ({_first_line(error)})"

@@ -1,6 +1,7 @@
 """What is wrong with a plan: what plugins say of the model and their options, and what only these make impossible."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve
@@ -13,7 +14,7 @@ from rlcore.registry.binding import require_module, run_check, shared_kernels
 from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
-from rlcore.run.plan.evaluation_check import program_problems
+from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.hub_check import hub_problems
 from rlcore.run.plan.reference_check import judge_problems
@@ -68,9 +69,17 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
             found += run_check(entry, of_critic, plugin_config(recipe, entry))
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
-        problems += [one for one in found if one not in problems]
-    problems += _kernel_notes(plan)
+        problems += [one for one in map(partial(_with_origin, plan), found) if one not in problems]
+    problems += [*_kernel_notes(plan), *server_notes(plan)]
     return raise_problems(problems, model)
+
+
+def _with_origin(plan: RunPlan, found: Problem | Note) -> Problem | Note:
+    """A problem with a value that the run has planned also says what that came from: the recipe has no such value."""
+    said = [note.removeprefix(f"{found.path}: ") for note in plan.notes if note.startswith(f"{found.path}: ")]
+    if isinstance(found, Note) or not said or found.path.rpartition(".")[2] not in plan.planned_options:
+        return found
+    return evolve(found, remedy=". ".join((found.remedy.rstrip("."), *said)))
 
 
 def _kernel_notes(plan: RunPlan) -> Iterator[Note]:

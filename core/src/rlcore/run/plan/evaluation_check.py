@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from rlcore.config.checkpoint_evaluation import PLACEHOLDERS, SECTION, filled
 from rlcore.config.recipe import Recipe
 from rlcore.installed import is_installed
-from rlcore.spi import Problem
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.spi import Note, Problem
 
 
 def program_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -29,3 +30,21 @@ def program_problems(recipe: Recipe) -> Iterator[Problem]:
         found = "true, without the package aiohttp"
         remedy = "Run: pip install 'rlcore[serve]'"
         yield Problem(path=f"{SECTION}.serve", found=found, expected="the package, which serves models", remedy=remedy)
+
+
+def server_notes(plan: RunPlan) -> Iterator[Note]:
+    """A server beside the run, on its GPUs, that plans with all of a device: its "auto" knows of nothing else there."""
+    options, generator = plan.recipe.checkpoint_evaluation, plan.chosen.get("generator")
+    if options is None or not options.serve or plan.device != "cuda" or generator is None or generator.provider is None:
+        return
+    given = " ".join(options.serve_arguments).replace("--generator=", "--generator ")
+    keys = [f"generator.{generator.name}.{key}" for key in sorted(generator.provider.planned_options)]
+    is_another = "--generator" in given and f"--generator {generator.name}" not in given
+    elsewhere = "CUDA_VISIBLE_DEVICES" in options.environment or "run.device=" in given or is_another
+    if keys and not elsewhere and not all(f"{key}=" in given for key in keys):
+        text = (
+            f"the server runs beside training and generation on their GPUs, and takes {' and '.join(keys)} as for a device of "
+            "its own. Set that in serve_arguments to what the run leaves free, or name other devices by CUDA_VISIBLE_DEVICES "
+            f"in {SECTION}.environment"
+        )
+        yield Note(path=f"{SECTION}.serve", text=text)

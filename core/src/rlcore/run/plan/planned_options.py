@@ -11,6 +11,7 @@ from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room
+from rlcore.run.plan.environment_memory import environment_memory
 from rlcore.run.plan.generator_placement import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.step_work import on_part, step_context
@@ -96,7 +97,7 @@ def _room(plan: RunPlan) -> _Room | str:
         local_size=ranks,
     )
     whole = evolve(whole, as_configured=True, delta_copies=_delta_copies(plan))
-    if not plan.shares_devices:
+    if not plan.shares_devices:  # environments are beside the trainer
         context = on_part(whole, nodes, last - first, GENERATOR_SHARE * memory, is_shared=False)
         return _Room(context=context, reason=f"engines have devices of {memory / GIB:.1f} GiB to themselves")
     trainer = _trainer_option(plan, on_part(whole, nodes, ranks, TRAINER_SHARE * memory, is_shared=True))
@@ -107,7 +108,10 @@ def _room(plan: RunPlan) -> _Room | str:
     free = generator_room(memory, trainer, offload, sleeps=sleeps)
     if free is None:
         return f'the plan of {plan.chosen["trainer"].label} does not say what stays with offload_trainer = "{offload}"'
-    reason = f"of {memory / GIB:.1f} GiB {_kept(trainer, offload, sleeps=sleeps)}, and {free / GIB:.1f} can be given to engines"
+    beside = environment_memory(recipe, plan.environments, whole)
+    free = max(0, free - beside.num_bytes)
+    kept = ", ".join(filter(None, (_kept(trainer, offload, sleeps=sleeps), beside.told)))
+    reason = f"of {memory / GIB:.1f} GiB {kept}, and {free / GIB:.1f} can be given to engines"
     return _Room(context=on_part(whole, nodes, ranks, free, is_shared=True), reason=reason)
 
 

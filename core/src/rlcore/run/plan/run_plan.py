@@ -249,6 +249,7 @@ class RunPlan:
             log_directory=log_directory,
             routed_experts=self.recipe.rollout.replay_routing,
             lora=self.generator_lora,
+            delta=self.recipe.refit.delta,
         )
 
 

@@ -34,7 +34,7 @@ class Pools(Progress):
     """Keeps what the pools do, and warnings."""
 
     def __init__(self) -> None:
-        self.doing: dict[str, list[str]] = {"trainer": [], "generator": []}
+        self.doing: dict[str, list[str]] = {"trainer": [], "reference": [], "generator": []}
         self.texts: list[str] = []
 
     def note(self, text: str) -> None:

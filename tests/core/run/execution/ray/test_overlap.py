@@ -1,6 +1,9 @@
 """Generation that goes on while the trainer trains, on devices of its own: no prompt lost or repeated, whatever dies."""
 
 import json
+import os
+import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +57,23 @@ def test_a_worker_that_dies_while_training_loses_no_prompt(run: Run, tmp_path: P
     fault = ("trainer.ranked.fault={kind='die', rank=0, hook='train_step', version=3}", f"trainer.ranked.folder={tmp_path}")
     run(*OVERLAPPING, *fault, "cluster.max_restarts=1", "checkpoint.every_n_steps=1", progress=notes)
     assert any("restart 1 of 1" in note for note in notes.texts)
+    assert_each_prompt_once(tmp_path / "runs" / "run")
+
+
+def test_a_rank_of_the_reference_that_dies_loses_no_prompt(run: Run, tmp_path: Path) -> None:
+    """Whoever finds it dead first, the stream or what asks it next: all workers are started anew."""
+    log = tmp_path / "runs" / "run" / "logs" / "reference-rank-0.log"
+
+    class Kills(Notes):
+        def step(self, step: int, metrics: Any) -> None:
+            if step == 3 and not any("restart" in text for text in self.texts):
+                os.kill(int(re.findall(r"process (\d+)\)", log.read_text())[-1]), signal.SIGKILL)
+
+    notes = Kills()
+    apart = ("cluster.gpus_per_node=3", "cluster.reference_gpus_per_node=1", "algorithm.ranked.kl_coefficient=0.1")
+    run(*OVERLAPPING, *apart, "cluster.max_restarts=1", "checkpoint.every_n_steps=1", progress=notes)
+    (restart,) = [note for note in notes.texts if "restart 1 of 1" in note]
+    assert re.search(r"reference rank 0 \(node .*\) died", restart)
     assert_each_prompt_once(tmp_path / "runs" / "run")
 
 

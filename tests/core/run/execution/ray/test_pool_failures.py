@@ -1,6 +1,7 @@
 """What goes wrong on one rank or on all: the worker's own error with its rank and last lines, and no hang."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.execution.ray import calls
+from rlcore.run.execution.ray.pool_groups import PoolTrainer
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, StorageError, WorkerError
@@ -165,6 +167,37 @@ def test_a_rank_without_a_generator_that_dies_ends_the_stream(tmp_path: Path) ->
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
         running.result(30.0)
     assert not pool.generator.is_usable
+
+
+def test_a_rank_of_the_reference_that_dies_ends_the_stream(tmp_path: Path) -> None:
+    """Though its pool has no generator, and no call waits for it."""
+    apart = ("cluster.gpus_per_node=4", "cluster.reference_gpus_per_node=2", KL)
+    feed, died = Feed(lambda _: None), pytest.raises(WorkerError, match=r"stream_standby: reference rank 1 \(node .*\) died")
+    with died as caught, opened(tmp_path, *apart) as pool, streaming(pool, feed) as running:
+        assert isinstance(pool.backends.reference, PoolTrainer)
+        reference = pool.backends.reference.calls
+        feed.ask([wanted(seed, LIMIT) for seed in range(4)])
+        os.kill(reference.workers[1].pid, signal.SIGKILL)
+        running.result(30.0)
+    assert not reference.is_usable
+    assert f"Its output is in {tmp_path / 'logs' / 'reference-rank-1.log'}" in str(caught.value)
+
+
+def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_path: Path) -> None:
+    """With the rank's last lines, whichever of the two errors is the one that is seen."""
+    apart = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
+    feed = Feed(lambda _: None)
+    with pytest.raises(WorkerError) as later, opened(tmp_path, *apart) as pool:
+        with streaming(pool, feed) as running:
+            feed.ask([wanted(seed, LIMIT) for seed in range(4)])
+            os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
+            with pytest.raises(WorkerError) as first:
+                running.result(30.0)
+        pool.train()
+    told = str(first.value).removeprefix("stream_standby: ")
+    assert re.match(r"rank 1 \(node .*\) died: ", told)
+    assert re.search(r"Its last lines:\n  --- .*\n  this is rank 1$", told)
+    assert str(later.value) == f"train_step: the workers are gone: {told}"
 
 
 def test_restarts_are_bounded(run: Run) -> None:

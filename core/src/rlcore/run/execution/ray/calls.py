@@ -270,9 +270,9 @@ class Calls:
     def _death(self, rank: int, wait: PendingCall, error: Exception) -> WorkerError:
         """The error for a rank that ended; all others then wait for it in vain."""
         worker = self.workers[rank]
-        cause = cause_of_death(error, worker)
-        self.lose(f"{worker} {cause}")
-        return WorkerError(f"{wait.name}: {worker} {cause}. {last_lines(worker.log_file)}")
+        reason = f"{worker} {cause_of_death(error, worker)}. {last_lines(worker.log_file)}"
+        self.lose(reason)  # whoever finds the pool gone says as much: it may be the first to be heard
+        return WorkerError(f"{wait.name}: {reason}")
 
     def _check_limit(self, wait: PendingCall, limit_s: float | None) -> None:
         """Give the pool up where a rank takes too long."""
@@ -301,7 +301,7 @@ class Calls:
         positions = self._positions(wait)
         ranks = sorted(wait.pending.values())
         lines = "\n".join(last_lines(self.workers[rank].log_file) for rank in ranks[:1])
-        self.lose(f"rank(s) {', '.join(map(str, ranks))} gave no answer to {wait.name}")
+        self.lose(f"rank(s) {', '.join(map(str, ranks))} gave no answer to {wait.name}. {lines}")
         remedy = f" If it only needs longer, raise {key}." if key else ""
         raise WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
 

@@ -122,7 +122,7 @@ def _set_up(
     hosted = {rank: (_generator_order(prepared, pickled, rank_infos[rank], logs),) for rank in _hosts(prepared, cluster)}
     if hosted:
         calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
-    backends = _backends(prepared, calls, layouts)
+    backends = _backends(prepared, calls, layouts, others)
     for pool, infos in of_reference:
         of_each = _build(pool, [_reference_order(prepared, rank_info) for rank_info in infos])
         model = prepared.reference or prepared.model
@@ -152,7 +152,7 @@ def _build(calls: Calls, orders: Sequence[BuildCommand]) -> list[TrainerLayout]:
     return [each.layout for each in built]
 
 
-def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout]) -> Backends:
+def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout], others: Sequence[Calls]) -> Backends:
     trainer = _trainer(prepared, calls, layouts, "policy", prepared.model)
     critic = None
     if prepared.critic is not None and not prepared.evaluating:
@@ -162,7 +162,7 @@ def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout])
     cluster = prepared.recipe.cluster
     assert cluster is not None
     engines = Engines(calls, _hosts(prepared, cluster))
-    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)
+    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)
     return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls, engines=engines), critic=critic)
 
 

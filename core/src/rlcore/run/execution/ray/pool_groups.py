@@ -154,6 +154,8 @@ class PoolGenerator(_PoolGroup):
     """A generator on every rank that hosts one; prompts are dealt out among them."""
 
     engines: Engines
+    beside: Sequence[Calls] = ()
+    """Other pools, whose ranks a stream watches over too."""
 
     @property
     def hosts(self) -> Sequence[int]:
@@ -171,7 +173,7 @@ class PoolGenerator(_PoolGroup):
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends, each prompt on the host with the least work under way."""
-        PoolStream(self.engines, feed).run(weight_version)
+        PoolStream(self.engines, feed, self.beside).run(weight_version)
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every generator holds. Engines that are out take note of it, and nobody waits for them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from rlcore.run.execution.ray.calls import COLLECT, PoolLostError
+from rlcore.run.execution.ray.calls import COLLECT, Calls, PoolLostError
 from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.stream_dealer import StreamDealer
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest
@@ -18,17 +18,19 @@ from rlcore.run.protocols import ResponseFeed
 from rlcore.spi import WorkerError
 
 WATCH_S = 1.0
-"""Least seconds between two looks at the ranks that take no part in a stream."""
+"""Least seconds between two looks at the ranks that take no part in a stream, those of other pools among them."""
 WATCH_EACH_S = 0.02
 """Seconds for each of them, where there are many: a look costs the driver about a hundredth of that."""
 
 
 class PoolStream:
     """Deals what a feed brings to the hosts, in the thread that runs it; a thread for each host brings back its samples. What a
-    host took whose engine fails is dealt to the others. One more thread watches over the ranks that take no part."""
+    host took whose engine fails is dealt to the others. One more thread watches over the ranks that take no part: those of this
+    pool, and all of the pools `beside` it."""
 
-    def __init__(self, engines: Engines, feed: ResponseFeed) -> None:
+    def __init__(self, engines: Engines, feed: ResponseFeed, beside: Sequence[Calls] = ()) -> None:
         self._calls = engines.calls
+        self._beside = beside
         self._engines = engines
         self._hosts = engines.hosts
         self._feed = feed
@@ -83,13 +85,19 @@ class PoolStream:
     def _watch_others(self) -> None:
         """End the stream with the cause where a rank dies that takes no part in it: nothing else waits for that one."""
         try:
-            others: list[int] = []
-            while not self._is_ending.wait(max(WATCH_S, WATCH_EACH_S * len(others))):
-                others = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))
-                if others:
-                    self._calls.beside("stream_standby", dict.fromkeys(others, ()))
+            others = self._others()
+            while not self._is_ending.wait(max(WATCH_S, WATCH_EACH_S * sum(len(ranks) for _, ranks in others))):
+                others = self._others()
+                for calls, ranks in others:
+                    calls.beside("stream_standby", dict.fromkeys(ranks, ()))
         except BaseException as error:  # nobody sees what a thread raises
             self._fail(error)
+
+    def _others(self) -> list[tuple[Calls, Sequence[int]]]:
+        """The ranks that take no part, by their pools."""
+        idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))
+        found = [(self._calls, idle), *((calls, range(len(calls.workers))) for calls in self._beside)]
+        return [(calls, ranks) for calls, ranks in found if ranks]
 
     def _deal(self) -> None:
         while (requests := self._feed.take(wait=True)) is not None:

@@ -1,0 +1,48 @@
+"""What environments have on the first device, such as a model that judges: trainer and generator there have to leave it."""
+
+from collections.abc import Iterable, Mapping
+
+from attrs import field, frozen
+
+from rlcore.config.recipe import Recipe
+from rlcore.registry.binding import run_planner
+from rlcore.registry.discovery import Entry
+from rlcore.run.plan.sections import plugin_config
+from rlcore.spi import PlanContext
+
+GIB = 2**30
+
+
+@frozen(kw_only=True)
+class EnvironmentMemory:
+    """What all environments of a recipe have there."""
+
+    parts: Mapping[str, int] = field(factory=dict)
+    """Bytes by the environment's name, where it has any there."""
+    assumptions: tuple[str, ...] = ()
+    """Why what one has there is not known."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def told(self) -> str:
+        """Who has how many GiB, in words."""
+        return ", ".join(f"the environment {name} has {size / GIB:.1f}" for name, size in self.parts.items())
+
+
+def environment_memory(recipe: Recipe, entries: Iterable[Entry], context: PlanContext) -> EnvironmentMemory:
+    """What these environments of a recipe say. PluginError where a plan is none."""
+    parts, assumptions = {}, list[str]()
+    for entry in filter(has_plan, entries):
+        options = run_planner(entry, context, plugin_config(recipe, entry))
+        assumptions += [text for option in options for text in option.assumptions]
+        if size := sum(sum(option.memory.values()) for option in options):
+            parts[entry.name] = size
+    return EnvironmentMemory(parts=parts, assumptions=tuple(assumptions))
+
+
+def has_plan(entry: Entry) -> bool:
+    """Whether a plugin that can be used says what it takes."""
+    return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.plan is not None
