@@ -109,6 +109,17 @@ def test_launches_bound_small_microbatches_of_experts() -> None:
     assert many == pytest.approx(few * num_microbatches(small, layout) / num_microbatches(large, layout), rel=0.01)
 
 
+def test_one_kernel_for_all_experts_of_a_layer() -> None:
+    """As measured: four layers with all experts on one H200, an update of four microbatches (docs/benchmarks.md)."""
+    assert EXPERTS is not None
+    four = evolve(EXPERTS, num_layers=4, has_experts=EXPERTS.has_experts[:4])
+    tokens = evolve(TOKENS, number=4 * 8192.0, squared=4 * 8 * 1024.0**2, longest=1024.0)
+    assert pass_seconds(four, DEVICES["H200"], tokens, Layout(), trains=True) == pytest.approx(0.60, rel=0.15)
+    few = evolve(tokens, number=1024.0, squared=1024.0**2, per_microbatch=1024)
+    shared, own = (pass_seconds(four, DEVICES[name], few, Layout(), trains=False) for name in ("H200", "GB200"))
+    assert own > 4 * shared
+
+
 def test_stages_wait_for_each_other() -> None:
     tokens = evolve(TOKENS, number=8192.0 * 8, squared=1e6)
     one, four = (pass_seconds(DENSE, DEVICE, tokens, Layout(pipeline=stages), trains=True) for stages in (1, 4))

@@ -25,7 +25,11 @@ ROUTED = 10
 FORWARD_SHARE = 0.35
 """Share of what is moved both ways that the forward pass moves."""
 LAUNCHES, EXPERT_LAUNCHES = 30, 66
-"""Kernels of one layer forward, without and with experts; each expert of a rank adds two."""
+"""Kernels of one layer forward, without and with experts."""
+EACH_EXPERT_LAUNCHES = 2
+"""Kernels that each expert of a rank adds: forward, or, where one kernel multiplies by all of them, backward alone."""
+GROUPED = ("H100", "H200")
+"""Devices on which one kernel does."""
 BACKWARD_LAUNCHES = 1.5
 LAUNCH_S = 80e-6
 """Seconds of the host for a kernel."""
@@ -128,7 +132,7 @@ def pass_seconds(
     steps = num_microbatches(tokens, layout)
     exchanging = _exchange_seconds(dims, device, tokens, layout) * passes
     gathering = _gather_seconds(dims, device, layout) * steps * min(passes, 2.0)
-    launching = _launch_seconds(dims, layout) * steps * (1 + (BACKWARD_LAUNCHES if trains else 0) + (trains and recomputes))
+    launching = steps * _launches(dims, device, layout, trains=trains, recomputes=recomputes) * LAUNCH_S
     bubble = 1 + (layout.pipeline - 1) / steps
     return (max(computing + exchanging, gathering, launching) + _waits(dims, layout, passes) * steps) * bubble
 
@@ -149,11 +153,13 @@ def _moved_bytes(dims: ModelDims) -> float:
     return BYTES * (plain + dims.num_moe_layers * (routed + GATE * dims.shared_intermediate_size))
 
 
-def _launch_seconds(dims: ModelDims, layout: Layout) -> float:
-    """Seconds of the host for a forward pass of one microbatch through one stage."""
-    local = dims.num_experts / layout.expert
-    experts = dims.num_moe_layers * (EXPERT_LAUNCHES + 2 * local)
-    return (dims.num_dense_layers * LAUNCHES + experts) * LAUNCH_S / layout.pipeline
+def _launches(dims: ModelDims, device: DeviceSpec, layout: Layout, *, trains: bool, recomputes: bool) -> float:
+    """Kernels of one microbatch in one stage."""
+    shared = dims.num_dense_layers * LAUNCHES + dims.num_moe_layers * EXPERT_LAUNCHES
+    of_each = dims.num_moe_layers * EACH_EXPERT_LAUNCHES * dims.num_experts / layout.expert
+    forward = shared + (0 if device.name in GROUPED else of_each)
+    backward = BACKWARD_LAUNCHES * forward + (of_each if device.name in GROUPED else 0)
+    return (forward * (2 if trains and recomputes else 1) + (backward if trains else 0)) / layout.pipeline
 
 
 def _waits(dims: ModelDims, layout: Layout, passes: float) -> float:
