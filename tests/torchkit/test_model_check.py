@@ -14,6 +14,7 @@ from rlcore_torchkit.model_check import (
     config_file,
     float8_notes,
     model_config,
+    position_problems,
     routing_problems,
     too_few_positions,
     trained_model_problems,
@@ -68,6 +69,12 @@ def test_sequences_longer_than_the_model_has_positions(context: CheckContext) ->
 
 def test_no_stated_limit_is_no_limit(context: CheckContext, tmp_path: Path) -> None:
     assert found(evolve(edited(context, tmp_path, max_position_embeddings=None), max_sequence_length=10**6)) == []
+
+
+def test_a_text_config_that_is_none_says_no_limit(tmp_path: Path) -> None:
+    config = {"max_position_embeddings": 512, "text_config": "none"}
+    (problem,) = position_problems(config, tmp_path, 513)
+    assert problem.found == "max_position_embeddings = 512"
 
 
 def test_an_unknown_family_is_the_only_problem_named(context: CheckContext, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ CONTEXT = PlanContext(
 def test_a_familys_config_is_read() -> None:
     assert planned_model(LLAMA).dims.num_kv_heads == 8
     assert planned_model({"text_config": LLAMA}).dims.hidden_size == 512
+    assert planned_model(LLAMA | {"text_config": None}).dims.hidden_size == 512
 
 
 @pytest.mark.parametrize("key", ["n_routed_experts", "num_local_experts", "num_experts"])
@@ -57,7 +58,7 @@ def test_experts_of_families_that_are_not_described_count(key: str) -> None:
     assert (dims.num_experts, dims.num_moe_layers, dims.shared_intermediate_size) == (16, 3, 128)
 
 
-@pytest.mark.parametrize("model", [{"model_type": "llama"}, LLAMA | {"hidden_size": "wide"}])
+@pytest.mark.parametrize("model", [{"model_type": "llama"}, LLAMA | {"hidden_size": "wide"}, LLAMA | {"text_config": "none"}])
 def test_a_config_without_sizes_is_refused(model: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="hidden_size"):
         planned_model(model)

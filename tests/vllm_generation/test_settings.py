@@ -81,6 +81,7 @@ def test_auto_leaves_room_for_copies_of_weights_or_far_more_where_neither_is_kno
         assert (on("shards", memories=memories), on("directory", memories=memories)) == (0.5, 0.25)
     (model / "config.json").write_text(json.dumps(content | {"hidden_size": None}))
     assert on("shards", memories=small) == 0.5
+    assert on("shards", model=tmp_path / "none", memories=small) == 0.5, "a directory that is not here"
 
 
 def test_on_a_cpu_a_share_of_a_device_is_nothing_and_the_cache_has_its_own_size():
@@ -155,11 +156,12 @@ def test_a_model_of_images_reads_them_and_keeps_what_it_computes_for_them(tmp_pa
     assert image_arguments(ModelSpec(path=str(directory))) == {}
 
 
-def test_batch_invariant_engines_compile_nothing():
+def test_batch_invariant_engines_compile_nothing(tmp_path):
     from vllm.engine.arg_utils import EngineArgs
 
     arguments = arguments_of("cuda", batch_invariant=True)
-    compilation = EngineArgs(model="none", compilation_config=arguments["compilation_config"]).compilation_config
+    # A directory: a name is looked up where the Hub's library was first imported offline.
+    compilation = EngineArgs(model=str(tmp_path), compilation_config=arguments["compilation_config"]).compilation_config
     assert (compilation.mode, compilation.cudagraph_mode.name, compilation.custom_ops) == (0, "FULL_DECODE_ONLY", ["all"])
     assert arguments["attention_backend"] == "FLASH_ATTN"
     assert "compilation_config" not in arguments_of("cuda", batch_invariant=True, enforce_eager=True)

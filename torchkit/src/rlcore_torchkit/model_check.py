@@ -58,7 +58,8 @@ def reference_problems(
 def position_problems(config: Mapping[str, Any], file: Path, max_sequence_length: int) -> Iterator[Problem]:
     """Sequences beyond the positions of a model, by the content of its config.json, which is `file`."""
     key = "n_positions" if "n_positions" in config else "max_position_embeddings"  # as GPT-2 and its kin call it
-    limit = (config.get("text_config") or config).get(key)
+    text = config.get("text_config")
+    limit = (text if text and isinstance(text, Mapping) else config).get(key)
     if isinstance(limit, int) and limit < max_sequence_length:
         yield too_few_positions(file, f"{key} = {limit}", max_sequence_length)
 

@@ -29,7 +29,11 @@ class PlannedModel:
 def planned_model(config: Mapping[str, Any], families: Families = NO_FAMILIES) -> PlannedModel:
     """The sizes in the content of a config.json; one of no known family is taken by Llama's keys. ModelError where these do
     not say the sizes."""
-    config = {**config, **config.get("text_config", {})}
+    text = config.get("text_config") or {}
+    if not isinstance(text, Mapping):
+        found, expected = f"text_config = {text!r}", "an object with the decoder's sizes, such as hidden_size"
+        raise ModelError([Problem(path=CONFIG, found=found, expected=expected)])
+    config = {**config, **text}
     family = find_architecture(config, CONFIG, families)
     standard = _with_experts(config) if isinstance(family, Problem) else family.standard(config)
     problems = [*value_problems(standard)]

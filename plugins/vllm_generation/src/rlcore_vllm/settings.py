@@ -173,7 +173,10 @@ def _config_file(model: ModelSpec) -> Path | None:
     from transformers.utils import cached_file
 
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    file = cached_file(model.path, CONFIG_FILE, revision=model.revision, local_files_only=True, **quiet)
+    try:
+        file = cached_file(model.path, CONFIG_FILE, revision=model.revision, local_files_only=True, **quiet)
+    except OSError:  # of what can be no name on the Hub, such as a directory that is not here: others say that it is missing
+        return None
     return None if file is None else Path(file)
 
 
