@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,12 @@ def run(directory: Path, steps: list[int], summary: dict | None) -> None:
 
 
 def read(file: Path) -> tuple[object, dict[int, dict[str, object]], int, dict[str, object]]:
-    """The run, the figures of each step, the exit code, and the last of the summary."""
+    """The run, the figures of each step, the exit code, and the last of the summary, of a run that has ended.
+
+    W&B's process writes by itself, and may be behind the end of the run: the last record is waited for."""
+    deadline = time.monotonic() + 30
+    while not any(record.WhichOneof("record_type") == "exit" for record in records(file)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     found, steps, code, summary = None, {}, -1, {}
     for record in records(file):
         kind = record.WhichOneof("record_type")

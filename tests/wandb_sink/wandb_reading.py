@@ -17,6 +17,8 @@ def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + HEADER + length > len(data):
+            return  # still being written
         part += data[at + HEADER : at + HEADER + length]
         at += HEADER + length
         if kind in (1, 4):  # a whole record, or its last part
