@@ -93,7 +93,9 @@ def specs_of(model: Any) -> tuple[TensorSpec, ...]:
     )
 
 
-def export_of(model: Any, weight_version: int, specs: tuple[TensorSpec, ...] | None = None) -> WeightExport:
+def export_of(
+    model: Any, weight_version: int, specs: tuple[TensorSpec, ...] | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> WeightExport:
     """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them; `specs`
     are those of `specs_of`, where they are known."""
     from rlcore_torchkit.buckets import make_buckets
@@ -103,7 +105,7 @@ def export_of(model: Any, weight_version: int, specs: tuple[TensorSpec, ...] | N
     return WeightExport(
         weight_version=weight_version,
         specs=specs,
-        buckets=make_buckets(checkpoint_tensors(model, own, plain={spec.name for spec in specs}), BUCKET_BYTES),
+        buckets=make_buckets(checkpoint_tensors(model, own, plain={spec.name for spec in specs}), bucket_bytes),
         persistent=own.keys() == {spec.name for spec in specs},  # tensors of all experts are cut up anew each time
     )
 

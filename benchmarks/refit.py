@@ -44,7 +44,9 @@ PARTS = ("total", "export", "transfer", "finish")
 MAX_LENGTH = 640
 
 
-def measure_rlcore(row: str, shape: str, device: str, directory: Path, repeats: int) -> list[dict[str, float]]:
+def measure_rlcore(
+    row: str, shape: str, device: str, directory: Path, repeats: int, bucket_bytes: int
+) -> list[dict[str, float]]:
     """Each refit's seconds."""
     channel, _, source = row.partition("-")
     dtype = "bfloat16" if device == "cuda" else "float32"
@@ -54,7 +56,10 @@ def measure_rlcore(row: str, shape: str, device: str, directory: Path, repeats: 
     if channel == "nccl":
         options["devices"] = [1]
     generator = make_generator("vllm", directory, device, dtype, channel, MAX_LENGTH, options)
-    export = _trainer_export(directory, device, dtype) if fsdp2 else _model_export(shape, device, dtype)
+    if fsdp2:
+        export = _trainer_export(directory, device, dtype, bucket_bytes)
+    else:
+        export = _model_export(shape, device, dtype, bucket_bytes)
     found = []
     for weight_version in range(repeats):
         made = export(weight_version)
@@ -67,7 +72,7 @@ def measure_rlcore(row: str, shape: str, device: str, directory: Path, repeats: 
     return found
 
 
-def _model_export(shape: str, device: str, dtype: str) -> Callable[[int], Callable[[], WeightExport]]:
+def _model_export(shape: str, device: str, dtype: str, bucket_bytes: int) -> Callable[[int], Callable[[], WeightExport]]:
     """Scales the weights; what it returns is to be measured."""
     import torch
 
@@ -78,12 +83,12 @@ def _model_export(shape: str, device: str, dtype: str) -> Callable[[int], Callab
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
-        return partial(export_of, model, weight_version, specs)
+        return partial(export_of, model, weight_version, specs, bucket_bytes)
 
     return export
 
 
-def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int], Callable[[], WeightExport]]:
+def _trainer_export(directory: Path, device: str, dtype: str, bucket_bytes: int) -> Callable[[int], Callable[[], WeightExport]]:
     """What it returns is to be measured."""
     from rlcore.registry.binding import build_trainer
     from rlcore.registry.discovery import discover
@@ -102,7 +107,7 @@ def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int],
     trainer = build_trainer(entry, context, config)
 
     def export(weight_version: int) -> WeightExport:
-        request = ExportWeightsRequest(weight_version=0, dtype=dtype, max_bucket_bytes=BUCKET_BYTES)
+        request = ExportWeightsRequest(weight_version=0, dtype=dtype, max_bucket_bytes=bucket_bytes)
         return evolve(trainer.export_weights(request), weight_version=weight_version)
 
     return lambda weight_version: partial(export, weight_version)
@@ -173,15 +178,17 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["1.5b", "8b"])
     parser.add_argument("--rows", nargs="+", help="CHANNEL, CHANNEL-fsdp2, trl, trl-float32, floor")
     parser.add_argument("--repeats", type=int, default=6, help="the first, and those that the median is of")
+    parser.add_argument("--bucket-mib", type=int, default=BUCKET_BYTES // 2**20, help="most that travels at once")
     arguments = parser.parse_args()
     shapes = ["tiny"] if arguments.quick else arguments.shapes
     require_device(arguments.device)
     if arguments.row:
-        run = measure_trl if arguments.row.startswith("trl") else measure_rlcore
         if arguments.row == "floor":
             finish({"times": measure_floor(shapes[0], arguments.device)})
         with tempfile.TemporaryDirectory() as scratch:
-            times = run(arguments.row, shapes[0], arguments.device, Path(scratch), arguments.repeats)
+            work = arguments.row, shapes[0], arguments.device, Path(scratch), arguments.repeats
+            is_trl = arguments.row.startswith("trl")
+            times = measure_trl(*work) if is_trl else measure_rlcore(*work, arguments.bucket_mib * 2**20)
         finish({"times": times})
     print(f"{versions(arguments.device)}; {arguments.repeats} refits; {os.cpu_count()} cores")
     heads = "".join(f"{head:>10}" for head in ("first s", "median s", *PARTS[1:]))

@@ -1070,7 +1070,7 @@ FAULTS = (
         "rlcore_vllm.memory",
         "return (num_shared + sender) * model_size(dims, dtype).weights",
         "return 0",
-        "tests/vllm_generation/test_check.py::test_copies_for_refits_of_changes_come_on_top",
+        "tests/vllm_generation/test_share_check.py::test_copies_for_refits_of_changes_come_on_top",
     ),
     Fault(
         "a process lives no longer than its main thread",

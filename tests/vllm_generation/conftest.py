@@ -4,6 +4,7 @@ import json
 import os
 import string
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from rlcore.testing.conformance.tensors import make_export
 from rlcore.testing.models import make_model
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.config import VllmConfig
+
+from .vllm_checked import Problems, section_problems
 
 MAX_SEQUENCE_LENGTH = 300
 ANOTHER_WAY_TO_SAMPLE = {
@@ -124,3 +127,15 @@ def request_of(lengths: list[int], num_samples: int, max_tokens: int = 8) -> Gen
         sampling=SamplingParams(),
         weight_version=0,
     )
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four heads, two of them for keys and values."""
+    return make_model(tmp_path_factory.mktemp("check") / "model", "qwen3", max_length=128, hidden_size=128)
+
+
+@pytest.fixture
+def problems(checked: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
+    """`section_problems` of that model."""
+    return partial(section_problems, monkeypatch, checked)

