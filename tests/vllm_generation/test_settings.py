@@ -114,13 +114,16 @@ def test_an_engine_that_no_trainer_refits_reads_the_model_as_it_is():
     assert (arguments_of("cuda")["load_format"], arguments_of("cuda")["enable_sleep_mode"]) == ("dummy", True)
 
 
-def test_graphs_are_captured_up_to_the_largest_batch():
+def test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it():
     for largest in (1, 5, 8, 100, 1000, 1024):
         sizes = capture_sizes(largest)
         assert sizes == sorted(set(sizes))
-        assert sizes[-1] == largest
-        assert all(later <= max(size + 8, 1.25 * size) for size, later in pairwise(sizes) if size >= 8)
-    assert len(capture_sizes(1024)) < 32
+        assert largest in sizes
+        assert sizes[-1] == 2 * largest
+        assert all(later <= max(size + 8, 1.25 * size) for size, later in pairwise(sizes) if 8 <= size < largest)
+        # A prompt or two whose beginning is in the cache must not cost a step of twice the size.
+        assert all(later - size <= max(32, size - largest) for size, later in pairwise(sizes) if size >= largest)
+    assert len(capture_sizes(1024)) < 36
 
 
 def test_engines_take_the_devices_in_turn():

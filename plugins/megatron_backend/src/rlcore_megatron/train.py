@@ -22,6 +22,7 @@ from rlcore_megatron.multi_token_head import lent_embedding
 from rlcore_megatron.packing import PackedBatch, Wanted, empty_like, pack
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.routing_replay import replay_of
+from rlcore_megatron.token_dispatch import forget_tokens
 from rlcore_torchkit.losses import Totals, evaluate, total
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.routing_replay import RoutingReplay
@@ -165,6 +166,7 @@ class Passes:
             micro_batch_size=1,
             forward_only=forward_only,
         )
+        forget_tokens(self.models)
 
     def _pack(self, batch: Microbatch, wanted: Wanted, is_filler: bool) -> PackedBatch:
         config = self.models[0].config

@@ -1,0 +1,23 @@
+"""What Megatron's token dispatchers keep of the tokens that they sent last."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+CONSTANTS = frozenset({"sort_input_by_local_experts", "restore_output_by_local_experts"})
+"""Their tensors that no microbatch changes."""
+
+
+def forget_tokens(models: Sequence[Any]) -> None:
+    """Drop the tensors that dispatchers of experts keep until their next microbatch: routes, orders and probabilities.
+
+    The probabilities hold on to the graph that made them. With recomputed layers that is each layer's input and its gradient,
+    two tensors [tokens, hidden] a layer, which would be there while the optimizer steps and while a generator works.
+    """
+    for model in models:
+        for module in model.modules():
+            dispatcher = getattr(module, "token_dispatcher", None)
+            for name, value in [] if dispatcher is None else list(vars(dispatcher).items()):
+                if isinstance(value, Tensor) and name not in CONSTANTS:
+                    setattr(dispatcher, name, None)
