@@ -6,6 +6,7 @@ run begins with are all open in its first turn: it ends with the quickest of the
 They have what these turns have brought them, so that the turns come again and again.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ def generation_turns(lengths: Sequence[float], samples_per_prompt: int, num_step
 
 def _group_length(lengths: Sequence[float], samples_per_prompt: int, share: float) -> float:
     """Tokens of the longest sample of a group than which this share of groups has none longer."""
-    place = share ** (1 / samples_per_prompt) * len(lengths) - 0.5
+    place = math.pow(share, 1 / samples_per_prompt) * len(lengths) - 0.5
     lower = min(max(0, int(place)), len(lengths) - 1)
     upper = min(lower + 1, len(lengths) - 1)
     return lengths[lower] + (lengths[upper] - lengths[lower]) * min(max(0.0, place - lower), 1.0)
