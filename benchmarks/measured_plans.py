@@ -46,6 +46,9 @@ class Measured:
     updates: int = 1
     has_logprobs: bool = False
     """Log-probabilities of a reference, and of the policy for later updates."""
+    policy_by_trainer: bool = True
+    """Whether the policy's are the trainer's; else they are the generator's, which has them."""
+    max_staleness: int = 0
     step_s: float
     """Of an update, or of a whole step where an engine generates."""
     peak_gb: float | None = None
@@ -71,7 +74,7 @@ class Measured:
             max_sequence_length=int(self.prompt) + self.limit,
             max_microbatch_tokens=self.microbatch,
             updates=self.updates,
-            policy_passes=(self.updates - 1) / self.updates if self.has_logprobs else 0.0,
+            policy_passes=(self.updates - 1) / self.updates if self.has_logprobs and self.policy_by_trainer else 0.0,
             reference_passes=float(self.has_logprobs),
             reference=model if self.has_logprobs else None,
         )
@@ -85,7 +88,7 @@ class Measured:
         if self.engine is None:
             return trainer.seconds["training"], sum(trainer.memory.values()) / GB
         engine = self.engine
-        work = Work(context=context, generates=True, offload="none", max_staleness=0, assumptions=())
+        work = Work(context=context, generates=True, offload="none", max_staleness=self.max_staleness, assumptions=())
         made = candidates(
             work,
             parse_devices(self.gpus, None),
@@ -101,9 +104,19 @@ def _is_as_given(option: PlanOption) -> bool:
     return all(value in (False, 1) for value in option.options.values())
 
 
-HEADLINE: Mapping[str, Any] = {"limit": 3946, "prompt": 150.0, "samples": 32, "updates": 4, "has_logprobs": True}
-UPDATE: Mapping[str, Any] = {"shape": "1.5b", "gpus": "1xH100", "num_sequences": 64, "limit": 512}
 HEADLINE_SECTION = "benchmarks.md#the-headline-work-on-eight-gpus-benchmarksheadlinepy"
+HEADLINE: Mapping[str, Any] = {"limit": 3946, "prompt": 150.0, "samples": 32, "updates": 4, "has_logprobs": True}
+IN_8_BITS: Mapping[str, Any] = {
+    **HEADLINE,
+    "shape": "8b",
+    "gpus": "1xH200",
+    "config": MegatronConfig(**NO_SIZES, fp8=True, optimizer=NARROW, ddp=BFLOAT16_GRADIENTS),
+    "engine": VllmConfig(quantization="fp8", kv_cache_dtype="fp8"),
+    "num_sequences": 256,
+    "policy_by_trainer": False,
+    "source": HEADLINE_SECTION,
+}
+UPDATE: Mapping[str, Any] = {"shape": "1.5b", "gpus": "1xH100", "num_sequences": 64, "limit": 512}
 UPDATE_SECTION = "benchmarks.md#a-training-step-on-a-gpu-benchmarkstrain_steppy"
 LONG_SECTION = "benchmarks.md#long-sequences-benchmarkslong_contextpy"
 
@@ -180,6 +193,15 @@ MEASURED = (
         step_s=116.0,
         peak_gb=109.7,
         **HEADLINE,
+    ),
+    Measured(name="GRPO step, 8B in 8 bits, `megatron`", mean=809, microbatch=6144, step_s=42.9, **IN_8_BITS),
+    Measured(
+        name="GRPO step, 8B in 8 bits, `megatron`, staleness 1",
+        mean=847,
+        microbatch=4096,
+        max_staleness=1,
+        step_s=36.0,
+        **IN_8_BITS,
     ),
     Measured(
         name="GRPO step, 1.5B, `fsdp2`, two GPUs",

@@ -1,12 +1,18 @@
 """The generator's engines for `rlcore plan`."""
 
+import numpy as np
 import pytest
 from attrs import evolve
 
+from rlcore.planner.turns import generation_turns
+from rlcore.run.plan.lengths import response_lengths
+from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.spi import PlanContext
 from rlcore.testing.plans import plan_context
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_vllm import plan as module
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.plan import Engine, plan, prefill_seconds, step_seconds
+from rlcore_vllm.plan import Engine, generation_seconds, plan, prefill_seconds, reading_seconds, step_seconds
 
 CONTEXT = plan_context()
 DIMS = ModelDims.of(CONTEXT.model)
@@ -101,3 +107,103 @@ def test_more_sequences_take_longer_each_step_and_less_each_token() -> None:
 def test_sequences_without_a_place_come_after_others() -> None:
     few = [plan(evolve(CONTEXT, num_sequences=64), VllmConfig(max_num_seqs=size))[0] for size in (1, 8)]
     assert few[0].seconds["generation"] > 3 * few[1].seconds["generation"]
+
+
+CACHE = 1e12
+"""Bytes that hold the keys and values of all."""
+
+
+def ahead(max_staleness: int, **changed: object) -> PlanContext:
+    """A step of 128 samples of one engine, which runs so many steps ahead; answers of up to 600 tokens."""
+    lengths = response_lengths(120.0, 600)
+    own = {"world_size": 1, "local_size": 1, "num_sequences": 128, "samples_per_prompt": 4, "response_lengths": lengths}
+    context = evolve(CONTEXT, **{**own, **changed})
+    turns = generation_turns(lengths, context.samples_per_prompt, max_staleness + 1) if max_staleness else ()
+    return evolve(context, generation_turns=turns)
+
+
+def simulated_seconds(context: PlanContext, max_staleness: int, most: int) -> float:
+    """Mean seconds of a step's generation in a run: token by token, with the schedule that runs have and an engine that gives
+    its places to the samples that began first."""
+    own, random = engine(), np.random.default_rng(0)
+    lengths, groups = np.array(context.response_lengths), context.num_sequences // context.samples_per_prompt
+    schedule = Schedule(SchedulePolicy(groups_per_step=groups, num_steps=10**6, max_staleness=max_staleness))
+    wanted: dict[int, np.ndarray] = {}
+    said: dict[int, np.ndarray] = {}
+    seconds = []
+    for _ in range(24):
+        kept = {number: [one for one in said[number][said[number] < wanted[number]] if one] for number in schedule.running}
+        begun = schedule.admit()
+        for number in begun:
+            if number % groups == 0:
+                drawn = np.rint(random.permutation(lengths)).reshape(groups, -1)
+            wanted[number], said[number] = drawn[number % groups], np.zeros(context.samples_per_prompt)
+        reads = len(begun) + sum(bool(tokens) for tokens in kept.values())
+        total = reading_seconds(context, own, reads, context.prompt_tokens)
+        for tokens in kept.values():
+            total += sum(reading_seconds(context, own, 1, float(one), behind=context.prompt_tokens) for one in tokens)
+        while not schedule.can_take():
+            places = [(number, one) for number in schedule.running for one in np.flatnonzero(said[number] < wanted[number])]
+            tokens = [said[number][one] for number, one in places[:most]]
+            total += step_seconds(context, own, len(tokens), context.prompt_tokens + float(np.mean(tokens)))
+            for number, one in places[:most]:
+                said[number][one] += 1
+            for number in list(schedule.running):
+                if (said[number] >= wanted[number]).all():
+                    schedule.end(number, has_signal=True)
+        schedule.take()
+        schedule.train()
+        seconds.append(total)
+    return float(np.mean(seconds[3 * (max_staleness + 1) :]))
+
+
+@pytest.mark.parametrize(("most", "near"), [(1024, 0.02), (24, 0.1)])
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_generation_ahead_is_that_of_a_run_token_by_token(max_staleness: int, most: int, near: float) -> None:
+    """With places for all samples, and with fewer than those of one step."""
+    context = ahead(max_staleness)
+    found = generation_seconds(context, engine(), VllmConfig(max_num_seqs=most), CACHE)
+    assert found == pytest.approx(simulated_seconds(context, max_staleness, most), rel=near)
+
+
+def test_one_turn_is_a_step_that_waits_for_all() -> None:
+    context = ahead(0)
+    one = evolve(context, generation_turns=(context.response_lengths[-1],))
+    seconds = [generation_seconds(each, engine(), VllmConfig(), CACHE) for each in (context, one)]
+    assert seconds[0] == seconds[1]
+
+
+@pytest.mark.parametrize("num_sequences", [16, 256, 4096])
+@pytest.mark.parametrize("most", [16, 1024])
+def test_running_ahead_costs_no_more_than_what_is_read_anew(monkeypatch, num_sequences: int, most: int) -> None:
+    """Which a run with the same weights for longer does not have; else no step is slower, with experts either."""
+    config = VllmConfig(max_num_seqs=most)
+    monkeypatch.setattr(module, "kept_seconds", lambda *arguments: 0.0)
+    for own in (engine(), engine(4), engine(**EXPERTS)):
+        apart = generation_seconds(ahead(0, num_sequences=num_sequences), own, config, CACHE)
+        for max_staleness in (1, 2, 8):
+            found = generation_seconds(ahead(max_staleness, num_sequences=num_sequences), own, config, CACHE)
+            assert found <= apart * (1 + 1e-9)
+
+
+def test_what_is_unfinished_is_read_anew(monkeypatch) -> None:
+    """With its prompt, once for its samples; what has no place has said nothing that could be read."""
+    read: list[tuple[float, float, float]] = []
+
+    def reading(context: PlanContext, own: Engine, number: float, tokens: float, *, behind: float = 0.0) -> float:
+        read.append((number, tokens, behind))
+        return 1.0
+
+    context = evolve(ahead(0, num_sequences=64), response_lengths=(100.0, 200.0, 400.0, 400.0))
+    monkeypatch.setattr(module, "reading_seconds", reading)
+    assert module.kept_seconds(context, engine(), 1024.0, [0.0, 150.0, 300.0]) == 4.0
+    assert read == [(16.0, 100.0, 0.0), (48.0, 150.0, 100.0), (16.0, 100.0, 0.0), (32.0, 300.0, 100.0)]
+    assert module.kept_seconds(context, engine(), 20.0, [0.0, 150.0, 300.0]) == pytest.approx(4.0 * 20 / 80)
+
+
+def test_the_assumptions_say_that_generation_runs_ahead() -> None:
+    def told(context: PlanContext) -> str:
+        return " ".join(plan(context, VllmConfig(tensor_parallel=1))[0].assumptions)
+
+    assert "beside each other" not in told(ahead(0))
+    assert "samples of 3 steps are generated beside each other" in told(ahead(2))

@@ -1,5 +1,7 @@
 """Plans of a recipe: what planners are told, what fits, and what is said where nothing does."""
 
+from collections.abc import Sequence
+
 import pytest
 from attrs import evolve
 
@@ -66,6 +68,28 @@ def test_generation_beside_training_is_hidden_where_a_recipe_lets_it_run_ahead(r
         apart = "cluster.placement" in dict(one.overrides)
         generation = one.seconds["generation"]
         assert one.total == pytest.approx(max(generation, everything - generation) if apart else everything)
+
+
+@pytest.mark.parametrize(("max_staleness", "shared", "apart"), [(0, 0, 0), (1, 2, 0), (2, 3, 2)])
+def test_generators_are_told_how_the_steps_divide_what_runs_ahead(
+    recipe, registry, monkeypatch, max_staleness, shared, apart
+) -> None:
+    """On shared devices of one step more than on their own, where the trainer has one step's groups in the meantime."""
+    seen: list[PlanContext] = []
+
+    def plan(context: PlanContext, config: object) -> Sequence[PlanOption]:
+        seen.append(context)
+        return plan_generator(context, config)
+
+    plan_generator = planners.plan_generator
+    monkeypatch.setattr(planners, "plan_generator", plan)
+    found = plan_recipe(recipe, [f"async.max_staleness={max_staleness}"], parse_devices("8xH200", None), registry=registry)
+    assert {len(context.generation_turns) for context in seen if context.is_shared} == {shared}
+    assert {len(context.generation_turns) for context in seen if not context.is_shared} == {apart}
+    for context in seen:
+        if context.generation_turns:
+            assert sum(context.generation_turns) == pytest.approx(context.response_lengths[-1])
+    assert any(f"{max_staleness} step(s) ahead" in line for line in found.assumptions) == bool(max_staleness)
 
 
 def test_planners_are_told_the_work(recipe, monkeypatch) -> None:

@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 
 from rlcore.config.critic import Offload
 from rlcore.planner.devices import GIB, Devices
+from rlcore.planner.turns import generation_turns
 from rlcore.planner.work import Work
 from rlcore.run.plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room, trainer_room
 from rlcore.run.plan.step_work import on_part
@@ -85,6 +86,7 @@ def _colocated(
 ) -> Iterator[Candidate]:
     memory, beside = devices.spec.memory_bytes, work.beside.num_bytes
     shared = on_part(work.context, devices.nodes, devices.per_node, TRAINER_SHARE * memory - beside, is_shared=True)
+    shared = _running_ahead(shared, work.max_staleness + 1)
 
     @lru_cache
     def engines(free_gib: int) -> Sequence[PlanOption]:
@@ -117,12 +119,22 @@ def _separate(work: Work, devices: Devices, name: str, planner: Planner, generat
         if not 0 < number < devices.per_node:
             continue
         left = on_part(work.context, devices.nodes, devices.per_node - number, free, is_shared=False)
+        # Of the groups that may be open, a step's are being trained on where the generator is what is waited for.
         right = on_part(work.context, devices.nodes, number, engine_free, is_shared=False)
+        right = _running_ahead(right, work.max_staleness)
         keys = {"cluster.placement": "separate", "cluster.generator_gpus_per_node": number}
         engines = other(right)
         for option in planner(left):
             for engine in engines:
                 yield _candidate(work, devices, (name, option), (generator, engine), int(free), int(engine_free), keys)
+
+
+def _running_ahead(context: PlanContext, num_steps: int) -> PlanContext:
+    """The context of a generator that works on the samples of so many steps at a time."""
+    if num_steps <= 1:
+        return context
+    turns = generation_turns(context.response_lengths, context.samples_per_prompt, num_steps)
+    return evolve(context, generation_turns=turns)
 
 
 def _candidate(

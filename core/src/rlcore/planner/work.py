@@ -143,6 +143,11 @@ def _assumptions(
         f"A step has {context.num_sequences:,} sequences and {context.updates} update(s), in {context.dtype}.",
         "It is a warm step: no checkpoint, no evaluation, environments and tools that take no time of their own.",
     ]
+    if recipe.async_.max_staleness:
+        found.append(
+            f"Generation runs {recipe.async_.max_staleness} step(s) ahead: a step waits for the groups that began so many "
+            'before it, and unfinished samples go on in the next, as with on_stale = "wait" and partial_rollouts = "continue".'
+        )
     if recipe.rollout.refill_equal_rewards:
         found.append("No group is replaced for equal rewards.")
     return found

@@ -71,6 +71,10 @@ class PlanContext:
     as_configured: bool = False
     """Whether one layout alone is asked for: the one that a run would have with this section, in which nothing is varied and
     "auto" is what a run takes for it. Asked before a run whose generator has `Provider.planned_options`."""
+    generation_turns: tuple[float, ...] = ()
+    """Where generation runs ahead: the tokens that a sample under way gets in the generation of each of N steps, which follow
+    each other over and over and together are the longest answer. The samples that begin with a step have all ended N - 1 steps
+    later. Empty where each step waits for all that begin with it."""
 
 
 @frozen(kw_only=True)

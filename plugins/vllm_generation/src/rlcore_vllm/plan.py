@@ -1,10 +1,14 @@
 """The engines that a step could be generated with, their memory and seconds: for `rlcore plan`; imports neither torch nor vLLM.
 
 Samples of an engine decode together. A step of the engine reads the weights and each sequence's keys and values; as answers
-end, steps become quicker, and there are as many of them as the longest answer has tokens.
+end, steps become quicker, and there are as many of them as the longest answer has tokens. Where generation runs ahead they are
+shared out among the turns of several steps, and samples of as many steps decode together.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 
 from attrs import frozen
 
@@ -120,10 +124,19 @@ def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: in
                 crosses_nodes=not context.is_shared and context.world_size > context.local_size,
             ),
         },
-        assumptions=(
-            "vllm: engines get equal shares of the samples, with lengths drawn alike; a prompt's samples share its cache.",
-        ),
+        assumptions=_assumptions(context),
     )
+
+
+def _assumptions(context: PlanContext) -> tuple[str, ...]:
+    shares = "vllm: engines get equal shares of the samples, with lengths drawn alike; a prompt's samples share its cache."
+    if not context.generation_turns:
+        return (shares,)
+    ahead = (
+        f"vllm: samples of {len(context.generation_turns)} steps are generated beside each other; the seconds are a mean over "
+        "steps whose turns differ, and behind each refit an engine reads anew what is unfinished."
+    )
+    return shares, ahead
 
 
 def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[str, int]:
@@ -160,26 +173,69 @@ def _engines_of_a_device(context: PlanContext, config: VllmConfig) -> int:
 
 
 def generation_seconds(context: PlanContext, engine: Engine, config: VllmConfig, cache_bytes: float) -> float:
-    """Seconds until the last of an engine's samples has ended."""
-    of_engine = context.num_sequences * engine.ranks / context.world_size
+    """Seconds of a step's generation, until the samples that it waits for have ended; the mean, where steps differ."""
     lengths = context.response_lengths
     mean = context.prompt_tokens + sum(lengths) / len(lengths)
     most = max(1.0, min(config.max_num_seqs, cache_bytes / (engine.kv_per_token * mean)))
-    total, begin = prefill_seconds(context, engine, of_engine), 0.0
-    for number, end in enumerate(lengths):
-        alive = of_engine * (len(lengths) - number) / len(lengths)
-        tokens = context.prompt_tokens + (begin + end) / 2
-        waves = max(1.0, alive / most)  # those that have no place come after others
-        total += (end - begin) * waves * step_seconds(context, engine, max(1.0, min(alive, most)), tokens)
-        begin = end
+    turns = context.generation_turns or (lengths[-1],)
+    total = 0.0
+    for number, turn in enumerate(turns):
+        if turn <= 0:
+            continue  # all that the step waits for had ended before
+        # The tokens of what began with this step, which are none, with the one before it, and so on.
+        ages = list(accumulate([*turns[:number][::-1], *turns[:number:-1]], initial=0.0))
+        total += kept_seconds(context, engine, most, ages) + turn_seconds(context, engine, most, ages, turn)
+    return prefill_seconds(context, engine, _num_of_engine(context, engine)) + total / len(turns)
+
+
+def kept_seconds(context: PlanContext, engine: Engine, most: float, ages: Sequence[float]) -> float:
+    """Seconds in which an engine reads anew what had not ended when the weights changed; `ages` are the tokens that samples of
+    each step under way have by now."""
+    of_engine = _num_of_engine(context, engine)
+    kept = [(_num_alive(context, engine, age), age) for age in ages if age > 0]
+    total = 0.0
+    for number, age in kept:
+        prompts = min(number, of_engine / context.samples_per_prompt)
+        total += reading_seconds(context, engine, prompts, context.prompt_tokens)
+        total += reading_seconds(context, engine, number, age, behind=context.prompt_tokens)
+    return total * min(1.0, most / max(1.0, sum(number for number, _ in kept)))  # what had no place has said nothing
+
+
+def turn_seconds(context: PlanContext, engine: Engine, most: float, ages: Sequence[float], turn: float) -> float:
+    """Seconds in which an engine with at most so many sequences at a time brings all samples on by `turn` tokens; `ages` are
+    the tokens that those of each step under way have by now."""
+    lengths, total = context.response_lengths, 0.0
+    ends = sorted({0.0, turn, *(end - age for age in ages for end in lengths if 0 < end - age < turn)})
+    for begin, end in pairwise(ends):
+        middle = (begin + end) / 2
+        alive = [_num_alive(context, engine, age + middle) for age in ages]
+        number = sum(alive)
+        tokens = context.prompt_tokens + middle + sum(map(mul, alive, ages)) / max(1.0, number)
+        waves = max(1.0, number / most)  # those that have no place come after others
+        total += (end - begin) * waves * step_seconds(context, engine, max(1.0, min(number, most)), tokens)
     return total
+
+
+def _num_alive(context: PlanContext, engine: Engine, age: float) -> float:
+    """Samples of a step that one engine goes on with behind so many tokens."""
+    ended = bisect_right(context.response_lengths, age) / len(context.response_lengths)
+    return _num_of_engine(context, engine) * (1 - ended)
+
+
+def _num_of_engine(context: PlanContext, engine: Engine) -> float:
+    """Samples of a step that one engine generates."""
+    return context.num_sequences * engine.ranks / context.world_size
 
 
 def prefill_seconds(context: PlanContext, engine: Engine, num_sequences: float) -> float:
     """Seconds of an engine's prompts, each once for its samples."""
-    prompts = num_sequences / context.samples_per_prompt
-    tokens = prompts * context.prompt_tokens
-    flops = 2 * active_parameters(engine.dims) * tokens + attention_flops(engine.dims, prompts * context.prompt_tokens**2)
+    return reading_seconds(context, engine, num_sequences / context.samples_per_prompt, context.prompt_tokens)
+
+
+def reading_seconds(context: PlanContext, engine: Engine, num_sequences: float, tokens: float, *, behind: float = 0.0) -> float:
+    """Seconds in which an engine computes keys and values of so many tokens of each sequence, `behind` others that it has."""
+    flops = 2 * active_parameters(engine.dims) * num_sequences * tokens
+    flops += attention_flops(engine.dims, num_sequences * ((behind + tokens) ** 2 - behind**2))
     return flops / context.device.flops / PRODUCTS / engine.ranks
 
 
