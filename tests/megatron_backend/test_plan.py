@@ -6,7 +6,7 @@ from attrs import evolve
 from rlcore.spi import ConfigError
 from rlcore.testing.plans import TrainerPlans, plan_context
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.plan import plan
+from rlcore_megatron.plan import EXCHANGE_BYTES, plan
 
 CONTEXT = plan_context()
 
@@ -38,3 +38,14 @@ def test_float8_is_planned_where_its_engine_is_not_installed() -> None:
     assert narrow[0].idle["state"] > plain[0].idle["state"]
     assert plan(CONTEXT, MegatronConfig(fp8=True))
     assert plan(evolve(CONTEXT, model={**CONTEXT.model, "hidden_size": 2056}), MegatronConfig(fp8=True)) == []
+
+
+def test_ranks_that_exchange_tokens_keep_more_beside_their_state() -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "model_type": "qwen3_moe"}
+    context = evolve(CONTEXT, model={**CONTEXT.model, **experts}, as_configured=True)
+    sizes = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1}
+    (alone,), (divided,) = (plan(context, MegatronConfig(**sizes, expert_parallel=size)) for size in (1, 8))
+    for option, kept in ((alone, 0), (divided, EXCHANGE_BYTES)):
+        held = option.memory["weights"] + option.memory["optimizer state"]
+        assert option.idle["none"] == held + kept
+        assert option.idle["all"] == kept

@@ -724,6 +724,13 @@ FAULTS = (
         "tests/vllm_generation/test_speculation.py::test_graphs_are_captured_for_the_tokens_of_a_step",
     ),
     Fault(
+        "no graph is captured for prompts beside all sequences",
+        "rlcore_vllm.settings",
+        "return [tokens * size for size in (*sizes, 2 * max_num_seqs)]",
+        "return [tokens * size for size in sizes if size <= max_num_seqs]",
+        "tests/vllm_generation/test_settings.py::test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it",
+    ),
+    Fault(
         "vLLM keeps weights as they are where 8 bits are asked for",
         "rlcore_vllm.settings",
         'if config.quantization != "none":',
@@ -928,6 +935,20 @@ FAULTS = (
         "self._cap = family.score_cap",
         "self._cap = None",
         GENERAL.format("gemma2"),
+    ),
+    Fault(
+        "token dispatchers keep what they sent last",
+        "rlcore_megatron.train",
+        "forget_tokens(self.models)",
+        "pass",
+        "tests/megatron_backend/test_token_dispatch.py::test_nothing_of_a_step_is_left_that_grows_with_its_tokens",
+    ),
+    Fault(
+        "the contexts of an engine's other ranks have no room",
+        "rlcore_vllm.plan",
+        "beside = copies + context_bytes(context, ranks)",
+        "beside = copies",
+        "tests/vllm_generation/test_plan.py::test_engines_fill_what_is_free",
     ),
     Fault(
         "all layers are rotated by one base",

@@ -43,6 +43,8 @@ models of experts do in vLLM 0.26; engines of several devices that keep them the
 HIDDEN = 0.5
 GRAPHS_BYTES = 2 * 2**30
 """Bytes of an engine's CUDA graphs and context."""
+CONTEXT_BYTES = 9 * 2**26
+"""Bytes of the CUDA context that another rank of an engine has on a device, whose trainer's weights it maps: 520 to 560 MiB."""
 ASLEEP_BYTES = 5 * 2**29
 """What an engine leaves on a device while it sleeps: between 1.4 and 3.0 GiB."""
 
@@ -105,8 +107,9 @@ def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterato
 def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
     engine = Engine.of(dims, context.dtype, ranks, config)
     memory, copies = _memory(context, engine, config), refit_copies(context, dims, config)
+    beside = copies + context_bytes(context, ranks)
     # Bytes are whole numbers: a share of them is a little less than the one that it was made by.
-    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - copies) / context.device.memory_bytes + 1e-6) / 100)
+    share = min(LARGEST_SHARE, int(100 * (context.free_bytes - beside) / context.device.memory_bytes + 1e-6) / 100)
     options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
     if not context.is_shared and not context.as_configured:
         options["replicas"] = context.local_size // ranks
@@ -146,10 +149,17 @@ def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[st
     width = 4 * dims.hidden_size + 3 * max(dims.intermediate_size, dims.moe_intermediate_size) / engine.ranks
     step = config.max_num_batched_tokens * width * ITEM_BYTES[context.dtype] + 4 * sequences * dims.vocab_size
     reserve = GRAPHS_BYTES + step + recorder_bytes(config.max_num_seqs, context.max_sequence_length)
+    reserve += context_bytes(context, engine.ranks)
     least, copies = engine.kv_per_token * context.max_sequence_length, refit_copies(context, dims, config)
     cache = max(least, context.free_bytes - copies - engine.weights - reserve)
     parts = {"engine's weights": int(engine.weights), "KV cache": int(cache), "engine's reserve": int(reserve)}
     return parts | ({"engine's copies of weights": copies} if copies else {})
+
+
+def context_bytes(context: PlanContext, ranks: int) -> int:
+    """Bytes of the contexts of an engine's other ranks on a device that they share with a trainer. They are no part of what
+    vLLM is given."""
+    return (ranks - 1) * CONTEXT_BYTES if context.is_shared else 0
 
 
 def refit_copies(context: PlanContext, dims: ModelDims, config: VllmConfig) -> int:

@@ -1,0 +1,85 @@
+"""What dispatchers of experts keep after a pass: nothing that grows with its tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
+from megatron_support import make_backend, make_batch, step_request
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
+from rlcore.testing.models import make_model
+from rlcore_megatron.backend import MegatronBackend
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.token_dispatch import CONSTANTS
+
+BATCH = make_batch()
+
+
+class Storages(TorchDispatchMode):
+    """The memory of all tensors that are made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:  # neither a view nor in place
+                storage = tensor.untyped_storage()
+                self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return result
+
+    def alive(self) -> list[int]:
+        """Bytes of each that something still refers to."""
+        return [num_bytes for storage, num_bytes in self._made.values() if not storage.expired()]
+
+
+@pytest.fixture(params=["none", "full"])
+def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MegatronBackend]:
+    model = make_model(tmp_path / "qwen3_moe", "qwen3_moe")
+    config = MegatronConfig(collective_timeout_s=180.0, recompute=request.param)
+    made = make_backend(model, config=config, optimizer=OptimizerSpec(learning_rate=0.001))
+    yield made
+    made.close(CloseRequest())
+
+
+def dispatchers(trainer: MegatronBackend) -> list[MoETokenDispatcher]:
+    modules = [module for model in trainer.models for module in model.modules()]
+    return [module.token_dispatcher for module in modules if hasattr(module, "token_dispatcher")]
+
+
+def test_nothing_of_a_step_is_left_that_grows_with_its_tokens(trainer: MegatronBackend) -> None:
+    """A recomputed layer's input and its gradient would be, which the graph of the kept probabilities refers to."""
+    assert dispatchers(trainer)
+    request = step_request((BATCH, BATCH), BATCH.counts(), 0)
+    trainer.train_step(request)  # the optimizer's state is made, and what Megatron caches
+    with Storages() as storages:
+        trainer.train_step(evolve(request, weight_version=1))
+    assert max(storages.alive(), default=0) < BATCH.num_tokens
+
+
+def test_nothing_of_log_probabilities_either(trainer: MegatronBackend) -> None:
+    request = LogprobsRequest(microbatches=(BATCH,), model="policy", temperature=1.0, entropy=False, weight_version=0)
+    first = trainer.get_logprobs(request).logprobs[0]
+    with Storages() as storages:
+        again = trainer.get_logprobs(request).logprobs[0].copy()
+    assert (first == again).all()
+    assert max(storages.alive(), default=0) < BATCH.num_tokens
+
+
+def test_constants_are_all_that_dispatchers_hold_at_first(trainer: MegatronBackend) -> None:
+    """Of this Megatron-Core: what is dropped is made anew for each microbatch."""
+    held = [{name for name, value in vars(each).items() if isinstance(value, torch.Tensor)} for each in dispatchers(trainer)]
+    assert held == [CONSTANTS] * len(held)
+    trainer.train_step(step_request((BATCH,), BATCH.counts(), 0))
+    after = [{name for name, value in vars(each).items() if isinstance(value, torch.Tensor)} for each in dispatchers(trainer)]
+    assert after == held
