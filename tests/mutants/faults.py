@@ -527,6 +527,13 @@ FAULTS = (
         WITH_KL,
     ),
     Fault(
+        "the trainer's log-probabilities are not asked for by what needs them",
+        "rlcore_grpo.loss_config",
+        'return self.masks_by_geometric_mean or self.objective == "kl_cov"',
+        "return False",
+        "tests/system/test_previous_logprobs.py",
+    ),
+    Fault(
         "the importance weight is upside down",
         "rlcore_grpo.importance",
         "return importance_ratio(previous, generation)",
