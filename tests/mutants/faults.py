@@ -51,6 +51,13 @@ class Fault:
 FAULTS = (
     # The loop
     Fault(
+        "a train step with dropout says what the policy was",
+        LOOP,
+        "return self.recipe.lora is not None and self.recipe.lora.dropout > 0",
+        "return False",
+        "tests/system/test_disagreement.py::test_dropout_neither_makes_a_lie_nor_hides_one[fsdp2]",
+    ),
+    Fault(
         "later updates are declared to be first ones",
         LOOP,
         'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")',
