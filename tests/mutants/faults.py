@@ -58,6 +58,13 @@ FAULTS = (
         "tests/system/test_disagreement.py::test_dropout_neither_makes_a_lie_nor_hides_one[fsdp2]",
     ),
     Fault(
+        "options of another algorithm are passed over in silence",
+        "rlcore.run.plan.sections",
+        "if chosen_by == COMMAND_LINE or origins & {chosen_by, COMMAND_LINE}",
+        "if False",
+        "tests/system/test_check.py::test_a_table_of_another_algorithm_is_told",
+    ),
+    Fault(
         "later updates are declared to be first ones",
         LOOP,
         'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")',
@@ -74,8 +81,8 @@ FAULTS = (
     Fault(
         "the previous log-probabilities are the reference's",
         LOOP,
-        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=1))',
-        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="reference", first=1))',
+        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=num_own))',
+        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="reference", first=num_own))',
         WITH_KL,
     ),
     Fault(
