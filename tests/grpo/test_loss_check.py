@@ -34,6 +34,7 @@ def test_constant_length_belongs_to_constant_normalisation_alone():
             {"importance_correction": "token"},
         ),
         ("previous_logprobs", {"previous_logprobs": "generation", "geometric_minimum": 0.5}, {"geometric_minimum": 0.0}),
+        ("previous_logprobs", {"previous_logprobs": "generation", "objective": "kl_cov"}, {"previous_logprobs": "trainer"}),
         ("covariance_minimum", {"objective": "clip_cov", "covariance_minimum": 7.0}, {"covariance_maximum": 8.0}),
         ("clip_high", {"objective": "sapo", "clip_high": 0.3}, {"objective": "cispo"}),
         ("sapo_temperature_negative", {"sapo_temperature_negative": 2.0}, {"objective": "sapo"}),

@@ -51,6 +51,20 @@ class Fault:
 FAULTS = (
     # The loop
     Fault(
+        "a train step with dropout says what the policy was",
+        LOOP,
+        "return self.recipe.lora is not None and self.recipe.lora.dropout > 0",
+        "return False",
+        "tests/system/test_disagreement.py::test_dropout_neither_makes_a_lie_nor_hides_one[fsdp2]",
+    ),
+    Fault(
+        "options of another algorithm are passed over in silence",
+        "rlcore.run.plan.sections",
+        "if chosen_by == COMMAND_LINE or origins & {chosen_by, COMMAND_LINE}",
+        "if False",
+        "tests/system/test_check.py::test_a_table_of_another_algorithm_is_told",
+    ),
+    Fault(
         "later updates are declared to be first ones",
         LOOP,
         'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")',
@@ -67,8 +81,8 @@ FAULTS = (
     Fault(
         "the previous log-probabilities are the reference's",
         LOOP,
-        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=1))',
-        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="reference", first=1))',
+        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=num_own))',
+        'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="reference", first=num_own))',
         WITH_KL,
     ),
     Fault(
@@ -525,6 +539,13 @@ FAULTS = (
         "reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
         "reference = generation",
         WITH_KL,
+    ),
+    Fault(
+        "the trainer's log-probabilities are not asked for by what needs them",
+        "rlcore_grpo.loss_config",
+        'return self.masks_by_geometric_mean or self.objective == "kl_cov"',
+        "return False",
+        "tests/system/test_previous_logprobs.py",
     ),
     Fault(
         "the importance weight is upside down",

@@ -25,6 +25,27 @@ def test_it_counts_rows_and_shows_the_first_prompt(workplace: Workplace) -> None
     assert prompt.endswith("=\n")
 
 
+def test_a_table_of_another_algorithm_is_told(workplace: Workplace) -> None:
+    """Options of a preset are below its own name; what a file has that the recipe extends was for the algorithm there."""
+    for command in ("check", "train"):
+        result = workplace.rlcore(
+            command, "grpo.toml", "algorithm.grpo.clip_high=0.3", "run.num_steps=1", "algorithm.name=dr_grpo"
+        )
+        assert result.exit_code == 0, result.stderr
+        told = 'algorithm.grpo: is not read: algorithm.name is "dr_grpo", whose options are below [algorithm.dr_grpo]'
+        assert (result.stdout + result.stderr).count(told) == 1
+    recipe = workplace.folder / "grpo.toml"
+    recipe.write_text(recipe.read_text() + "[algorithm.grpo]\nclip_high = 0.3\n[algorithm.dapo]\nclip_low = 0.1\n")
+    assert workplace.rlcore("check", "grpo.toml").stderr.count("note: algorithm.dapo: is not read") == 1
+    assert workplace.rlcore("check", "sft.toml").stderr == ""
+
+
+def test_greedy_answers_are_cut_by_nothing(workplace: Workplace) -> None:
+    result = workplace.rlcore("check", "grpo.toml", "evaluation.top_p=0.9", "evaluation.top_k=2")
+    expect_failure(result, 2, "evaluation.top_p: found 0.9, with temperature = 0.0", "evaluation.top_k: found 2, with temp")
+    assert workplace.rlcore("check", "grpo.toml", "evaluation.top_p=0.9", "evaluation.temperature=0.7").exit_code == 0
+
+
 def test_chat_goes_through_the_models_template(workplace: Workplace) -> None:
     write_jsonl(workplace.folder / "chat.jsonl", CHAT)
     template = "{% for message in messages %}{{ message.content }}*{% endfor %}{% if brief %}={% endif %}"

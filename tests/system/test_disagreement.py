@@ -87,6 +87,27 @@ def test_a_generator_that_lies_is_found_out(
     assert read_metrics(run) == honest
 
 
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+def test_dropout_neither_makes_a_lie_nor_hides_one(workplace: Workplace, site: Site, trainer: str) -> None:
+    """What adapters drop in a train step is no part of the policy that samples are compared with, or weighed by."""
+    options = (
+        *OPTIONS,
+        f"trainer.name={trainer}",
+        "lora.dropout=0.3",
+        "optimizer.learning_rate=3e-2",
+        "algorithm.grpo.previous_logprobs=trainer",
+    )
+    honest = [record for record in read_metrics(workplace.train("grpo.toml", *options)) if record["updates"]]
+    for record in honest:
+        assert abs(record["token_mult_prob_error"] - 1) < 5e-4
+        assert record["importance_weight"] == pytest.approx(1.0, abs=5e-4)
+    assert max(record["ratio_max"] for record in honest) > 1.05, "nothing was dropped"
+
+    site.install("acme-liar", LIAR, {"rlcore.observers": {"liar": "OBSERVER"}})
+    result = workplace.rlcore("train", "grpo.toml", *options, "run.name=lied", 'observers.names=["liar"]')
+    expect_failure(result, 10, "token_mult_prob_error is 1.", "The update was refused and changed nothing")
+
+
 def run_examples(run: Path, step: int, monkeypatch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> str:
     """What the document's Python blocks print in a run directory."""
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)

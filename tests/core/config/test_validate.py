@@ -108,6 +108,7 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("schedule.decay=cosine", "schedule.min_learning_rate_ratio=1.0", "schedule.warmup_steps=1000"),
         ("rollout.top_k=1", "rollout.samples_per_prompt=1"),
         ("data.evaluation={}", "evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),
+        ("data.evaluation={}", "evaluation.top_k=5", "evaluation.top_p=0.9", "evaluation.temperature=0.7"),
         ("data.evaluation={}", "evaluation.at_start=true"),
         ("evaluation.every_n_steps=0", "evaluation.at_start=false", "evaluation.at_end=false"),
         ("data.evaluation={}", "evaluation.every_n_steps=5"),
@@ -140,6 +141,8 @@ def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:
             "evaluation.samples_per_prompt",
             "",
         ),
+        (("data.evaluation={}", "evaluation.top_p=0.9"), "evaluation.top_p", "Set evaluation.temperature above 0"),
+        (("data.evaluation={}", "evaluation.top_k=5"), "evaluation.top_k", "or leave the key out"),
         (
             ("data.evaluation={}", "evaluation.pass_at_k=[1, 4]"),
             "evaluation.pass_at_k",

@@ -33,7 +33,8 @@ PLUGINS = """\
 `[trainer]` and `[generator]` take `name = "auto"`, the usable plugin of the highest priority, or a plugin's name; `[algorithm]`
 and `[environment]` have to be named. Each plugin has a table below its role, such as `[trainer.NAME]`, and each sink
 and observer that takes options one below `[sinks]` or `[observers]`. Tables of installed plugins that a run does not use are
-checked and otherwise ignored, so that one recipe can serve several machines.
+checked and otherwise ignored, so that one recipe can serve several machines. A note says so of the table of another algorithm
+than the recipe's, unless it is of a file that the recipe extends.
 """
 
 

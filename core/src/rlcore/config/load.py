@@ -15,6 +15,8 @@ from rlcore.spi import ConfigError, Problem
 Key = tuple[str, ...]
 
 EXTENDS = "extends"
+COMMAND_LINE = "the command line"
+"""What messages call what was written there."""
 MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"), ("critic", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
@@ -69,7 +71,7 @@ def read_raw(path: Path, overrides: Sequence[str]) -> RawRecipe:
     return _merged(path, layers, problems)
 
 
-def raw_from(values: Mapping[str, Any], overrides: Sequence[str], label: str = "the command line") -> RawRecipe:
+def raw_from(values: Mapping[str, Any], overrides: Sequence[str], label: str = COMMAND_LINE) -> RawRecipe:
     """`read_raw` of a recipe that is in no file but in `values`, as if these stood in one in the working directory; `label` is
     what messages call it."""
     problems: list[Problem] = []
@@ -158,7 +160,7 @@ def _syntax_problem(path: Path, error: tomli.TOMLDecodeError) -> Problem:
 
 
 def _override_layers(overrides: Sequence[str], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:
-    origin = Origin(label="the command line", directory=Path.cwd())
+    origin = Origin(label=COMMAND_LINE, directory=Path.cwd())
     for override in overrides:
         key, equals, text = override.partition("=")
         path = _parse_key(key.strip()) if equals else None

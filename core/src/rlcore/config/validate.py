@@ -10,7 +10,7 @@ from attrs import frozen
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.checkpoint_evaluation import SECTION, placeholder_problems, result_problems
 from rlcore.config.data_problems import mix_problems, source_problems
-from rlcore.config.recipe import Recipe, RolloutConfig
+from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
 from rlcore.spi import Problem
 
@@ -193,6 +193,22 @@ def _identical_evaluation(recipe: Recipe) -> Iterator[Problem]:
             expected="1, or random sampling",
             remedy="Set evaluation.temperature above 0 and evaluation.top_k to 0, or take one sample.",
         )
+
+
+@rule("evaluation.temperature", "evaluation.top_k", "evaluation.top_p")
+def _cut_of_one_token(recipe: Recipe) -> Iterator[Problem]:
+    evaluation = recipe.evaluation
+    if evaluation.temperature != 0:
+        return
+    for key in ("top_k", "top_p"):
+        value, whole = getattr(evaluation, key), getattr(EvaluationConfig(), key)
+        if value != whole:
+            yield Problem(
+                path=f"evaluation.{key}",
+                found=f"{value}, with temperature = 0.0, which takes the most probable token",
+                expected=f"{whole}: nothing is drawn",
+                remedy="Set evaluation.temperature above 0, or leave the key out.",
+            )
 
 
 def _data_set(path: str) -> None:

@@ -253,8 +253,27 @@ class Loop:
         if self.algorithm.needs.source == "rollouts" and is_one_distribution:
             # The first update sees the weights that generated.
             compared = self.mismatch_monitor.comparable(first, self.position.weight_version)
-        results = [self._train_step(step, first, loss, compared, of_sets)]
+        found: Mapping[str, float] = {}
+        if compared is not None and self._drops:
+            found, compared = self._compare(step, compared, is_part=compared is not first), None
+        result = self._train_step(step, first, loss, compared, of_sets)
+        results = [evolve(result, metrics={**result.metrics, **found})]
         return results + [self._train_step(step, minibatch, loss, None, of_sets) for minibatch, loss in later]
+
+    @property
+    def _drops(self) -> bool:
+        """Whether a train step's own log-probabilities are those of a policy with dropout, which nothing samples from."""
+        return self.recipe.lora is not None and self.recipe.lora.dropout > 0
+
+    def _compare(self, step: int, minibatch: Minibatch, *, is_part: bool) -> Mapping[str, float]:
+        """How far generator and trainer agree on a minibatch, or on a part of the first one, before an update and by a pass of
+        its own. RefitError where that is too far."""
+        version = self.position.weight_version
+        with self.clock.phase("logprobs"):
+            logprobs = self.trainer.logprobs(minibatch.batch, minibatch.sequences, "policy", version)
+        found = mismatch_metrics(minibatch.batch, minibatch.sequences, logprobs)
+        self.mismatch_monitor.judge_before(step, minibatch, version, found, logprobs)
+        return {name: value for name, value in found.items() if is_part or name in spi.MISMATCH_METRICS}
 
     def _train_step(
         self,
@@ -307,18 +326,19 @@ class Loop:
             else:
                 batch = self._with_reference(batch)
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
-        if needs.head == "tokens" and self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
+        num_own = 0 if self._drops else 1
+        if num_own and needs.head == "tokens" and self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
-        if needs.previous_logprobs and len(minibatches) > 1:
-            wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=1))
+        if needs.previous_logprobs and len(minibatches) > num_own:
+            wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=num_own))
             columns.append(spi.PREVIOUS_LOGPROBS)
             later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
         found = [evolve(minibatch, batch=batch) for minibatch in minibatches]
         if wanted:
             with self.clock.phase("logprobs"):
                 found = self.trainer.with_logprobs(found, wanted, columns, version)
-        return [(minibatch, later if number else first) for number, minibatch in enumerate(found)]
+        return [(minibatch, later if number >= num_own else first) for number, minibatch in enumerate(found)]
 
     def _with_reference(self, batch: spi.TokenBatch) -> spi.TokenBatch:
         """The batch with the reference policy's log-probabilities of all tokens."""

@@ -23,7 +23,8 @@ class AlgorithmNeeds:
     answer each."""
     previous_logprobs: bool = False
     """The loss reads LossInputs.previous_logprobs in every update. The loop asks the trainer for them before a step's first
-    update, for the minibatches after it; the first needs none, since nothing has changed since its own forward pass."""
+    update, for the minibatches after it; the first needs none, since nothing has changed since its own forward pass, unless
+    that drops inputs of adapters (LoraSpec.dropout)."""
     reference_logprobs: bool = False
     """Every minibatch carries `reference_logprobs`. Those of rows of a data set are computed once for each row, and kept in the
     run directory; those of rollouts in every step."""

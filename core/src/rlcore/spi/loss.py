@@ -39,13 +39,14 @@ class LossSpec:
     previous_logprobs: Literal["unchanged", "given", "absent"] = "absent"
     """What a trainer puts into LossInputs.previous_logprobs, as the loop declares it for each update. "unchanged": the weights
     are those at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have
-    changed since, and every microbatch carries the token column PREVIOUS_LOGPROBS, which token_columns names. "absent": the
-    weights have changed, and nobody computed them. Needs the capability `previous_logprobs`."""
+    changed since, or the update drops inputs of adapters (LoraSpec.dropout), and every microbatch carries the token column
+    PREVIOUS_LOGPROBS, which token_columns names. "absent": one or the other, and nobody computed them. Needs the capability
+    `previous_logprobs`."""
     generation_mismatch: bool = False
     """Whether the trainer reports MISMATCH_METRICS beside the loss's own, as the loop declares it: for the first update of a
     step, where every loss token of the step was generated at the weights that this update starts from (by the token column
-    WEIGHT_VERSIONS), and samples come from the whole distribution. Every microbatch then carries the token column
-    GENERATION_LOGPROBS, which token_columns names. The loss need not know of it."""
+    WEIGHT_VERSIONS), samples come from the whole distribution, and the update drops no inputs of adapters. Every microbatch
+    then carries the token column GENERATION_LOGPROBS, which token_columns names. The loss need not know of it."""
 
     def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
         """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""

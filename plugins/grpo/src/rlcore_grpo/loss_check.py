@@ -79,6 +79,13 @@ def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
             expected='"trainer" or "auto"',
             remedy="Leave previous_logprobs out, or the geometric bounds.",
         )
+    if config.objective == "kl_cov" and config.previous_logprobs == "generation":
+        yield Problem(
+            path="algorithm.grpo.previous_logprobs",
+            found='"generation" with objective = "kl_cov", whose penalty would follow the signs of roundings before an update',
+            expected='"trainer" or "auto"',
+            remedy="Leave previous_logprobs out.",
+        )
 
 
 def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:

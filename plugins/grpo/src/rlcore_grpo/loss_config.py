@@ -96,7 +96,8 @@ class LossConfig:
     which takes the 20 % of most entropy in a batch; None is all tokens."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
     """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them
-    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact."""
+    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact, but
+    not with "kl_cov" or geometric bounds, which need the trainer's."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
     entropy_metric: Literal["exact", "estimate"] = "exact"
@@ -113,6 +114,13 @@ class LossConfig:
         return self.objective in ("clip_cov", "kl_cov")
 
     @property
+    def needs_trainers_logprobs(self) -> bool:
+        """Whether the generator's log-probabilities at the start of the step cannot stand for the trainer's, however exact they
+        are. Geometric bounds compare the two. The gradient of KL-Cov's |log ρ| is that of its sign, which at weights that have
+        not moved is the sign of a rounding."""
+        return self.masks_by_geometric_mean or self.objective == "kl_cov"
+
+    @property
     def corrects_staleness(self) -> bool:
         """Whether samples of earlier weights are weighed by what the policy makes of them. Of resolved options."""
         if self.previous_logprobs == "generation":
@@ -127,4 +135,5 @@ class LossConfig:
             config = evolve(config, constant_length=context.max_response_tokens)
         if config.previous_logprobs != "auto":
             return config
-        return evolve(config, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")
+        takes_generators = context.generation_logprobs_exact and not config.needs_trainers_logprobs
+        return evolve(config, previous_logprobs="generation" if takes_generators else "trainer")

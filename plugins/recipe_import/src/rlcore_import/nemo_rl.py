@@ -197,7 +197,8 @@ def _generation(source: Source, values: dict[str, Any]) -> None:
         value = source.take(f"{prefix}.{theirs}", default)
         values[f"rollout.{ours}"] = max(0, int(value)) if ours == "top_k" else float(value)
         value = source.take(f"{prefix}.val_{theirs}", value)
-        values[f"evaluation.{ours}"] = max(0, int(value)) if ours == "top_k" else float(value)
+        if ours == "temperature" or values["evaluation.temperature"]:  # what is greedy is cut by nothing
+            values[f"evaluation.{ours}"] = max(0, int(value)) if ours == "top_k" else float(value)
     if stops := source.take(f"{prefix}.stop_strings"):
         values["rollout.stop_strings"] = list(stops)
     if tokens := source.take(f"{prefix}.stop_token_ids"):

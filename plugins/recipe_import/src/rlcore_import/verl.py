@@ -142,10 +142,11 @@ def _data(source: Source, values: dict[str, Any]) -> None:
     samples = bool(source.take(f"{prefix}.do_sample", False))
     temperature = float(source.take(f"{prefix}.temperature", 0.0))
     values["evaluation.temperature"] = temperature if samples else 0.0
-    values["evaluation.top_k"] = max(0, int(source.take(f"{prefix}.top_k", -1)))
-    values["evaluation.top_p"] = float(source.take(f"{prefix}.top_p", 1.0))
-    number = int(source.take(f"{prefix}.n", 1))
     is_greedy = values["evaluation.temperature"] == 0
+    top_k, top_p = max(0, int(source.take(f"{prefix}.top_k", -1))), float(source.take(f"{prefix}.top_p", 1.0))
+    if not is_greedy:
+        values |= {"evaluation.top_k": top_k, "evaluation.top_p": top_p}
+    number = int(source.take(f"{prefix}.n", 1))
     values["evaluation.samples_per_prompt"] = 1 if is_greedy else number
     if is_greedy and number > 1:
         source.report(f"{prefix}.n", "greedy samples of one prompt are all the same: one is taken")

@@ -19,7 +19,7 @@ from rlcore.run.plan.given import Given
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.planned_options import with_planned_options
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.plan.sections import convert_recipe, plugin_config
+from rlcore.run.plan.sections import convert_recipe, plugin_config, unread_options
 from rlcore.spi import ConfigError, EnvironmentContext, Problem, RlcoreError
 
 
@@ -41,6 +41,8 @@ def prepare(
     raw = read_raw(recipe, overrides) if isinstance(recipe, Path) else raw_from(recipe, overrides, "the recipe")
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
     plan = evolve(_plan(made, found if given is None else given.described(found), evaluating, continues), evaluating=evaluating)
+    if not evaluating:
+        plan = evolve(plan, notes=(*map(str, unread_options(raw, made)), *plan.notes))
     if given is not None:
         plan = evolve(plan, given_rows=given.rows)
     if "environment" not in plan.chosen:

@@ -6,18 +6,37 @@ from typing import Any
 from attrs import evolve, frozen
 
 from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
-from rlcore.config.load import RawRecipe
+from rlcore.config.load import COMMAND_LINE, RawRecipe
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
 from rlcore.schema import describe
 from rlcore.schema.structure import structure
-from rlcore.spi import ROLES, ConfigError, Problem, Role
+from rlcore.spi import ROLES, ConfigError, Note, Problem, Role
 
 
 def convert_recipe(raw: RawRecipe, registry: Registry | None = None) -> tuple[Recipe, Registry]:
     """Convert a recipe by the sections of the installed plugins, for which `registry` stands in. Returns these as well."""
     registry = registry or discover(_disabled_plugins(raw.values))
     return convert(raw, sections(registry), unchecked(registry)), registry
+
+
+def unread_options(raw: RawRecipe, recipe: Recipe) -> list[Note]:
+    """Tables of other algorithms than the recipe's, which would be read in vain. Those of a file that this recipe extends are
+    left unsaid: they are of the algorithm that stood there."""
+    name = recipe.algorithm.name
+    chosen_by = raw.origin(("algorithm", "name"))
+    written: dict[str, set[str]] = {}
+    for key, origin in raw.origins.items():
+        if key[0] == "algorithm" and len(key) > 1 and key[1] not in ("name", name):
+            written.setdefault(key[1], set()).add(origin.label)
+    return [
+        Note(
+            path=f"algorithm.{other}",
+            text=f"is not read: algorithm.name is {describe.toml_literal(name)}, whose options are below [algorithm.{name}]",
+        )
+        for other, origins in written.items()
+        if chosen_by == COMMAND_LINE or origins & {chosen_by, COMMAND_LINE}
+    ]
 
 
 def _disabled_plugins(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -85,11 +85,21 @@ class MismatchMonitor:
         if METRIC in error.metrics:
             self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
 
+    def judge_before(
+        self, step: int, minibatch: Minibatch, weight_version: int, metrics: Mapping[str, float], logprobs: Float32Array
+    ) -> None:
+        """Judge a minibatch before its update, by the trainer's log-probabilities float32 [T] at that version: RefitError where
+        METRIC is above `end_above`; else a note where that is due."""
+        found = metrics[METRIC]
+        if self._is_reported(found):
+            self._report(step, minibatch, found, weight_version, logprobs, refused=True)
+        self.warned = found > self.warn_above
+
     def judge(self, step: int, minibatch: Minibatch, result: spi.TrainStepResult, logprobs: Float32Array | None) -> None:
         """Judge an update that was made, with its log-probabilities float32 [T] where it returned them: RefitError where its
         figure is above `end_above`, as that of a trainer that cannot refuse may be; else a note where that is due."""
         found = result.metrics[METRIC]
-        if found > self.end_above or (self._may_warn and found > self.warn_above):
+        if self._is_reported(found):
             version = result.weight_version - (logprobs is not None)
             self._report(step, minibatch, found, version, logprobs, refused=False)
         self.warned = found > self.warn_above
@@ -98,6 +108,9 @@ class MismatchMonitor:
         if not self.noted_uncompared:
             self.noted_uncompared = True
             self.progress.note(f"generator and trainer are not compared in steps like this one: {reason}; see {DOCUMENT}")
+
+    def _is_reported(self, found: float) -> bool:
+        return found > self.end_above or (self._may_warn and found > self.warn_above)
 
     @property
     def _may_warn(self) -> bool:

@@ -1,0 +1,34 @@
+"""What a ratio is taken against where the generator's log-probabilities are exact, and options that need the trainer's."""
+
+import pytest
+
+from .system_support import STEPS_ALONE, Workplace, read_metrics  # type: ignore[import-not-found]
+
+OPTIONS = (
+    "generator.name=transformers",
+    "run.num_steps=3",
+    "training.prompts_per_step=8",
+    "rollout.samples_per_prompt=8",
+    "training.updates_per_step=2",
+    *STEPS_ALONE,
+)
+
+
+def test_the_penalty_of_kl_cov_is_no_matter_of_rounding(workplace: Workplace) -> None:
+    """Two trainers, whose roundings differ, make the same run of it."""
+    options = (*OPTIONS, "algorithm.grpo.objective=kl_cov", "algorithm.grpo.covariance_share=0.2")
+    runs = [
+        workplace.train("grpo.toml", *options, f"trainer.name={name}", f"run.name={name}") for name in ("fsdp2", "megatron")
+    ]
+    one, other = map(read_metrics, runs)
+    assert sum(record["updates"] for record in one) > 2
+    assert max(record["high_covariance"] for record in one if record["updates"]) > 0.1
+    for found, expected in zip(other, one, strict=True):
+        assert found == {name: pytest.approx(value, rel=1e-4, abs=1e-4) for name, value in expected.items()}
+
+
+def test_geometric_bounds_leave_out_samples_of_older_weights(workplace: Workplace) -> None:
+    bounds = ("algorithm.grpo.geometric_minimum=0.9999", "algorithm.grpo.geometric_maximum=1.0001")
+    fresh, *stale = read_metrics(workplace.train("grpo.toml", *OPTIONS, *bounds, "async.max_staleness=1"))
+    assert fresh["geometric_masked"] == 0
+    assert max(record["geometric_masked"] for record in stale if record["updates"]) > 0.5
