@@ -1161,8 +1161,8 @@ FAULTS = (
     Fault(
         "a part is sent to each engine's rank that wants it",
         "rlcore_torchkit.shard_plan",
-        "found.append(Piece(box=common, held=held, wanted=box, sender=0, receivers=tuple(ranks), num_bytes=num_bytes))",
-        "found += [Piece(box=common, held=held, wanted=box, sender=0, receivers=(r,), num_bytes=num_bytes) for r in ranks]",
+        "found.append(_Part(common, box, ranks, common.size * ITEM_BYTES[spec.dtype]))",
+        "found += [_Part(common, box, (r,), common.size * ITEM_BYTES[spec.dtype]) for r in ranks]",
         "tests/torchkit/test_shard_plan.py::test_replicas_share_what_is_sent_evenly",
     ),
     Fault(
@@ -1196,7 +1196,7 @@ FAULTS = (
     Fault(
         "parts that no rank of an engine reads are sent to nobody",
         "rlcore_torchkit.box_cuts",
-        "completed[rank].append(box)",
+        "added[rank].append(box)",
         "pass",
         "tests/vllm_generation/channels/test_shards.py::test_what_no_rank_needs_is_taken_by_one",
     ),
