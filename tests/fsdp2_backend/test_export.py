@@ -4,12 +4,14 @@ import pytest
 import torch
 from fsdp2_support import Reference, assert_same, exported, make_batch, step_request
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, conversion_mapping
 
 from rlcore.spi import CHANNELS, ExportWeightsRequest, SaveStateRequest
+from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.provider import PROVIDER
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.digest import tensor_digest
+from rlcore_torchkit.models import checkpoint_tensors
 
 ARCHITECTURES = installed_model_types()
 
@@ -79,3 +81,22 @@ def test_every_channel_is_declared_and_finds_whole_torch_tensors_of_one_device(d
     export = backend().export_weights(request(dtype=dtype))
     tensors = [named.tensor for bucket in export.buckets for named in bucket.tensors]
     assert {(type(tensor), tensor.device.type, tensor.is_contiguous()) for tensor in tensors} == {(torch.Tensor, "cpu", True)}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "qwen3"])
+def test_how_checkpoints_hold_a_model_is_looked_up_once(architecture, model_directory, monkeypatch):
+    """Not for each fused tensor, in all modules of the model; and what is exported is the same."""
+    directory = model_directory(architecture, tied=False)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32)
+    expected = checkpoint_tensors(model)
+    look, looks = conversion_mapping.get_model_conversion_mapping, []
+    monkeypatch.setattr(
+        conversion_mapping, "get_model_conversion_mapping", lambda *args, **kwargs: (looks.append(1), look(*args, **kwargs))[1]
+    )
+    exporter = Exporter(model)
+    export = exporter.export(request(dtype="float32"), dict(model.named_parameters()), torch.device("cpu"))
+    found = {named.name: named.tensor for bucket in export.buckets for named in bucket.tensors}
+    assert len(looks) == 1
+    assert list(found) == [spec.name for spec in export.specs]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

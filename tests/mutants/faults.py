@@ -49,6 +49,14 @@ class Fault:
 
 
 FAULTS = (
+    # The recipe
+    Fault(
+        "a path in nobody's home is one of a folder beside the recipe",
+        "rlcore.config.load",
+        "if not isinstance(value, str) or not value or key not in origins or not has_home(value):",
+        "if not isinstance(value, str) or not value or key not in origins:",
+        "tests/system/test_bad_input.py::test_homes_of_nobody_are_reported_at_once[check]",
+    ),
     # The loop
     Fault(
         "a train step with dropout says what the policy was",
@@ -703,6 +711,21 @@ FAULTS = (
         "tests/vllm_generation/test_recorder.py::test_masks_are_noted_beside_log_probabilities",
     ),
     Fault(
+        "blocks of vLLM's cache come to a sequence with what others left there",
+        "rlcore_vllm.versions",
+        "KVCacheConfig.needs_kv_cache_zeroing = True",
+        "pass",
+        "tests/vllm_generation/test_transfer.py::test_weights_of_nan_leave_nothing_behind[dense]",
+    ),
+    Fault(
+        "blocks of vLLM's layers with windows are left as they are",
+        "rlcore_vllm.versions",
+        "CPUModelRunner._zero_block_ids = zero",
+        "pass",
+        "tests/vllm_generation/test_transfer_families.py::"
+        "test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan[phi3]",
+    ),
+    Fault(
         "guesses on a CPU are judged by memory that nothing was written to",
         "rlcore_vllm.environment",
         "versions.judge_guesses_on_cpu()",
@@ -1180,8 +1203,8 @@ FAULTS = (
     Fault(
         "a part is sent to each engine's rank that wants it",
         "rlcore_torchkit.shard_plan",
-        "found.append(Piece(box=common, held=held, wanted=box, sender=0, receivers=tuple(ranks), num_bytes=num_bytes))",
-        "found += [Piece(box=common, held=held, wanted=box, sender=0, receivers=(r,), num_bytes=num_bytes) for r in ranks]",
+        "found.append(_Part(common, box, ranks, common.size * ITEM_BYTES[spec.dtype]))",
+        "found += [_Part(common, box, (r,), common.size * ITEM_BYTES[spec.dtype]) for r in ranks]",
         "tests/torchkit/test_shard_plan.py::test_replicas_share_what_is_sent_evenly",
     ),
     Fault(
@@ -1215,7 +1238,7 @@ FAULTS = (
     Fault(
         "parts that no rank of an engine reads are sent to nobody",
         "rlcore_torchkit.box_cuts",
-        "completed[rank].append(box)",
+        "added[rank].append(box)",
         "pass",
         "tests/vllm_generation/channels/test_shards.py::test_what_no_rank_needs_is_taken_by_one",
     ),

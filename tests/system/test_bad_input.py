@@ -65,6 +65,28 @@ def test_values_out_of_range_are_reported_with_those_of_the_plugins(workplace: W
     )
 
 
+@pytest.mark.parametrize("command", ["train", "check", "config"])
+def test_homes_of_nobody_are_reported_at_once(workplace: Workplace, command: str) -> None:
+    keys = [
+        *("model.path", "reference.path", "critic.path", "run.directory", "data.train.path", "lora.init_from"),
+        *("environment.judge.prompt_file", "environment.agent.function", "environment.function.path"),
+        *("environment.reward_model.path", "trainer.megatron.checkpoint"),
+        *("generator.vllm.refit_directory", "generator.vllm.speculative_model", "generator.sglang.refit_directory"),
+    ]
+    judge = ("environment.judge.base_url=http://127.0.0.1:9/v1", "environment.judge.model=m", "data.train.source=jsonl")
+    files = 'environment.nemo_gym.train_files=["~no-such-user/x"]'
+    expect_failure(
+        workplace.rlcore(command, "grpo.toml", *(f"{key}=~no-such-user/x" for key in keys), files, *judge),
+        2,
+        f"{len(keys) + 1} problem(s) in the recipe",
+        *(f'{key}: found "~no-such-user/x"' for key in keys if key != "environment.function.path"),
+        'environment.function.path: found "~no-such-user/x" (a string)',
+        'environment.nemo_gym.train_files[0]: found "~no-such-user/x"',
+        "a leading ~ or ~name is a user's home",
+    )
+    assert not [*workplace.folder.glob("~*")]
+
+
 # The data
 
 

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
+from rlcore_torchkit.box_cuts import cut_alike, with_rest
 from rlcore_torchkit.shard_plan import Box, Piece, plan_pieces
+
+from .plain_shard_plan import plain_cuts, plain_pieces, plain_rest  # type: ignore[import-not-found]
 
 SPEC = TensorSpec(name="w", shape=(8, 6), dtype="bfloat16")
 WHOLE = Box("w", (0, 0), (8, 6))
@@ -62,6 +65,87 @@ def test_every_element_once_and_from_one_of_its_holders(
     assert all((counts == 1).all() for counts in arrived.values())
     leaving = [(piece.box.name, piece.box, piece.wanted) for piece in pieces]
     assert len({*leaving}) == len(leaving), "sent once, whoever wants it"
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), engines=st.integers(1, 3))
+def test_plans_are_those_of_the_plain_computation(
+    case: tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int], engines: int
+) -> None:
+    """With engines whose ranks want the same, in one list or in lists that are equal."""
+    specs, held, wanted, max_bytes = case
+    for several in (wanted * engines, [list(boxes) for _ in range(engines) for boxes in wanted]):
+        assert plan_pieces(specs, held, several, max_bytes) == plain_pieces(specs, held, several, max_bytes)
+
+
+def by_rows(spec: TensorSpec, place: int, num_ranks: int, dim: int = 0) -> Box:
+    start, stop = [0] * len(spec.shape), list(spec.shape)
+    start[dim], stop[dim] = (spec.shape[dim] * each // num_ranks for each in (place, place + 1))
+    return Box(spec.name, tuple(start), tuple(stop))
+
+
+LAYERS = tuple(
+    TensorSpec(name=f"{layer}.{name}", shape=shape, dtype=dtype)
+    for layer in range(2)
+    for name, shape, dtype in (
+        ("norm", (16,), "float32"),
+        ("q", (32, 16), "bfloat16"),
+        ("o", (16, 32), "bfloat16"),
+        ("experts.0", (24, 16), "bfloat16"),
+        ("experts.1", (24, 16), "bfloat16"),
+        ("scale", (), "float32"),
+    )
+)
+SMALL = TensorSpec(name="odd", shape=(3, 5), dtype="bfloat16")
+
+
+def whole_of(specs: tuple[TensorSpec, ...]) -> list[Box]:
+    return [Box(spec.name, (0,) * len(spec.shape), spec.shape) for spec in specs]
+
+
+def divided(specs: tuple[TensorSpec, ...], place: int, num_ranks: int) -> list[Box]:
+    """Rows of most tensors, columns of "o", and of "norm" and "scale" all, as tensor ranks hold and read them."""
+    return [
+        Box(spec.name, (0,) * len(spec.shape), spec.shape)
+        if len(spec.shape) < 2
+        else by_rows(spec, place, num_ranks, dim=int(spec.name.endswith("o")))
+        for spec in specs
+    ]
+
+
+def of_experts(specs: tuple[TensorSpec, ...], place: int) -> list[Box]:
+    return [box for box in whole_of(specs) if "experts" not in box.name or box.name.endswith(str(place))]
+
+
+FSDP = [[by_rows(spec, rank, 8) if spec.shape else whole_of((spec,))[0] for spec in LAYERS] for rank in range(8)]
+LAYOUTS = {
+    "one to one": (LAYERS, [whole_of(LAYERS)], [whole_of(LAYERS)]),
+    "rows, to whole": (LAYERS, FSDP, [whole_of(LAYERS)] * 4),
+    "rows, to tensor ranks": (LAYERS, FSDP, [divided(LAYERS, rank % 4, 4) for rank in range(8)]),
+    "rows, to ranks of experts": (LAYERS, FSDP, [of_experts(LAYERS, rank % 2) for rank in range(6)]),
+    "replicas of tensor ranks, to others": (
+        LAYERS,
+        [divided(LAYERS, rank % 2, 2) for rank in range(6)],
+        [divided(LAYERS, rank % 4, 4) for rank in range(8)],
+    ),
+    "columns, to rows": (LAYERS[2:3], [divided(LAYERS[2:3], rank, 4) for rank in range(4)], [[by_rows(LAYERS[2], 1, 2)]]),
+    "fewer rows than ranks, to engines of two kinds": (
+        (SMALL, *LAYERS),
+        [[by_rows(spec, rank, 8) if spec.shape else whole_of((spec,))[0] for spec in (SMALL, *LAYERS)] for rank in range(8)],
+        [*(divided(LAYERS, rank, 2) for rank in range(2)), *(divided(LAYERS, rank, 3) for rank in range(3))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("max_bytes", [64, 400, 10**6])
+def test_layouts_of_trainers_and_engines_are_planned_as_by_the_plain_computation(name: str, max_bytes: int) -> None:
+    specs, held, read = LAYOUTS[name]
+    wanted = with_rest(specs, read)
+    assert wanted == plain_rest(specs, read)
+    assert cut_alike(read) == plain_cuts(read)
+    assert cut_alike(wanted) == wanted
+    assert plan_pieces(specs, held, wanted, max_bytes) == plain_pieces(specs, held, wanted, max_bytes)
 
 
 def loads(pieces: tuple[Piece, ...]) -> dict[int, int]:

@@ -51,6 +51,12 @@ def test_each_of_several_refits_counts(engine):
         engine.assert_holds(version, *range(version))
 
 
+def test_weights_of_nan_leave_nothing_behind(engine):
+    engine.spoil(4)
+    engine.refit(export_of(engine.weights(5), 5))
+    engine.assert_holds(5)
+
+
 def test_the_senders_buffer_may_be_reused(engine):
     export = export_of(engine.weights(10), 10)
     engine.refit(with_buckets(export, reusing(export.buckets)))

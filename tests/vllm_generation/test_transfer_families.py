@@ -19,9 +19,12 @@ from vllm_refitted import Refitted
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_a_family_that_no_description_is_for_is_refitted(family, tmp_path):
+def test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan(family, tmp_path):
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
     directory = make_family(tmp_path / family, family, {**TRAINED[family], **sizes})
     with contextlib.closing(Refitted(directory)) as refitted:
         refitted.refit(export_of(refitted.weights(1), 1))
         refitted.assert_holds(1, 2)
+        refitted.spoil(2)
+        refitted.refit(export_of(refitted.weights(3), 3))
+        refitted.assert_holds(3, 1)

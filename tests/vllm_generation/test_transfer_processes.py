@@ -26,6 +26,7 @@ from vllm_refit_support import (
     export_of,
     finished_samples,
     greatest_error,
+    not_finite,
     policy,
     refit,
     reusing,
@@ -240,6 +241,14 @@ def test_larger_buckets_than_before(replica, transfer_over, weights, assert_hold
     for version, bucket_bytes in enumerate((5_000, 200_000, 2**20), 10):
         refit([replica], transfer, export_of(weights(version), version, bucket_bytes=bucket_bytes))
     assert_holds(12, 10, 11)
+
+
+def test_weights_of_nan_leave_nothing_behind(replica, transfer_over, weights, assert_holds):
+    transfer = transfer_over("shared_memory")
+    refit([replica], transfer, export_of(not_finite(weights(13)), 13))
+    sample(replica, 13, num_samples=4)
+    refit([replica], transfer, export_of(weights(14), 14))
+    assert_holds(14)
 
 
 def test_an_output_layer_of_its_own_of_which_the_second_rank_holds_nothing(tmp_path):

@@ -52,6 +52,11 @@ def checkpoint(model, device="cpu", dtype=torch.float32):
     return {name: tensor.to(device, dtype).clone() for name, tensor in revert_weight_conversion(model, state).items()}
 
 
+def not_finite(tensors):
+    """The tensors with NaN for each value."""
+    return {name: torch.full_like(tensor, float("nan")) for name, tensor in tensors.items()}
+
+
 def specs_of(tensors):
     return tuple(
         TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))

@@ -1,6 +1,18 @@
 """A real engine in this process, which holds one at most, with what refits it."""
 
-from vllm_refit_support import CONFIG, TOLERANCE, checkpoint, context_of, greatest_error, policy, refit, sample
+import numpy as np
+from vllm_refit_support import (
+    CONFIG,
+    TOLERANCE,
+    checkpoint,
+    context_of,
+    export_of,
+    greatest_error,
+    not_finite,
+    policy,
+    refit,
+    sample,
+)
 
 from rlcore_vllm.replica import LocalReplica
 from rlcore_vllm.settings import engine_settings
@@ -22,6 +34,11 @@ class Refitted:
 
     def refit(self, export):
         return refit([self.replica], self.transfer, export)
+
+    def spoil(self, version):
+        """Refit with NaN, and fill blocks of the cache by it: more of them than samples have after the next refit."""
+        self.refit(export_of(not_finite(self.weights(version)), version))
+        assert all(np.isnan(logprobs).any() for _, _, logprobs in sample(self.replica, version, num_samples=4))
 
     def assert_holds(self, version, *others):
         samples = sample(self.replica, version)

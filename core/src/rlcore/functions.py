@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, Problem
 
 Function: TypeAlias = Callable[..., Any]
@@ -64,7 +65,7 @@ def brief(value: object) -> str:
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    file = Path(name).expanduser().resolve()
+    file = expanded(name).resolve()
     status = file.stat()
     version = (status.st_mtime_ns, status.st_size)
     known = _FILES.get(file)

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
@@ -75,7 +76,7 @@ def image_file(value: object) -> bytes:
         return value
     if isinstance(value, str | Path):
         try:
-            return Path(value).expanduser().read_bytes()
+            return expanded(value).read_bytes()
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise DataError(f"the image {value} cannot be read: {reason}; expected a file") from error

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
 
@@ -27,7 +28,7 @@ def model_problems(path: str) -> list[Problem]:
 
     A name that is no existing path but can be one on the Hub is accepted; it is looked up when the model is loaded.
     """
-    directory = Path(path).expanduser()
+    directory = expanded(path)
     if not directory.exists():
         if is_hub_name(path):
             return []
@@ -218,7 +219,7 @@ def vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
 def config_number(model_path: str, name: str) -> int | None:
     """A positive number such as "vocab_size", a multimodal model's for its text; None where none is stated."""
     try:
-        config = json.loads((Path(model_path).expanduser() / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = json.loads((expanded(model_path) / CONFIG_FILE).read_text(encoding="utf-8"))
         number = config.get("text_config", config).get(name)
     except (OSError, ValueError, AttributeError, RecursionError):
         return None  # a model on the Hub; what is wrong with a file is for its readers to say

@@ -201,6 +201,24 @@ def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read_raw(path, ()).values["model"]["path"] == str(tmp_path / "model")
 
 
+def test_a_home_that_is_not_known_is_left_to_the_converter(tmp_path: Path) -> None:
+    nowhere = "~no-such-user/x"
+    keys = ("model.path", "lora.init_from", "data.train.path", "environment.judge.prompt_file")
+    text = "".join(f'{key} = "{nowhere}"\n' for key in keys)
+    path = write(tmp_path / "r.toml", f'{text}environment.function.path = ["{nowhere}.py:f", "rewards.py:f"]')
+    values = read_raw(path, ()).values
+    assert values["model"]["path"] == values["lora"]["init_from"] == values["data"]["train"]["path"] == nowhere
+    assert values["environment"]["judge"]["prompt_file"] == nowhere
+    assert values["environment"]["function"]["path"] == [f"{nowhere}.py:f", f"{tmp_path}/rewards.py:f"]
+
+
+def test_a_recipe_in_a_home_that_is_not_known_cannot_be_read(tmp_path: Path) -> None:
+    (text,) = problems_of(Path("~no-such-user/r.toml"))
+    assert text.startswith("~no-such-user/r.toml: found no such file")
+    (text,) = problems_of(write(tmp_path / "r.toml", 'extends = "~no-such-user/base.toml"'))
+    assert "~no-such-user/base.toml: found no such file" in text
+
+
 @pytest.mark.parametrize("text", ["model = 3", "model.path = 3", "data.train = 'x'", "model.path = ''", "data = []"])
 def test_odd_shapes_are_left_to_the_converter(tmp_path: Path, text: str) -> None:
     assert read_raw(write(tmp_path / "r.toml", text), ()).values

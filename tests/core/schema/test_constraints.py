@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlcore.schema.constraints import Constraint, above, above_at_most, at_least, at_least_below, between, not_empty
+from rlcore.schema.constraints import KNOWN_HOME, Constraint, above, above_at_most, at_least, at_least_below, between, not_empty
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from rlcore.schema.constraints import Constraint, above, above_at_most, at_least
         (between(0, 1), (0, 0.5, 1), (-1e-9, 1.001, math.nan)),
         (at_least_below(0, 1), (0, 0.999), (-1e-9, 1, math.nan)),
         (above_at_most(0, 1), (1e-9, 1), (0, 1.001, math.nan)),
+        (KNOWN_HOME, ("~/x", "x"), ("~no-such-user", "~no-such-user/x")),
         (not_empty(), ("a", " a "), ("", " ", "\n\t")),
     ],
 )

@@ -1,8 +1,10 @@
 """Parts of tensors cut and joined, so that what several ranks want in different parts travels once; imports no torch."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
+from operator import lt
 
 from rlcore.spi import Box, TensorSpec
 from rlcore.spi.weights import ITEM_BYTES
@@ -18,25 +20,41 @@ def whole_box(spec: TensorSpec) -> Box:
 def cut_alike(wanted: Sequence[Sequence[Box]]) -> Layout:
     """The layout with parts cut where another rank's begin or end: two of them are equal then, or have nothing in common."""
     distinct: dict[str, dict[Box, None]] = defaultdict(dict)
-    for boxes in wanted:
-        for box in boxes:
+    firsts = first_alike(wanted)
+    for rank in dict.fromkeys(firsts):
+        for box in wanted[rank]:
             distinct[box.name][box] = None
     cut = {name: _cells(list(boxes)) for name, boxes in distinct.items()}
-    return tuple(tuple(dict.fromkeys(cell for box in boxes for cell in cut[box.name][box])) for boxes in wanted)
+    made = dict[int, tuple[Box, ...]]()
+    for rank in dict.fromkeys(firsts):
+        made[rank] = tuple(dict.fromkeys(cell for box in wanted[rank] for cell in cut[box.name][box]))
+    return tuple(made[first] for first in firsts)
+
+
+def first_alike(layout: Sequence[Sequence[Box]]) -> list[int]:
+    """For each rank the first that has the same parts in the same order: in large layouts most have another's."""
+    first, known, found = dict[tuple[Box, ...], int](), dict[int, int](), list[int]()
+    for rank, boxes in enumerate(layout):
+        if id(boxes) not in known:
+            known[id(boxes)] = first.setdefault(tuple(boxes), rank)
+        found.append(known[id(boxes)])
+    return found
 
 
 def with_rest(specs: Sequence[TensorSpec], wanted: Sequence[Sequence[Box]]) -> Layout:
     """The layout with what no rank wants added, each part to the rank that wants least; cut as by `cut_alike`."""
     *cut, all_parts = cut_alike([*wanted, [whole_box(spec) for spec in specs]])
     item_bytes = {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
-    loads = [sum(box.size * item_bytes[box.name] for box in boxes) for boxes in cut]
-    known, completed = {box for boxes in cut for box in boxes}, [list(boxes) for boxes in cut]
+    distinct = {id(boxes): boxes for boxes in cut}
+    load_of = {key: sum(box.size * item_bytes[box.name] for box in boxes) for key, boxes in distinct.items()}
+    loads = [load_of[id(boxes)] for boxes in cut]
+    known, added = {box for boxes in distinct.values() for box in boxes}, defaultdict[int, list[Box]](list)
     for box in all_parts:
         if box not in known:
             rank = min(range(len(loads)), key=loads.__getitem__)
-            completed[rank].append(box)
+            added[rank].append(box)
             loads[rank] += box.size * item_bytes[box.name]
-    return tuple(map(tuple, completed))
+    return tuple((*boxes, *added[rank]) if rank in added else boxes for rank, boxes in enumerate(cut))
 
 
 def joined(boxes: Iterable[Box]) -> list[Box]:
@@ -64,22 +82,31 @@ def _cells(boxes: Sequence[Box]) -> dict[Box, tuple[Box, ...]]:
 
 def _cells_of(box: Box, bounds: Sequence[Sequence[int]]) -> Iterator[Box]:
     runs = [
-        list(pairwise(bound for bound in each if start <= bound <= stop))
+        list(pairwise(each[bisect_left(each, start) : bisect_right(each, stop)]))
         for each, start, stop in zip(bounds, box.start, box.stop, strict=True)
     ]
+    if all(len(run) == 1 for run in runs):
+        yield box
+        return
     for cell in product(*runs):
         yield Box(box.name, tuple(start for start, _ in cell), tuple(stop for _, stop in cell))
 
 
 def overlap(boxes: Sequence[Box]) -> bool:
-    """Whether two have an element in common; those are compared alone whose rows meet."""
+    """Whether two parts of one tensor have an element in common; those are compared alone whose rows meet."""
     alive: list[Box] = []
-    for box in sorted(box for box in boxes if box.size):
+    for box in sorted((box for box in boxes if box.size), key=lambda box: (box.start, box.stop)):
         alive = [other for other in alive if not box.start or other.stop[0] > box.start[0]]
-        if any(box.common(other).size for other in alive):
+        if any(_meet(box, other) for other in alive):
             return True
         alive.append(box)
     return False
+
+
+def _meet(box: Box, other: Box) -> bool:
+    """Whether two parts, neither of them empty, have an element in common."""
+    start, stop = map(max, box.start, other.start), map(min, box.stop, other.stop)
+    return all(map(lt, start, stop))
 
 
 def _make_one(box: Box, other: Box) -> bool:

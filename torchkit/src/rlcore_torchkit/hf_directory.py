@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.files import storage_errors
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
+from rlcore.schema.homes import expanded
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, ModelError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest
@@ -189,7 +190,7 @@ def write_companions(source: str, revision: str | None, directory: Path, dtype: 
 def _code(auto_map: Mapping[str, Any], source: str, found: dict[str, Path | None]) -> dict[str, Any]:
     """Where the classes of a model with code of its own are: beside it, of a directory, whose modules are added to the files
     `found`; or else on the Hub, from where transformers fetches them."""
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if folder.is_dir():
         found |= {file.name: file for file in sorted(folder.glob("*.py"))}
         return dict(auto_map)

@@ -7,6 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.model_files import read_object
+from rlcore.schema.homes import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -111,7 +112,7 @@ def routing_problems(model: Mapping[str, Any] | None, path: str) -> Iterator[Pro
 
 def config_file(context: CheckContext) -> Path:
     """The path of a local model's config.json; for a model on the Hub, a path that does not exist."""
-    return Path(context.model.path).expanduser() / "config.json"
+    return expanded(context.model.path) / "config.json"
 
 
 def model_config(context: CheckContext, families: Families = NO_FAMILIES) -> dict[str, Any] | None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
@@ -29,7 +29,7 @@ def architecture_problems(path: str, head: Head = "tokens", families: Families =
 
     Empty where there is no config.json that can be read, which is a problem whatever loads the model.
     """
-    file = Path(path).expanduser() / CONFIG_FILE
+    file = expanded(path) / CONFIG_FILE
     config = read_object(file)
     family = config if isinstance(config, Problem) else find_architecture(config, str(file), families)
     return [] if isinstance(config, Problem) else _config_problems(str(file), config, family, head)
@@ -60,7 +60,7 @@ def dims_of(config: Any, families: Families = NO_FAMILIES) -> ModelDims:
 def any_decoder_problems(spec: ModelSpec, head: Head = "tokens") -> list[Problem]:
     """`architecture_problems` for what trains any decoder: also models that no family describes are fine, where transformers
     has a class for them, but with a head of values."""
-    file = Path(spec.path).expanduser() / CONFIG_FILE
+    file = expanded(spec.path) / CONFIG_FILE
     config = read_object(file)
     return [] if isinstance(config, Problem) else _any_decoder_problems(str(file), config, spec, head)
 

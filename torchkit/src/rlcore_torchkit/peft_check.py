@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import read_object
+from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi.errors import Problem
 from rlcore.spi.lora import LoraSpec
@@ -31,7 +32,7 @@ _MAX_NAMED = 3
 def adapter_problems(spec: LoraSpec, directory: str, model: str, shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
     """All that makes the PEFT directory another than one of `spec` for the model at `model`; `shapes` are those of the adapters
     by name."""
-    folder = Path(directory).expanduser()
+    folder = expanded(directory)
     config = read_object(folder / CONFIG_FILE)
     if isinstance(config, Problem):
         return [config]
@@ -56,7 +57,7 @@ def _config_problems(config: Mapping[str, Any], spec: LoraSpec, model: str, file
 
 
 def _is_same(one: str, other: str) -> bool:
-    return one == other or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+    return one == other or expanded(one).resolve() == expanded(other).resolve()
 
 
 def _tensor_problems(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:

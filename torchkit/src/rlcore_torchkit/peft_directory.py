@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlcore.schema.homes import expanded
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError
 from rlcore.spi.lora import ALL_LINEAR, LoraSpec
@@ -50,5 +51,5 @@ def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: L
     """Float32 adapters by name, on the host; ModelError where they are not those of `spec` for this model."""
     if problems := adapter_problems(spec, directory, model, shapes):
         raise ModelError(problems)
-    tensors = load_file(Path(directory).expanduser() / TENSOR_FILE)
+    tensors = load_file(expanded(directory) / TENSOR_FILE)
     return {name: tensors[f"{PREFIX}{name}"].float() for name in shapes}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
+from rlcore.schema.homes import expanded
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 
@@ -99,7 +100,7 @@ def weight_files(spec: ModelSpec) -> list[Path]:
 
 def model_file(spec: ModelSpec, name: str) -> Path | None:
     """One of the model's files; None where it has none of that name."""
-    directory = Path(spec.path).expanduser()
+    directory = expanded(spec.path)
     if directory.is_dir():
         return directory / name if (directory / name).exists() else None
     from transformers.utils import cached_file

@@ -2,8 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from operator import lt
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
@@ -41,26 +44,30 @@ def plan_pieces(
     """
     by_name = {spec.name: spec for spec in specs}
     problems = list(_problems(by_name, held, "held")) + list(_problems(by_name, wanted, "wanted"))
-    holders: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, boxes in enumerate(held):
-        for box in boxes:
-            holders[box.name][box].append(rank)
+    holders = _ranks_of(held)
     problems += [f"{name} is held in parts that overlap" for name, boxes in holders.items() if overlap(list(boxes))]
     if problems:
         raise RefitError(f"refit: no plan of shards: {listed(problems, _MAX_NAMED)}")
-    receivers: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, boxes in enumerate(wanted):
-        for box in boxes:
-            receivers[box.name][box].append(rank)
+    receivers = _ranks_of(wanted)
     unassigned = [
-        _Block(part, ranks, _pieces(by_name[name], block, part, receivers[name]))
+        _Block(part, ranks, _parts(by_name[name], block, receivers.get(name, {})))
         for name, boxes in holders.items()
         for part, ranks in boxes.items()
         for block in _blocks(part, max(1, max_piece_bytes // ITEM_BYTES[by_name[name].dtype]))
     ]
     pieces = tuple(_assigned(unassigned, len(held)))
-    _require_all(pieces, wanted)
+    _require_all(pieces, wanted, receivers)
     return pieces
+
+
+@frozen
+class _Part:
+    """What will be a piece once its sender is chosen."""
+
+    box: Box
+    wanted: Box
+    receivers: tuple[int, ...]
+    num_bytes: int
 
 
 @frozen(eq=False)
@@ -69,34 +76,61 @@ class _Block:
 
     held: Box
     ranks: Sequence[int]
-    pieces: Sequence[Piece]
-    """With the first rank as their sender."""
+    parts: Sequence[_Part]
 
     @property
     def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
+        return sum(part.num_bytes for part in self.parts)
 
 
-def _pieces(spec: TensorSpec, block: Box, held: Box, receivers: Mapping[Box, Sequence[int]]) -> list[Piece]:
+def _ranks_of(layout: Sequence[Sequence[Box]]) -> dict[str, dict[Box, tuple[int, ...]]]:
+    """The ranks of each part, ascending, by the tensors' names; names and parts in the order in which ranks list them."""
+    sharing: dict[int, list[int]] = defaultdict(list)
+    for rank, boxes in enumerate(layout):
+        sharing[id(boxes)].append(rank)
+    found: dict[str, dict[Box, tuple[tuple[int, ...], ...]]] = defaultdict(dict)
+    for ranks in map(tuple, sharing.values()):
+        one = (ranks,)
+        for box in layout[ranks[0]]:
+            of_name = found[box.name]
+            several = of_name.get(box)
+            of_name[box] = one if several is None else several + one
+    joined = cache(lambda several: several[0] if len(several) == 1 else tuple(sorted(chain(*several))))
+    return {name: {box: joined(several) for box, several in boxes.items()} for name, boxes in found.items()}
+
+
+def _parts(spec: TensorSpec, block: Box, receivers: Mapping[Box, tuple[int, ...]]) -> list[_Part]:
     found = []
     for box, ranks in receivers.items():
         if box.start and (box.stop[0] <= block.start[0] or block.stop[0] <= box.start[0]):
             continue  # most have other rows
-        common = block.common(box)
-        if size := common.size:
-            num_bytes = size * ITEM_BYTES[spec.dtype]
-            found.append(Piece(box=common, held=held, wanted=box, sender=0, receivers=tuple(ranks), num_bytes=num_bytes))
+        start, stop = tuple(map(max, block.start, box.start)), tuple(map(min, block.stop, box.stop))
+        if all(map(lt, start, stop)):
+            common = block if start == block.start and stop == block.stop else Box(block.name, start, stop)
+            found.append(_Part(common, box, ranks, common.size * ITEM_BYTES[spec.dtype]))
     return found
 
 
 def _assigned(blocks: Sequence[_Block], num_ranks: int) -> Iterator[Piece]:
     """The largest first, each to the replica that sends least so far; those without a choice before all others."""
     loads = [0] * num_ranks
-    for block in sorted(blocks, key=lambda block: (len(block.ranks) > 1, -block.num_bytes, block.held)):
+    for block in sorted(blocks, key=_turn):
         sender = min(block.ranks, key=loads.__getitem__)
         loads[sender] += block.num_bytes
-        for piece in block.pieces:
-            yield evolve(piece, sender=sender)
+        for part in block.parts:
+            yield Piece(
+                box=part.box,
+                held=block.held,
+                wanted=part.wanted,
+                sender=sender,
+                receivers=part.receivers,
+                num_bytes=part.num_bytes,
+            )
+
+
+def _turn(block: _Block) -> tuple[bool, int, str, tuple[int, ...], tuple[int, ...]]:
+    held = block.held
+    return len(block.ranks) > 1, -block.num_bytes, held.name, held.start, held.stop
 
 
 def _blocks(box: Box, max_elements: int) -> Iterator[Box]:
@@ -110,35 +144,45 @@ def _blocks(box: Box, max_elements: int) -> Iterator[Box]:
 
 
 def _problems(specs: Mapping[str, TensorSpec], layout: Sequence[Sequence[Box]], verb: str) -> Iterator[str]:
+    sound: set[int] = set()
     for rank, boxes in enumerate(layout):
-        for box, count in Counter(boxes).items():
-            if count > 1:
-                yield f"rank {rank} lists a {verb} part of {box.name} {count} times"
-            spec = specs.get(box.name)
-            if spec is None:
-                yield f"{box.name} is {verb} by rank {rank} but not announced"
-            elif not _lies_in(box, spec.shape):
-                yield f"{box.name} is {verb} by rank {rank} from {box.start} to {box.stop}, outside of {spec.shape}"
+        if id(boxes) not in sound:  # ranks may share what was right already
+            problems = list(_problems_of(specs, rank, boxes, verb))
+            yield from problems
+            sound |= set() if problems else {id(boxes)}
+
+
+def _problems_of(specs: Mapping[str, TensorSpec], rank: int, boxes: Sequence[Box], verb: str) -> Iterator[str]:
+    for box, count in Counter(boxes).items():
+        if count > 1:
+            yield f"rank {rank} lists a {verb} part of {box.name} {count} times"
+        spec = specs.get(box.name)
+        if spec is None:
+            yield f"{box.name} is {verb} by rank {rank} but not announced"
+        elif not _lies_in(box, spec.shape):
+            yield f"{box.name} is {verb} by rank {rank} from {box.start} to {box.stop}, outside of {spec.shape}"
 
 
 def _lies_in(box: Box, shape: tuple[int, ...]) -> bool:
     if not len(box.start) == len(box.stop) == len(shape):
         return False
-    return all(0 <= start <= stop <= extent for start, stop, extent in zip(box.start, box.stop, shape, strict=True))
+    ends = zip(box.start, box.stop, shape, strict=True)
+    return all(0 <= start <= stop <= extent for start, stop, extent in ends)
 
 
-def _require_all(pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]]) -> None:
-    """Since held parts do not overlap, what comes is whole where its size is."""
-    coming: Counter[tuple[int, Box]] = Counter()
+def _require_all(
+    pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]], receivers: Mapping[str, Mapping[Box, Sequence[int]]]
+) -> None:
+    """Since held parts do not overlap, what comes is whole where its size is; to all that want a part comes the same."""
+    coming: Counter[Box] = Counter()
     for piece in pieces:
-        size = piece.box.size
-        for rank in piece.receivers:
-            coming[rank, piece.wanted] += size
+        coming[piece.wanted] += piece.box.size
+    if all(coming[box] == box.size for boxes in receivers.values() for box in boxes):
+        return
     missing = [
-        f"rank {rank} wants {box.size} elements of {box.name}, of which {coming[rank, box]} are held"
+        f"rank {rank} wants {box.size} elements of {box.name}, of which {coming[box]} are held"
         for rank, boxes in enumerate(wanted)
         for box in boxes
-        if coming[rank, box] != box.size
+        if coming[box] != box.size
     ]
-    if missing:
-        raise RefitError(f"refit: no plan of shards: {listed(missing, _MAX_NAMED)}")
+    raise RefitError(f"refit: no plan of shards: {listed(missing, _MAX_NAMED)}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.spi import RefitError
 from rlcore.spi.shards import Box, ShardRoute
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
-from rlcore_torchkit.box_cuts import Layout, cut_alike
+from rlcore_torchkit.box_cuts import Layout, cut_alike, first_alike
 from rlcore_torchkit.box_cuts import whole_box as whole_box
 from rlcore_torchkit.kept_parts import NOTHING, KeptParts
 from rlcore_torchkit.shard_group import ProcessShardGroup
@@ -72,7 +72,7 @@ class ShardEnd:
         """What the last `take` has brought, from the trainer's ranks and from others that take the same."""
         try:
             self.windows = plan_windows(specs, held, self.wanted, max_bytes)
-            plan = hashlib.sha256(repr(self.windows).encode()).hexdigest()
+            plan = _digest(self.windows)
         except RefitError as error:
             plan = f"!{error}"
         self._num_senders, self._device, self._rank = len(held), device, rank
@@ -179,9 +179,27 @@ def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSp
 
 
 def _divided(layout: Sequence[Sequence[Box]], number_of: Mapping[str, int], num_runs: int) -> list[list[list[Box]]]:
-    """The parts of each rank, window by window; those of an unknown tensor stand in the first, whose plan names them."""
-    divided: list[list[list[Box]]] = [[[] for _ in layout] for _ in range(num_runs)]
-    for rank, boxes in enumerate(layout):
-        for box in boxes:
-            divided[number_of.get(box.name, 0)][rank].append(box)
-    return divided
+    """The parts of each rank, window by window, in one list for all ranks with the same parts; those of an unknown tensor stand
+    in the first, whose plan names them."""
+    firsts = first_alike(layout)
+    divided: dict[int, list[list[Box]]] = {}
+    for rank in dict.fromkeys(firsts):
+        runs = divided[rank] = [[] for _ in range(num_runs)]
+        for box in layout[rank]:
+            runs[number_of.get(box.name, 0)].append(box)
+    return [[divided[first][number] for first in firsts] for number in range(num_runs)]
+
+
+def _digest(windows: Sequence[Window]) -> str:
+    """Differs where ranks would send or take something else, or in another order."""
+    found = hashlib.sha256()
+    for window in windows:
+        found.update(repr([spec.name for spec in window.specs]).encode())
+        for bucket in window.buckets:
+            # By names and numbers alone: what an attrs class says of itself takes four times as long.
+            pieces = [
+                (piece.num_bytes, *((box.name, box.start, box.stop) for box in (piece.box, piece.held, piece.wanted)))
+                for piece in bucket.pieces
+            ]
+            found.update(repr((bucket.number, bucket.sender, bucket.receivers, pieces)).encode())
+    return found.hexdigest()

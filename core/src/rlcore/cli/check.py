@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlcore.cli.arguments import recipe_arguments
+from rlcore.schema.homes import expanded
 
 if TYPE_CHECKING:
     from rlcore.config.cluster import ClusterConfig
@@ -70,7 +71,7 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
     for observer in prepared.observers:
         how = "global" if observer.is_global else "named"
         yield "observer", f"{observer.name} {observer.version} of {observer.distribution} ({how})"
-    where = "" if Path(recipe.model.path).expanduser().exists() else ", not a directory here: to be fetched from the Hub"
+    where = "" if expanded(recipe.model.path).exists() else ", not a directory here: to be fetched from the Hub"
     yield "model", f"{recipe.model.path}{where} ({prepared.model.dtype} on {prepared.device})"
     if recipe.cluster is not None:
         yield "cluster", _cluster(prepared, recipe.cluster)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
-from rlcore.schema.constraints import Count, above, at_least, not_empty
+from rlcore.schema.constraints import KNOWN_HOME, Count, above, at_least, not_empty
 from rlcore.spi import OptimizerSpec
 
 Offload: TypeAlias = Literal["none", "state", "all"]
@@ -16,7 +16,7 @@ class CriticConfig:
     same trainer, layout and schedule, in the same processes and on the same devices; all of its weights train, with or without
     a [lora]. Keys that are left out are those of [optimizer]."""
 
-    path: Annotated[str, not_empty("Leave the key out for the policy's own model.")] | None = None
+    path: Annotated[str, not_empty("Leave the key out for the policy's own model."), KNOWN_HOME] | None = None
     """A local Hugging Face directory, or a name on the Hub, of any size and with the policy's tokenizer; None is model.path.
     Values begin at 0, or with the head of values that the directory holds, as a reward model's does."""
     revision: str | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 import attrs
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Positive, Text, above, above_at_most, at_least
+from rlcore.schema.constraints import PathText, Positive, Text, above, above_at_most, at_least
 
 NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
 
@@ -18,7 +18,7 @@ class RowsConfig:
     source: Literal["environment", "jsonl", "csv", "parquet", "huggingface", "python"] = "environment"
     """The environment's own rows, a file, a name on the Hub (needs `rlcore[datasets]`), or the rows that a program hands over
     (rlcore.train(…, dataset=rows)). The first line of a "csv" names its columns, whose fields are all text."""
-    path: str | None = None
+    path: PathText | None = None
     """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment" and
     "python"."""
     subset: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 import tomli
 from attrs import field, frozen
 
+from rlcore.schema.homes import expanded, has_home
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import ConfigError, Problem
 
@@ -96,7 +97,7 @@ def _merged(path: Path, layers: Sequence[tuple[dict[str, Any], Origin]], problem
 
 def _file_layers(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:
     """The files that `path` extends, first to last, then `path` itself."""
-    path = path.expanduser()
+    path = expanded(path)
     if path.resolve() in above:
         chain = " -> ".join(_short(file) for file in (*above, path))
         problems.append(
@@ -107,7 +108,7 @@ def _file_layers(path: Path, above: tuple[Path, ...], problems: list[Problem]) -
     if document is None:
         return
     for base in _bases(document, path, problems):
-        yield from _file_layers(path.parent / Path(base).expanduser(), (*above, path.resolve()), problems)
+        yield from _file_layers(path.parent / expanded(base), (*above, path.resolve()), problems)
     yield document, Origin(label=_short(path), directory=path.absolute().parent)
 
 
@@ -232,22 +233,23 @@ def _forget(origins: dict[Key, Origin], key: Key) -> None:
 
 def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> None:
     """Make the recipe's paths absolute, in place. A Hub name, which does not exist beside the recipe, stays as it is; a
-    model's in a folder that does is none."""
+    model's in a folder that does is none. So does a path below a home that is not known, which its field refuses."""
     mixed = [(*path[:-1], "mix", name, path[-1]) for path in DATA_PATHS for name in _table_at(tables, (*path[:-1], "mix"))]
     for key in (*MODEL_PATHS, ADAPTER_PATH, *DATA_PATHS, *mixed):
         section = _table_at(tables, key[:-1])
         value = section.get(key[-1])
-        if not isinstance(value, str) or not value or key not in origins:
+        if not isinstance(value, str) or not value or key not in origins or not has_home(value):
             continue
-        candidate = origins[key].directory / Path(value).expanduser()
+        candidate = origins[key].directory / expanded(value)
         is_file = key == ADAPTER_PATH or section.get("source") in FILE_SOURCES or value.startswith(("~", "./", "../"))
         is_model = key in MODEL_PATHS and "/" in value and candidate.parent.is_dir()
         if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
     for key in FILES:
         section = _table_at(tables, key[:-1])
-        if key in origins and isinstance(section.get(key[-1]), str):
-            section[key[-1]] = os.path.normpath(origins[key].directory / Path(section[key[-1]]).expanduser())
+        value = section.get(key[-1])
+        if key in origins and isinstance(value, str) and has_home(value):
+            section[key[-1]] = os.path.normpath(origins[key].directory / expanded(value))
     for key in FUNCTIONS:
         section = _table_at(tables, key[:-1])
         if key in origins:
@@ -259,8 +261,8 @@ def _functions_from(value: Any, directory: Path) -> Any:
     if isinstance(value, list):
         return [_functions_from(item, directory) for item in value]
     file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    candidate = directory / Path(file).expanduser()
-    is_file = file.endswith(".py") and (candidate.is_file() or not Path(file).is_file())
+    candidate = directory / expanded(file)
+    is_file = file.endswith(".py") and has_home(file) and (candidate.is_file() or not Path(file).is_file())
     return f"{os.path.normpath(candidate)}{colon}{name}" if is_file else value
 
 

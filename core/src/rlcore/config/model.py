@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, not_empty
+from rlcore.schema.constraints import KNOWN_HOME, Constraint, not_empty
 
 RESERVED_TEMPLATE_ARGUMENTS = (
     "messages",
@@ -38,7 +38,7 @@ TemplateVariables: TypeAlias = Annotated[Mapping[str, str | bool | int | float],
 class ModelConfig:
     """`[model]`: the policy, and the frozen reference where one is needed and [reference] names no other."""
 
-    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub.")]
+    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub."), KNOWN_HOME]
     """A local Hugging Face directory, or a name on the Hub."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
@@ -58,7 +58,7 @@ class ReferenceConfig:
     """`[reference]`: the frozen model that an algorithm compares the policy with, where it is not the policy's beginning: a
     teacher, say, or the model that earlier training began with. It has the policy's tokenizer, and any size."""
 
-    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub.")]
+    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub."), KNOWN_HOME]
     """A local Hugging Face directory, or a name on the Hub. It computes in model.dtype."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""

@@ -15,7 +15,18 @@ from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.data import DataConfig, NumRows
 from rlcore.config.model import ModelConfig, ReferenceConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
-from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Share, Text, above, above_at_most, at_least
+from rlcore.schema.constraints import (
+    KNOWN_HOME,
+    Constraint,
+    Count,
+    Positive,
+    Seconds,
+    Share,
+    Text,
+    above,
+    above_at_most,
+    at_least,
+)
 from rlcore.schema.describe import WORDS
 from rlcore.spi import CHANNELS, LoraSpec, OptimizerSpec, ScheduleSpec
 
@@ -50,7 +61,7 @@ TopP: TypeAlias = Annotated[float, above_at_most(0, 1, "1.0 samples from all tok
 class RunConfig:
     """`[run]`: where results go, and what makes them repeatable."""
 
-    directory: Text = "runs"
+    directory: Annotated[Text, KNOWN_HOME] = "runs"
     """Folder under which the run directory is made; a leading ~ is the user's home."""
     name: FolderName = "run"
     """Name of the run directory inside it."""

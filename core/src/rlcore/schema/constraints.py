@@ -6,6 +6,8 @@ from typing import Annotated, Any, TypeAlias
 
 from attrs import frozen
 
+from rlcore.schema.homes import has_home
+
 
 @frozen
 class Constraint:
@@ -46,8 +48,16 @@ def not_empty(remedy: str = "") -> Constraint:
     return Constraint("that is not empty", lambda value: bool(value.strip()), remedy)
 
 
+KNOWN_HOME = Constraint(
+    "where a leading ~ or ~name is a user's home",
+    has_home,
+    "Name a user that there is, or write the whole path; a folder that is called so itself is ./~name.",
+)
+
 Positive: TypeAlias = Annotated[int, at_least(1)]
 Count: TypeAlias = Annotated[int, at_least(0)]
 Seconds: TypeAlias = Annotated[float, Constraint("of seconds above 0", lambda value: 0 < value < math.inf)]
 Share: TypeAlias = Annotated[float, between(0, 1)]
 Text: TypeAlias = Annotated[str, not_empty()]
+PathText: TypeAlias = Annotated[str, KNOWN_HOME]
+"""A path that `rlcore.schema.homes.expanded` is called with."""

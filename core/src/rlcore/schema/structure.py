@@ -124,7 +124,8 @@ def _union_hook(made: Converter, tp: Any) -> Hook:
     hooks = [(branch, made.get_structure_hook(branch)) for branch in branches]
 
     def hook(value: Any, _: Any) -> Any:
-        fitting = [pair for pair in hooks if types.is_table(pair[0]) == isinstance(value, Mapping)]
+        arrays = [pair for pair in hooks if types.is_array(pair[0])] if isinstance(value, list) else []
+        fitting = arrays or [pair for pair in hooks if types.is_table(pair[0]) == isinstance(value, Mapping)]
         if len(hooks) == 1 or len(fitting) == 1:
             branch, only = hooks[0] if len(hooks) == 1 else fitting[0]
             return only(value, branch)

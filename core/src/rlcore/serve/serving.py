@@ -23,6 +23,7 @@ from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
+from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.serve.generator_server import Address, Note, serve_generator
 from rlcore.sessions.server import bound
@@ -58,7 +59,7 @@ class Serving:
 def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
     """What RUN_OR_MODEL and --checkpoint name. A run's exported model comes before its checkpoints, of which the newest
     intact one is taken. CheckpointError where there is none, ConfigError where the path is something else."""
-    path = Path(named).expanduser()
+    path = expanded(named)
     if (path / RECIPE).is_file():
         return _run_target(path, checkpoint, note)
     if checkpoint is not None:

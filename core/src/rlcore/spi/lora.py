@@ -4,7 +4,7 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Constraint, Positive, Text, above, at_least_below
+from rlcore.schema.constraints import KNOWN_HOME, Constraint, Positive, Text, above, at_least_below
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the decoder's layers."""
@@ -32,7 +32,7 @@ class LoraSpec:
     targets: Annotated[tuple[str, ...], _TARGETS] = (ALL_LINEAR,)
     """The linear layers with an adapter, by the end of their names as in PEFT's target_modules, such as "q_proj" or
     "self_attn.q_proj". "all-linear" is every one in the decoder's layers: routers, fused experts and the head are none."""
-    init_from: Text | None = None
+    init_from: Annotated[Text, KNOWN_HOME] | None = None
     """A PEFT directory of the same rank, alpha and targets whose adapters the run begins with."""
 
     @property

@@ -26,7 +26,7 @@ class Box:
         """Elements; none where a dimension is empty or turned round."""
         size = 1
         for start, stop in zip(self.start, self.stop, strict=True):  # plans ask for millions of them
-            size *= max(0, stop - start)
+            size *= stop - start if stop > start else 0
         return size
 
     def common(self, other: "Box") -> "Box":

@@ -7,7 +7,8 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import conversion_mapping
+from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, WeightExport
 from rlcore.spi.weights import ITEM_BYTES
@@ -43,6 +44,7 @@ class Exporter:
 
     def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
         self._model, self._lora = model, lora
+        _note_conversions(model)
         self._exported = [_exported(model, name, tensor) for name, tensor in exported_tensors(model).items()]
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
@@ -125,6 +127,15 @@ def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The parameters by name, and the buffers that checkpoints hold, such as the biases of routers."""
     saved = model.state_dict().keys()
     return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def _note_conversions(model: Any) -> None:
+    """Tell a model that was not made by from_pretrained how checkpoints hold it: transformers would look through all of its
+    modules for that with each tensor that is converted."""
+    if getattr(model, "_weight_conversions", None) is None:
+        found = conversion_mapping.get_model_conversion_mapping(model, add_legacy=False)
+        # As transformers does it: whether checkpoints have a prefix is known of loaded models alone.
+        model._weight_conversions = [each for each in found if not isinstance(each, PrefixChange)]
 
 
 def _exported(model: nn.Module, name: str, parameter: Tensor) -> _Exported:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import Problem
 from rlcore_torchkit.device_memory import gib
 
@@ -17,9 +18,8 @@ ELSEWHERE = f"Set {OWN} to another directory, or trainer.megatron.conversion_cac
 def cache_directory() -> Path:
     """The first of $RLCORE_MEGATRON_CHECKPOINT_DIR, $HF_HOME/rlcore and ~/.cache/huggingface/rlcore; it need not exist."""
     if own := os.environ.get(OWN):
-        return Path(own).expanduser()
-    home = os.environ.get(HUB)
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "rlcore"
+        return expanded(own)
+    return expanded(os.environ.get(HUB) or "~/.cache/huggingface") / "rlcore"
 
 
 def directory_problems(directory: Path, needed_bytes: int | None) -> Iterator[Problem]:

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 
 from rlcore.gpu import device_memories
+from rlcore.schema.homes import expanded
 from rlcore.spi import CheckContext, ConfigError, Note, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
@@ -181,7 +181,7 @@ def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
     if config.conversion_cache:
         remedy = "With checkpoint, nothing is converted from model.path"
         yield option_problem("conversion_cache", "true with checkpoint", "one of the two", remedy)
-    directory = Path(config.checkpoint).expanduser()
+    directory = expanded(config.checkpoint)
     expected = f"a Megatron distributed checkpoint: a directory whose {METADATA} names the format {FORMAT}"
     if not directory.is_dir():
         yield option_problem("checkpoint", f"{directory}, {'a file' if directory.exists() else 'which is not there'}", expected)

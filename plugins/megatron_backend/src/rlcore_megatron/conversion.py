@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError, ConfigError, ModelSpec, Problem, StorageError
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron import distributed_weights
@@ -68,7 +69,7 @@ def load(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Parallel
 
 def copy_directory(spec: ModelSpec) -> Path:
     """The path of this model's copy, whether it exists or not; it depends on the weights, the dtype and Megatron's version."""
-    is_local = Path(spec.path).expanduser().is_dir()
+    is_local = expanded(spec.path).is_dir()
     config = model_file(spec, "config.json")
     files = [*([] if config is None else [config]), *weight_files(spec)]
     identity = {

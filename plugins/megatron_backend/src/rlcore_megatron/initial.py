@@ -1,9 +1,9 @@
 """The initial weights of a run."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import Head, ModelSpec
 from rlcore_megatron import conversion, distributed_weights
 from rlcore_megatron.config import MegatronConfig
@@ -28,7 +28,7 @@ def load_initial(
     the model.
     """
     if config.checkpoint is not None:
-        distributed_weights.read(Path(config.checkpoint).expanduser(), model_chunks)
+        distributed_weights.read(expanded(config.checkpoint), model_chunks)
     elif config.conversion_cache:
         conversion.load(model_chunks, hf, spec, layout)
     else:

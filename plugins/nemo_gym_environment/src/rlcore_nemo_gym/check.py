@@ -5,10 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import aiohttp
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import CheckContext, ConfigError, DataError, Problem
 from rlcore_nemo_gym.agent_servers import OK, agent_addresses, bounded_text, instances_url, listed
 from rlcore_nemo_gym.config import NemoGymConfig
@@ -34,7 +34,7 @@ def _files(config: NemoGymConfig) -> Mapping[str, Sequence[str]]:
 def _file_problems(config: NemoGymConfig) -> Iterator[Problem]:
     for path, files in _files(config).items():
         for file in files:
-            if not Path(file).expanduser().is_file():
+            if not expanded(file).is_file():
                 yield Problem(path=path, found=f"{file!r}, which is no file", expected="a JSONL file of NeMo Gym")
 
 
@@ -85,7 +85,7 @@ def _row_problems(config: NemoGymConfig, agents: set[str]) -> Iterator[Problem]:
     """Rows whose agent server does not run would fail one by one."""
     remedy = f"Start it with NeMo Gym, or name one for all rows: {SECTION}.agent."
     for path, files in _files(config).items():
-        if not all(Path(file).expanduser().is_file() for file in files):
+        if not all(expanded(file).is_file() for file in files):
             continue
         try:
             named = Counter(agent_of(row) for row in read_rows(files, path)) if files else Counter()

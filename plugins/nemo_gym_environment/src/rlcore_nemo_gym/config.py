@@ -4,16 +4,16 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Positive, Seconds, Text, between
+from rlcore.schema.constraints import PathText, Positive, Seconds, Text, between
 
 
 @frozen(kw_only=True)
 class NemoGymConfig:
     """`[environment.nemo_gym]`: agent servers of NeMo Gym, and where their model server finds the policy."""
 
-    train_files: tuple[str, ...] = ()
+    train_files: tuple[PathText, ...] = ()
     """JSONL files of NeMo Gym with the rows to train on. None named: rows come from the recipe's data."""
-    evaluation_files: tuple[str, ...] = ()
+    evaluation_files: tuple[PathText, ...] = ()
     """JSONL files of NeMo Gym with the rows held out."""
     head_url: Text = "http://127.0.0.1:11000"
     """Address of NeMo Gym's head server, which knows where each agent server is."""

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import DataError, LazyRows, Row
 
 PARAMS = "responses_create_params"
@@ -17,7 +17,7 @@ def read_rows(files: Sequence[str], key: str) -> Sequence[Row]:
     lines: list[bytes] = []
     for file in files:
         try:
-            content = Path(file).expanduser().read_bytes()
+            content = expanded(file).read_bytes()
         except OSError as error:
             raise DataError(f"{key}: cannot read {file}: {error.strerror or error}; expected a JSONL file") from error
         for number, line in enumerate(content.split(b"\n"), start=1):

@@ -1,9 +1,9 @@
 """What is wrong with a recipe's `[environment.reward_model]`, from files alone."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_reward.config import RewardModelConfig
@@ -23,7 +23,7 @@ def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[
     if config.device == "cuda" and known_model(config) is None:
         keys = " and ".join(sorted(context.planned_options))
         remedy = f"Set {keys} of the generator to less" if keys else "Leave it room there"
-        directory = Path(config.path).expanduser()
+        directory = expanded(config.path)
         similar = "" if directory.exists() else similar_path(directory)
         text = (
             f"is on the first device, and how much it takes is not known, since no directory {config.path} with a config.json "
@@ -36,7 +36,7 @@ def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[
 def _model_problems(config: RewardModelConfig) -> Iterator[Problem]:
     problems = model_problems(config.path)
     yield from problems
-    file = Path(config.path).expanduser() / CONFIG_FILE
+    file = expanded(config.path) / CONFIG_FILE
     content = read_object(file)
     if problems or isinstance(content, Problem):
         return  # or it is on the Hub, and looked at when it is loaded

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Positive, at_least
+from rlcore.schema.constraints import PathText, Positive, at_least
 
 
 @frozen(kw_only=True)
@@ -21,7 +21,7 @@ class RewardConfig:
 class RewardModelConfig:
     """`[environment.reward_model]`: answers are scored by a sequence classifier with one label; prompts come from `[data]`."""
 
-    path: str
+    path: PathText
     """The reward model: a directory that transformers loads as a sequence classifier with one label, as seen from the working
     directory, such as `model` in the directory of a run with the algorithm `bradley_terry`; or a name on the Hub. Its tokenizer
     may be another than the policy's: it reads the text."""

@@ -1,10 +1,10 @@
 """What the reward model has on a device, by its config.json: for `rlcore plan`, and for what a run gives engines there."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.schema.homes import expanded
 from rlcore.spi import ModelError, PlanContext, PlanOption
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_reward.config import RewardModelConfig
@@ -36,7 +36,7 @@ def plan(context: PlanContext, config: RewardModelConfig) -> Sequence[PlanOption
 
 def known_model(config: RewardModelConfig) -> tuple[Mapping[str, Any], ModelDims] | None:
     """The content of the reward model's config.json and its sizes; None where they are not here, as for a name on the Hub."""
-    content = read_object(Path(config.path).expanduser() / CONFIG_FILE)
+    content = read_object(expanded(config.path) / CONFIG_FILE)
     if not isinstance(content, dict):
         return None
     try:

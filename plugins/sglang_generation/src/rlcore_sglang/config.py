@@ -5,7 +5,7 @@ from typing import Annotated
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Positive, Seconds, above_at_most
+from rlcore.schema.constraints import PathText, Positive, Seconds, above_at_most
 
 
 @frozen(kw_only=True)
@@ -28,7 +28,7 @@ class SglangConfig:
     """Most seconds for one part of a refit: its beginning, one bucket, its end."""
     generate_timeout_s: Seconds = 3600.0
     """Most seconds that a call may wait for its next sample to end."""
-    refit_directory: str | None = None
+    refit_directory: PathText | None = None
     """Folder through which weights travel by the channel "directory"; None takes a temporary one."""
     engine: Mapping[str, object] = field(factory=dict)
     """Further arguments of SGLang's ServerArgs, by its names."""

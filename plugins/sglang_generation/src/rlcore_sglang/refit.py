@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError, WeightBucket, WeightExport
 from rlcore_sglang.config import SglangConfig
@@ -39,7 +40,7 @@ class Refit:
         """`shapes` are those of all tensors of the model, by Hugging Face name."""
         self._shapes = shapes
         self._config = config
-        parent = config.refit_directory if channel == "directory" else None
+        parent = expanded(config.refit_directory) if config.refit_directory and channel == "directory" else None
         self._directory = Path(tempfile.mkdtemp(prefix="rlcore-sglang-", dir=parent))
         self._memory = os.memfd_create("rlcore-refit") if channel == "shared_memory" else None
 

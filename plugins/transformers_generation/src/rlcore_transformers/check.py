@@ -2,10 +2,10 @@
 transformers."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import read_object
+from rlcore.schema.homes import expanded
 from rlcore.spi import CheckContext, Problem
 from rlcore_torchkit.decoders import described_family, is_image_model, length_problems, state_kinds
 from rlcore_torchkit.model_check import (
@@ -42,7 +42,7 @@ def model_problems(
     longest = model.get("max_position_embeddings")
     if longest is not None and max_sequence_length > longest:
         found = f"max_position_embeddings = {longest}"
-        problems.append(too_few_positions(Path(path).expanduser() / "config.json", found, max_sequence_length))
+        problems.append(too_few_positions(expanded(path) / "config.json", found, max_sequence_length))
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "longrope":
@@ -61,7 +61,7 @@ def class_problems(
     if is_image_model(model):
         found = f"model_type {model.get('model_type')}, which reads images"
         return [Problem(path=path, found=found, expected="a model of text", remedy=remedy)]
-    problems = list(position_problems(model, Path(path).expanduser() / "config.json", max_sequence_length))
+    problems = list(position_problems(model, expanded(path) / "config.json", max_sequence_length))
     problems += length_problems(model, path, max_sequence_length)
     kinds = state_kinds(model)
     if kinds or has_states:

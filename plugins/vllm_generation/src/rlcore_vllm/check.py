@@ -10,6 +10,7 @@ from attrs import evolve
 from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
+from rlcore.schema.homes import expanded
 from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
@@ -62,7 +63,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         *batch_invariance_problems(context, config),
         *any_decoder_problems(context.model),
     ]
-    file = Path(context.model.path).expanduser() / "config.json"
+    file = expanded(context.model.path) / "config.json"
     content = read_object(file)
     if problems or isinstance(content, Problem):
         return problems
@@ -101,7 +102,7 @@ def _drafters_layout_problems(config: VllmConfig, context: CheckContext) -> Iter
     dims = drafter_dims(config)
     if config.speculative_model is None or dims is None:
         return
-    file = Path(config.speculative_model).expanduser() / "config.json"
+    file = expanded(config.speculative_model) / "config.json"
     for problem in parallel_problems(dims, config.tensor_parallel):
         yield evolve(problem, found=f"{problem.found} (of {file.parent}, which drafts)")
     if context.device == "cpu":
@@ -113,7 +114,7 @@ def _drafters_length_problems(config: VllmConfig, context: CheckContext) -> Iter
     """Sequences beyond the positions of a drafter that vLLM does not give the policy's."""
     if config.speculative_model is None or config.speculative_method in ("eagle", "eagle3"):
         return
-    directory = Path(config.speculative_model).expanduser()
+    directory = expanded(config.speculative_model)
     content = read_object(directory / "config.json")
     if isinstance(content, dict):
         yield from length_problems(content, directory, context.max_sequence_length)

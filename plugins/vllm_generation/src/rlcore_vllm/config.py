@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, above, above_at_most, between
+from rlcore.schema.constraints import Constraint, Count, PathText, Positive, Seconds, above, above_at_most, between
 
 
 def _is_address(value: str) -> bool:
@@ -59,7 +59,7 @@ class VllmConfig:
     """Guess so many next tokens by what followed the last ones earlier in the same sequence, and compute them all in one step:
     what is sampled is of the same distribution. It pays where few sequences leave the device idle and texts repeat; 0 guesses
     none."""
-    speculative_model: str | None = None
+    speculative_model: PathText | None = None
     """Directory of a model that drafts the next tokens, all of which the policy then computes in one step: what is sampled is
     of the same distribution. The drafter's weights are fixed: refits change the policy alone."""
     speculative_method: Literal["draft_model", "eagle", "eagle3", "mtp"] = "draft_model"
@@ -79,7 +79,7 @@ class VllmConfig:
     """vLLM's own servers that take over every refit too, such as http://127.0.0.1:8000 (docs/serving.md)."""
     mirrors_required: bool = False
     """Whether a mirror that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
-    refit_directory: str | None = None
+    refit_directory: PathText | None = None
     """Folder through which weights travel to mirrors, and to engines by the channel "directory"; every side has to see it. None
     takes one in shared memory where there is room, else a temporary one."""
     engine: Mapping[str, object] = field(factory=dict)

@@ -7,6 +7,7 @@ from typing import Any
 from attrs import fields
 
 from rlcore.model_files import TOKENIZER_FILE, file_problems, is_hub_name, read_object, tensor_names, vocabulary
+from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -40,7 +41,7 @@ def speculation_problems(config: VllmConfig, policy_path: str) -> Iterator[Probl
     if config.is_quantized:
         remedy = "vLLM would put the drafter into the policy's 8 bits too, in which nothing here has tried it"
         yield Problem(path=_key(config), found="a drafter beside a policy in 8 bits", expected="one of the two", remedy=remedy)
-    if config.speculative_model is None and not Path(policy_path).expanduser().exists() and is_hub_name(policy_path):
+    if config.speculative_model is None and not expanded(policy_path).exists() and is_hub_name(policy_path):
         remedy = "A name on the Hub is not looked up here: download it first"
         expected = "a directory whose files have a multi-token head"
         yield Problem(path="model.path", found=f"{policy_path}, with {_named(config)}", expected=expected, remedy=remedy)
@@ -50,8 +51,8 @@ def drafter_problems(config: VllmConfig, context: CheckContext, policy: Mapping[
     """Why the drafter cannot draft for the policy, whose config.json has this content."""
     if not config.has_drafter:
         return
-    policy_directory = Path(context.model.path).expanduser()
-    directory = policy_directory if config.speculative_model is None else Path(config.speculative_model).expanduser()
+    policy_directory = expanded(context.model.path)
+    directory = policy_directory if config.speculative_model is None else expanded(config.speculative_model)
     if not directory.is_dir():
         remedy = similar_path(directory) or "A name on the Hub is not looked up here: download it first"
         yield Problem(path=KEY, found=f"{directory}, no such directory", expected="the drafter's directory", remedy=remedy)
@@ -79,7 +80,7 @@ def drafter_dims(config: VllmConfig) -> ModelDims | None:
     """The sizes of the drafter; None where there is none, or its config.json does not tell them."""
     if config.speculative_model is None:
         return None
-    drafter = read_object(Path(config.speculative_model).expanduser() / "config.json")
+    drafter = read_object(expanded(config.speculative_model) / "config.json")
     return None if isinstance(drafter, Problem) else ModelDims.of(drafter)
 
 

@@ -175,6 +175,7 @@ def _build(settings: EngineSettings) -> Any:
     if settings.device == "cpu":
         versions.replace_kernels_once()
         versions.judge_guesses_on_cpu()
+        versions.zero_new_blocks()
     if settings.has_drafter:
         versions.read_drafters_weights()
     if settings.eager:

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from rlcore.gpu import device_memories
 from rlcore.images import reads_images
 from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.schema.homes import expanded
 from rlcore.spi import CHANNELS, CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
@@ -169,7 +170,7 @@ def image_arguments(model: ModelSpec) -> dict[str, Any]:
 
 def _config_file(model: ModelSpec) -> Path | None:
     """The model's config.json, here or where the driver has fetched it from the Hub; None where there is none."""
-    local = Path(model.path).expanduser() / CONFIG_FILE
+    local = expanded(model.path) / CONFIG_FILE
     if local.is_file():
         return local
     from transformers.utils import cached_file

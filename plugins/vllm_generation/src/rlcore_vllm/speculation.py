@@ -1,8 +1,8 @@
 """Speculative decoding (arXiv:2211.17192): what vLLM is told, and what goes without it."""
 
-from pathlib import Path
 from typing import Any
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import capabilities
 from rlcore_vllm.config import VllmConfig
 
@@ -40,7 +40,7 @@ def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
         # The policy's own format is "dummy", where a trainer sends its weights.
         how = {"method": config.speculative_method, "draft_load_config": {"load_format": "auto"}}
         if config.speculative_model is not None:  # else vLLM reads the head from the policy's files
-            how["model"] = str(Path(config.speculative_model).expanduser())
+            how["model"] = str(expanded(config.speculative_model))
     return {"speculative_config": {"num_speculative_tokens": num_guessed(config), **how}}
 
 

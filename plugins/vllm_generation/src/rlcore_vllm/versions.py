@@ -108,6 +108,29 @@ def drop_caches(core: Any) -> None:
     core.model_executor.reset_encoder_cache()
 
 
+def zero_new_blocks() -> None:
+    """On a CPU, zero each block of the KV cache as a sequence gets it.
+
+    Attention there multiplies what a block holds behind the sequence's end by 0 and adds it up, and 0 * NaN is NaN. So keys and
+    values of weights that overflow or are NaN would spoil samples of the good weights after them, for as long as blocks that
+    hold them are not full.
+    """
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    def zero(self: Any, block_ids: Sequence[int]) -> None:
+        # vLLM's own leaves out the layers that attend to a window.
+        config, layers = self.kv_cache_config, self.compilation_config.static_forward_context
+        caches = (layers[name].kv_cache for group in config.kv_cache_groups for name in group.layer_names if name in layers)
+        # Layers share caches; those of states are no tensors, and vLLM begins them itself.
+        shared = {cache.data_ptr(): cache for cache in caches if isinstance(cache, torch.Tensor)}
+        for cache in shared.values():
+            cache.unflatten(0, (config.num_blocks, -1))[block_ids] = 0
+
+    KVCacheConfig.needs_kv_cache_zeroing = True
+    CPUModelRunner._zero_block_ids = zero
+
+
 def draft_counter(core: Any) -> DraftCounter | None:
     """What counts the guesses that the scheduler judges; None where no tokens are guessed."""
     return DraftCounter(core.scheduler) if core.vllm_config.speculative_config is not None else None

@@ -22,6 +22,7 @@ from rlcore_vllm.whole_guesses import guess_whole
 register()
 if current_platform.is_cpu():
     versions.wait_without_spinning()
+    versions.zero_new_blocks()
 else:
     versions.leave_room_for_recorder()
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself

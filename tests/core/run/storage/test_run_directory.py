@@ -11,7 +11,6 @@ import pytest
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import (
     CheckpointError,
-    ConfigError,
     StorageError,
 )
 
@@ -55,14 +54,6 @@ def test_a_run_directory_may_lie_in_the_users_home(run: Run, tmp_path: Path, mon
     assert summary["run_directory"] == str(tmp_path / "home" / "x" / "run")
     assert (tmp_path / "home" / "x" / "run" / "metrics.jsonl").is_file()
     assert not (tmp_path / "~").exists()
-
-
-def test_the_home_of_nobody_is_said(prepared: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        RunDirectory.of(prepared("run.directory=~no-such-user/x").recipe.run)
-    (problem,) = raised.value.problems
-    assert problem.path == "run.directory"
-    assert problem.found.startswith("~no-such-user/x ")
 
 
 def test_what_programs_found_of_forgotten_steps_is_forgotten(tmp_path: Path) -> None:

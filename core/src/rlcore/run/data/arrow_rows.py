@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pyarrow as pa
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field
 from rlcore.run.data.row_images import with_images
+from rlcore.schema.homes import expanded
 from rlcore.spi import DataError, LazyRows, Row
 
 CHUNK_ROWS = 1024
@@ -49,7 +49,7 @@ def arrow_rows(
         if field_name != name and field_name in table.column_names:
             others = table.drop_columns([name]) if name in table.column_names else table
             table = others.append_column(name, table.column(field_name))
-    folder = Path(config.path or "").expanduser().parent if config.source == "parquet" else None
+    folder = expanded(config.path or "").parent if config.source == "parquet" else None
     return ArrowRows(table, partial(with_images, config=config, folder=folder))
 
 

@@ -15,6 +15,7 @@ from rlcore.registry.plugin_errors import attributed
 from rlcore.run.data.arrow_rows import arrow_rows
 from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
+from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, Row
 
@@ -91,7 +92,7 @@ def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: s
 def _existing_path(config: DatasetConfig, key: str) -> Path:
     if config.path is None:
         raise DataError(f"{key}.path: found nothing; expected the file that {key}.source = {config.source!r} reads")
-    path = Path(config.path).expanduser()
+    path = expanded(config.path)
     if not path.exists():
         raise DataError(f"{key}.path: found no file {path}; expected a {config.source} file. {similar_path(path)}".rstrip(". "))
     return path

@@ -12,6 +12,7 @@ from rlcore.config.data import DatasetConfig
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt_fault
 from rlcore.run.data.row_images import with_images
+from rlcore.schema.homes import expanded
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore.spi.arrays import Int64Array
 
@@ -78,4 +79,4 @@ def _parsed(lines: bytes, bounds: Int64Array, config: DatasetConfig, number: int
 
 def _folder(config: DatasetConfig) -> Path | None:
     """Where relative paths of images begin."""
-    return None if config.path is None else Path(config.path).expanduser().parent
+    return None if config.path is None else expanded(config.path).parent

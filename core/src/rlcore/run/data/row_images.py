@@ -6,6 +6,7 @@ from typing import Any
 
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.row_fields import PROMPT
+from rlcore.schema.homes import expanded
 from rlcore.spi import Row
 
 COLUMNS = ("images", "image")
@@ -51,5 +52,5 @@ def _part(part: Any, column: Iterator[object], folder: Path | None) -> Any:
     if isinstance(image, Mapping):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str) and folder is not None:
-        image = str(folder / Path(image).expanduser())
+        image = str(folder / expanded(image))
     return {"type": "image", "image": image}

@@ -12,6 +12,7 @@ from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
+from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
@@ -169,7 +170,7 @@ class PretrainedTokenizer:
 def is_here(model: ModelConfig) -> bool:
     """Whether the tokenizer is to be read from this machine: from the model's directory, or what was fetched
     from the Hub before. True too where there is neither and the path can be no name on the Hub."""
-    if Path(model.path).expanduser().exists() or not is_hub_name(model.path):
+    if expanded(model.path).exists() or not is_hub_name(model.path):
         return True
     try:
         from transformers.utils import cached_file

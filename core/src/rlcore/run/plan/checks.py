@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from attrs import evolve
 
@@ -20,6 +19,7 @@ from rlcore.run.plan.hub_check import hub_problems
 from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
+from rlcore.schema.homes import expanded
 from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem, capabilities
 
 
@@ -391,5 +391,5 @@ def _is_agent(entry: Entry) -> bool:
 
 def _is_about(problem: Problem, model: ModelSpec) -> bool:
     """Whether a problem names the model's directory or a file in it."""
-    directory = Path(model.path).expanduser()
-    return Path(problem.path).expanduser().is_relative_to(directory)
+    directory = expanded(model.path)
+    return expanded(problem.path).is_relative_to(directory)

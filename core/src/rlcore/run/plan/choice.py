@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from attrs import evolve
@@ -20,6 +19,7 @@ from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import observer_options, plugin_config
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
+from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 
 
@@ -161,7 +161,7 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
 
 
 def _image_needs(recipe: Recipe) -> dict[str, str]:
-    config = read_object(Path(recipe.model.path).expanduser() / CONFIG_FILE)
+    config = read_object(expanded(recipe.model.path) / CONFIG_FILE)
     is_needed = not isinstance(config, Problem) and reads_images(config)
     return {capabilities.IMAGES: f"the model {recipe.model.path} reads images"} if is_needed else {}
 

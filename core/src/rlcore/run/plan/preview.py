@@ -1,7 +1,6 @@
 """What a run will read, looked at without building anything: how many rows, and the first prompt as the model will see it."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from attrs import frozen
 
@@ -12,6 +11,7 @@ from rlcore.run.data.tokenizer import Tokenizer, is_here, load_tokenizer
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.schema.homes import expanded
 from rlcore.spi import ResetResult
 
 
@@ -60,7 +60,7 @@ def _remote(config: DatasetConfig) -> list[str]:
     """What of a data set is on the Hub alone."""
     parts = [config] if config.mix is None else config.parts().values()
     paths = [part.path or "" for part in parts if part.source == "huggingface"]
-    return [path for path in paths if not Path(path).expanduser().exists()]
+    return [path for path in paths if not expanded(path).exists()]
 
 
 def _counted(number: int, config: DatasetConfig) -> str:

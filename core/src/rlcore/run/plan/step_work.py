@@ -11,6 +11,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.model_files import CONFIG_FILE, is_hub_name, read_object
 from rlcore.run.data.tokenizer import model_file
 from rlcore.run.plan.lengths import response_lengths
+from rlcore.schema.homes import expanded
 from rlcore.spi import CHANNELS, AlgorithmNeeds, DeviceSpec, DtypeName, ModelError, PlanContext, Problem
 
 PROMPT_SHARE, RESPONSE_SHARE = 0.5, 0.5
@@ -88,7 +89,7 @@ def _delta_copies(recipe: Recipe) -> Literal["none", "parts", "whole"]:
 
 def model_content(model: ModelConfig) -> Mapping[str, Any]:
     """The content of a model's config.json, from a local directory or from the Hub. ModelError where there is none."""
-    directory = Path(model.path).expanduser()
+    directory = expanded(model.path)
     is_remote = not directory.exists() and is_hub_name(model.path)
     content = read_object(_from_hub(model) if is_remote else directory / CONFIG_FILE)
     if isinstance(content, Problem):

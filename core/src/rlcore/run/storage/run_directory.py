@@ -41,7 +41,8 @@ from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.report.timeline import rewind_timeline
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
 from rlcore.run.storage.schedule_file import begin_schedule, rewind_schedule
-from rlcore.spi import CheckpointError, ConfigError, Problem
+from rlcore.schema.homes import expanded
+from rlcore.spi import CheckpointError
 
 LAST_SAVED = ".last-saved"
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
@@ -68,13 +69,8 @@ class RunDirectory:
 
     @classmethod
     def of(cls, run: RunConfig) -> "RunDirectory":
-        """The directory of a recipe's `[run]`; a leading ~ is the user's home, ConfigError where that user has none."""
-        try:
-            return cls(path=Path(run.directory).expanduser() / run.name)
-        except RuntimeError as error:
-            expected = "a folder; ~ and ~name are the homes of users"
-            problem = Problem(path="run.directory", found=f"{run.directory} ({error})", expected=expected)
-            raise ConfigError([problem]) from error
+        """The directory of a recipe's `[run]`; a leading ~ is the user's home."""
+        return cls(path=expanded(run.directory) / run.name)
 
     @property
     def checkpoints(self) -> Path:

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from rlcore.run.storage.checkpoint import list_checkpoints
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError
 
 Float64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -28,7 +29,7 @@ class SavedRun:
     @classmethod
     def find(cls, path: str | Path) -> "SavedRun":
         """The run of a directory. CheckpointError where there is none."""
-        directory = Path(path).expanduser()
+        directory = expanded(path)
         if not (directory / "recipe.toml").is_file():
             raise CheckpointError(
                 f"found no run in {directory}; expected run.directory/run.name of one, which holds recipe.toml"

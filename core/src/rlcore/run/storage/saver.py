@@ -25,6 +25,7 @@ from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollou
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import append_step
 from rlcore.run.train_step.mismatch import WorstSamples
+from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
 
 ROLLOUTS = "rollouts.pickle"
@@ -47,7 +48,7 @@ def model_digest(model_path: str, revision: str | None = None) -> str:
     Each weight file gives its name, its size and SAMPLES_PER_FILE blocks spread evenly over it, its first and last among them:
     enough to tell models apart, at a cost that does not grow with them.
     """
-    config = Path(model_path).expanduser() / "config.json"
+    config = expanded(model_path) / "config.json"
     if not config.is_file():
         return model_path if revision is None else f"{model_path}@{revision}"
     digest = hashlib.sha256(config.read_bytes())

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlcore.schema.homes import expanded
 from rlcore.spi import Delta, RefitError, TensorSpec
 from rlcore_torchkit.changed_words import encode, patch
 from rlcore_vllm.channels import channel
@@ -100,7 +101,7 @@ class Sender(channel.Sender):
     def _root(self, total_bytes: int) -> str | None:
         """The folder named in the recipe; else shared memory if it would hold everything twice; else the temporary folder."""
         if self.config.refit_directory is not None:
-            return str(Path(self.config.refit_directory).expanduser())
+            return str(expanded(self.config.refit_directory))
         if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free >= 2 * total_bytes:
             return str(_SHARED_MEMORY)
         return None

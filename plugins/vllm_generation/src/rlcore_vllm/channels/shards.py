@@ -54,7 +54,7 @@ class Route:
         route = ShardRoute(
             address=self._address,
             name=f"{self._key}-{self._num_made}",
-            wanted=with_rest(specs, [_wanted(specs, each) for each in needs]),
+            wanted=with_rest(specs, _wanted_by_each(specs, needs)),
             timeout_s=self._timeout_s,
         )
         self._routes[specs] = needs, route
@@ -137,6 +137,13 @@ class Receiver(channel.Receiver):
             )
             self._routes[specs] = known = layout["route"], receiver
         return known[1]
+
+
+def _wanted_by_each(specs: Sequence[TensorSpec], needs: Sequence[Needs]) -> list[list[Box]]:
+    """The parts that each rank wants, in one list for ranks that need the same, as those of several engines do."""
+    firsts = [needs.index(each) for each in needs]
+    wanted = {first: _wanted(specs, needs[first]) for first in dict.fromkeys(firsts)}
+    return [wanted[first] for first in firsts]
 
 
 def _wanted(specs: Sequence[TensorSpec], needs: Needs) -> list[Box]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.last_words import said_for_ray
 from rlcore.run.interrupt import sigterm_kept
+from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, Problem, StorageError, WorkerError
 
 LEAST_FILE_BYTES = 2**26
@@ -127,7 +128,7 @@ def _is_running() -> bool:
 
 def _has_token() -> bool:
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return bool(given) or Path("~/.ray/auth_token").expanduser().is_file()
+    return bool(given) or expanded("~/.ray/auth_token").is_file()
 
 
 def _reach(address: str) -> None:
