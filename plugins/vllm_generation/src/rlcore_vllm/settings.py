@@ -117,7 +117,9 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments |= {
             "gpu_memory_utilization": memory_share(config, context) / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
-            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + num_guessed(config)),
+            "cudagraph_capture_sizes": None
+            if eager
+            else capture_sizes(config.max_num_seqs, batched_tokens(config), 1 + num_guessed(config)),
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
@@ -205,20 +207,24 @@ def _overrides(config: VllmConfig) -> dict[str, Any]:
     return dict(table)
 
 
-def capture_sizes(max_num_seqs: int, tokens: int = 1) -> list[int]:
-    """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, and up to twice as many, for
-    steps that compute prompts beside them. A batch above the largest is launched kernel by kernel: with a model of experts it
-    took 130 ms for 40. Four between a power of two and the next, as each takes 0.1 s to capture, and closer ones above all
-    sequences: while samples wait, nearly every step has one's prompt, of which little is not in the cache."""
+def capture_sizes(max_num_seqs: int, most: int, tokens: int = 1) -> list[int]:
+    """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, with so many `tokens` each,
+    and up to `max_num_seqs` tokens of prompts beside them, but no more than the `most` of a step. A batch above the largest is
+    launched kernel by kernel: with a model of experts it took 130 ms for 40. Four between a power of two and the next, as each
+    takes 0.1 s to capture, and closer ones above all sequences: while samples wait, nearly every step has one's prompt, of
+    which little is not in the cache."""
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
         sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 1) // 4))
     sizes = [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
-    more = LEAST_BESIDE
-    while more < max_num_seqs:
-        sizes.append(max_num_seqs + more)
-        more *= 2
-    return [tokens * size for size in (*sizes, 2 * max_num_seqs)]
+    beside = LEAST_BESIDE
+    while beside < max_num_seqs:
+        sizes.append(max_num_seqs + math.ceil(beside / tokens))
+        beside *= 2
+    sizes.append(max_num_seqs + math.ceil(max_num_seqs / tokens))
+    # vLLM drops sizes above a step's, and where it guesses those that are no multiple of a sequence's tokens.
+    most //= tokens
+    return [tokens * size for size in sorted({min(size, max(1, most)) for size in sizes})]
 
 
 def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:
