@@ -47,10 +47,19 @@ class Storages(TorchDispatchMode):
         return [num_bytes for storage, num_bytes in self._made.values() if not storage.expired()]
 
 
-@pytest.fixture(params=["none", "full"])
+TRAINERS = (
+    pytest.param(("qwen3_moe", "none", {}), id="none"),
+    pytest.param(("qwen3_moe", "full", {}), id="full"),
+    pytest.param(("qwen3_moe", "full", {"moe_token_dispatcher_type": "allgather"}), id="allgather"),
+    pytest.param(("glm4_moe", "full", {"moe_shared_expert_overlap": True}), id="shared_expert"),
+)
+
+
+@pytest.fixture(params=TRAINERS)
 def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MegatronBackend]:
-    model = make_model(tmp_path / "qwen3_moe", "qwen3_moe")
-    config = MegatronConfig(collective_timeout_s=180.0, recompute=request.param)
+    family, recompute, transformer = request.param
+    model = make_model(tmp_path / family, family)
+    config = MegatronConfig(collective_timeout_s=180.0, recompute=recompute, transformer=transformer)
     made = make_backend(model, config=config, optimizer=OptimizerSpec(learning_rate=0.001))
     yield made
     made.close(CloseRequest())
@@ -83,7 +92,8 @@ def test_nothing_of_log_probabilities_either(trainer: MegatronBackend) -> None:
 def test_constants_are_all_that_dispatchers_hold_at_first(trainer: MegatronBackend) -> None:
     """Of this Megatron-Core: what is dropped is made anew for each microbatch."""
     held = [{name for name, value in vars(each).items() if isinstance(value, Tensor)} for each in dispatchers(trainer)]
-    assert held == [CONSTANTS] * len(held)
+    gathers = trainer.models[0].config.moe_token_dispatcher_type == "allgather"
+    assert held == [set() if gathers else CONSTANTS] * len(held)
     trainer.train_step(step_request((BATCH,), BATCH.counts(), 0))
     after = [{name for name, value in vars(each).items() if isinstance(value, Tensor)} for each in dispatchers(trainer)]
     assert after == held
