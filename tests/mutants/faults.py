@@ -960,8 +960,8 @@ FAULTS = (
     Fault(
         "the contexts of an engine's other ranks have no room",
         "rlcore_vllm.plan",
-        "beside = copies + context_bytes(context, ranks)",
-        "beside = copies",
+        "contexts = context_bytes(context, ranks)",
+        "contexts = 0",
         "tests/vllm_generation/test_plan.py::test_engines_fill_what_is_free",
     ),
     Fault(
@@ -1430,6 +1430,13 @@ FAULTS = (
         "alive = [_num_alive(context, engine, age + middle) for age in ages]",
         "alive = [_num_alive(context, engine, age + middle) if age == ages[-1] else 0.0 for age in ages]",
         "tests/vllm_generation/test_plan.py::test_generation_ahead_is_that_of_a_run_token_by_token[1-1024-0.02]",
+    ),
+    Fault(
+        "a part of a planned sequence is shorter than the sequence",
+        "rlcore_vllm.plan",
+        "sum(map(mul, alive, ages)) / (number or 1.0)",
+        "sum(map(mul, alive, ages)) / max(1.0, number)",
+        "tests/vllm_generation/test_plan.py::test_sequences_are_as_long_where_an_engine_has_a_part_of_one",
     ),
     Fault(
         "a planned engine keeps the keys and values of unfinished samples over a refit",
