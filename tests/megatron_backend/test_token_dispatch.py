@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
+from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_support import make_backend, make_batch, step_request
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,7 +21,7 @@ from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.token_dispatch import CONSTANTS
+from rlcore_megatron.token_dispatch import CONSTANTS, forget_tokens
 
 BATCH = make_batch()
 
@@ -31,9 +35,9 @@ class Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:  # neither a view nor in place
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given:  # neither a view nor in place
                 storage = tensor.untyped_storage()
                 self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         return result
@@ -43,10 +47,19 @@ class Storages(TorchDispatchMode):
         return [num_bytes for storage, num_bytes in self._made.values() if not storage.expired()]
 
 
-@pytest.fixture(params=["none", "full"])
+TRAINERS = (
+    pytest.param(("qwen3_moe", "none", {}), id="none"),
+    pytest.param(("qwen3_moe", "full", {}), id="full"),
+    pytest.param(("qwen3_moe", "full", {"moe_token_dispatcher_type": "allgather"}), id="allgather"),
+    pytest.param(("glm4_moe", "full", {"moe_shared_expert_overlap": True}), id="shared_expert"),
+)
+
+
+@pytest.fixture(params=TRAINERS)
 def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MegatronBackend]:
-    model = make_model(tmp_path / "qwen3_moe", "qwen3_moe")
-    config = MegatronConfig(collective_timeout_s=180.0, recompute=request.param)
+    family, recompute, transformer = request.param
+    model = make_model(tmp_path / family, family)
+    config = MegatronConfig(collective_timeout_s=180.0, recompute=recompute, transformer=transformer)
     made = make_backend(model, config=config, optimizer=OptimizerSpec(learning_rate=0.001))
     yield made
     made.close(CloseRequest())
@@ -78,8 +91,34 @@ def test_nothing_of_log_probabilities_either(trainer: MegatronBackend) -> None:
 
 def test_constants_are_all_that_dispatchers_hold_at_first(trainer: MegatronBackend) -> None:
     """Of this Megatron-Core: what is dropped is made anew for each microbatch."""
-    held = [{name for name, value in vars(each).items() if isinstance(value, torch.Tensor)} for each in dispatchers(trainer)]
-    assert held == [CONSTANTS] * len(held)
+    held = [{name for name, value in vars(each).items() if isinstance(value, Tensor)} for each in dispatchers(trainer)]
+    gathers = trainer.models[0].config.moe_token_dispatcher_type == "allgather"
+    assert held == [set() if gathers else CONSTANTS] * len(held)
     trainer.train_step(step_request((BATCH,), BATCH.counts(), 0))
-    after = [{name for name, value in vars(each).items() if isinstance(value, torch.Tensor)} for each in dispatchers(trainer)]
+    after = [{name for name, value in vars(each).items() if isinstance(value, Tensor)} for each in dispatchers(trainer)]
     assert after == held
+
+
+def test_dispatchers_of_deepep_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Megatron's own manager of them, and what its kernels would return on a GPU."""
+
+    def dispatched(states: Tensor, indices: Tensor, probs: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
+        return states, indices, probs, torch.full((4,), indices.numel() // 4), object()
+
+    monkeypatch.setattr(token_dispatcher, "fused_dispatch", dispatched)
+    monkeypatch.setattr(token_dispatcher, "set_deepep_num_sms", lambda _: None)
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, num_moe_experts=4, moe_router_topk=2)
+    manager = token_dispatcher._DeepepManager(None, 4, 2, 4, config)
+    before = vars(manager).copy()
+    layer = torch.nn.Module()
+    layer.token_dispatcher = SimpleNamespace(_comm_manager=manager)
+    probs = torch.rand(6, 4, requires_grad=True).softmax(-1)
+    states = torch.rand(6, 8)
+    manager.setup_metadata(probs > 0, probs)
+    manager.dispatch(states)
+    permuted, _ = manager.get_permuted_hidden_states_by_experts(states)
+    manager.get_restored_hidden_states_by_experts(permuted)
+    assert manager.token_probs.grad_fn is not None
+    forget_tokens([torch.nn.Sequential(layer)])
+    assert not [name for name, value in vars(manager).items() if isinstance(value, Tensor)]
+    assert all(vars(manager)[name] is value for name, value in before.items() if name != "handle")

@@ -763,16 +763,23 @@ FAULTS = (
     Fault(
         "graphs are captured for one token of each sequence",
         "rlcore_vllm.settings",
-        "capture_sizes(config.max_num_seqs, 1 + num_guessed(config))",
-        "capture_sizes(config.max_num_seqs)",
+        "max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)",
+        "max_num_seqs, tokens = config.max_num_seqs, 1",
         "tests/vllm_generation/test_speculation.py::test_graphs_are_captured_for_the_tokens_of_a_step",
     ),
     Fault(
         "no graph is captured for prompts beside all sequences",
         "rlcore_vllm.settings",
-        "return [tokens * size for size in (*sizes, 2 * max_num_seqs)]",
-        "return [tokens * size for size in sizes if size <= max_num_seqs]",
+        "for size in sorted({min(size, max(1, most)) for size in sizes})]",
+        "for size in sizes if size <= max_num_seqs]",
         "tests/vllm_generation/test_settings.py::test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it",
+    ),
+    Fault(
+        "graphs are captured for more tokens than a step may have",
+        "rlcore_vllm.settings",
+        "for size in sorted({min(size, max(1, most)) for size in sizes})]",
+        "for size in sizes]",
+        "tests/vllm_generation/test_settings.py::test_no_graph_is_captured_that_no_step_fills[1-1500-1500]",
     ),
     Fault(
         "vLLM keeps weights as they are where 8 bits are asked for",
@@ -988,10 +995,17 @@ FAULTS = (
         "tests/megatron_backend/test_token_dispatch.py::test_nothing_of_a_step_is_left_that_grows_with_its_tokens",
     ),
     Fault(
+        "DeepEP's dispatchers keep what they sent last",
+        "rlcore_megatron.token_dispatch",
+        'for keeper in (dispatcher, getattr(dispatcher, "_comm_manager", None)):',
+        "for keeper in (dispatcher,):",
+        "tests/megatron_backend/test_token_dispatch.py::test_dispatchers_of_deepep_keep_nothing",
+    ),
+    Fault(
         "the contexts of an engine's other ranks have no room",
         "rlcore_vllm.plan",
-        "beside = copies + context_bytes(context, ranks)",
-        "beside = copies",
+        "contexts = context_bytes(context, ranks)",
+        "contexts = 0",
         "tests/vllm_generation/test_plan.py::test_engines_fill_what_is_free",
     ),
     Fault(
@@ -1460,6 +1474,13 @@ FAULTS = (
         "alive = [_num_alive(context, engine, age + middle) for age in ages]",
         "alive = [_num_alive(context, engine, age + middle) if age == ages[-1] else 0.0 for age in ages]",
         "tests/vllm_generation/test_plan.py::test_generation_ahead_is_that_of_a_run_token_by_token[1-1024-0.02]",
+    ),
+    Fault(
+        "a part of a planned sequence is shorter than the sequence",
+        "rlcore_vllm.plan",
+        "sum(map(mul, alive, ages)) / (number or 1.0)",
+        "sum(map(mul, alive, ages)) / max(1.0, number)",
+        "tests/vllm_generation/test_plan.py::test_sequences_are_as_long_where_an_engine_has_a_part_of_one",
     ),
     Fault(
         "a planned engine keeps the keys and values of unfinished samples over a refit",

@@ -12,7 +12,16 @@ from rlcore.testing.plans import plan_context
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm import plan as module
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.plan import CONTEXT_BYTES, Engine, generation_seconds, plan, prefill_seconds, reading_seconds, step_seconds
+from rlcore_vllm.plan import (
+    ASLEEP_BYTES,
+    CONTEXT_BYTES,
+    Engine,
+    generation_seconds,
+    plan,
+    prefill_seconds,
+    reading_seconds,
+    step_seconds,
+)
 
 CONTEXT = plan_context()
 DIMS = ModelDims.of(CONTEXT.model)
@@ -38,6 +47,7 @@ def test_engines_fill_what_is_free() -> None:
     for option in plan(CONTEXT, VllmConfig()):
         assert sum(option.memory.values()) == pytest.approx(CONTEXT.free_bytes, rel=1e-6)
         contexts = (option.num_devices - 1) * CONTEXT_BYTES  # of the other ranks, which map the trainer's weights there
+        assert option.idle["none"] == ASLEEP_BYTES + contexts
         share = (CONTEXT.free_bytes - contexts) / CONTEXT.device.memory_bytes
         assert share - 0.01 <= option.options["gpu_memory_utilization"] <= share + 1e-6
     apart = plan(evolve(CONTEXT, is_shared=False), VllmConfig())
@@ -201,6 +211,18 @@ def test_what_is_unfinished_is_read_anew(monkeypatch) -> None:
     assert module.kept_seconds(context, engine(), 1024.0, [0.0, 150.0, 300.0]) == 4.0
     assert read == [(16.0, 100.0, 0.0), (48.0, 150.0, 100.0), (16.0, 100.0, 0.0), (32.0, 300.0, 100.0)]
     assert module.kept_seconds(context, engine(), 20.0, [0.0, 150.0, 300.0]) == pytest.approx(4.0 * 20 / 80)
+
+
+def test_sequences_are_as_long_where_an_engine_has_a_part_of_one(monkeypatch) -> None:
+    """Of few samples on many devices, less than one an engine."""
+    seen: list[float] = []
+    monkeypatch.setattr(module, "step_seconds", lambda *arguments: seen.append(arguments[3]) or 1.0)
+    found = []
+    for num_sequences in (1, 64):
+        seen.clear()
+        generation_seconds(ahead(2, world_size=8, num_sequences=num_sequences), engine(), VllmConfig(), CACHE)
+        found.append(list(seen))
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_the_assumptions_say_that_generation_runs_ahead() -> None:

@@ -116,14 +116,26 @@ def test_an_engine_that_no_trainer_refits_reads_the_model_as_it_is():
 
 def test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it():
     for largest in (1, 5, 8, 100, 1000, 1024):
-        sizes = capture_sizes(largest)
+        sizes = capture_sizes(VllmConfig(max_num_seqs=largest))
         assert sizes == sorted(set(sizes))
         assert largest in sizes
         assert sizes[-1] == 2 * largest
         assert all(later <= max(size + 8, 1.25 * size) for size, later in pairwise(sizes) if 8 <= size < largest)
         # A prompt or two whose beginning is in the cache must not cost a step of twice the size.
         assert all(later - size <= max(32, size - largest) for size, later in pairwise(sizes) if size >= largest)
-    assert len(capture_sizes(1024)) < 36
+    assert len(capture_sizes(VllmConfig(max_num_seqs=1024))) < 36
+
+
+@pytest.mark.parametrize(("tokens", "most", "largest"), [(1, 8192, 2048), (1, 1500, 1500), (5, 8192, 6145), (5, 5500, 5500)])
+def test_no_graph_is_captured_that_no_step_fills(tokens: int, most: int, largest: int) -> None:
+    """vLLM would drop it, and of the sizes for guesses those that are no multiple of a sequence's tokens. Prompts beside all
+    sequences are not more for guesses."""
+    sizes = capture_sizes(VllmConfig(max_num_seqs=1024, max_num_batched_tokens=most, speculative_ngram=tokens - 1))
+    assert sizes == sorted(set(sizes))
+    assert tokens * 1024 in sizes
+    assert sizes[-1] == largest
+    assert all(size % tokens == 0 for size in sizes)
+    assert min(size for size in sizes if size > tokens * 1024) - tokens * 1024 in range(32, 32 + tokens)
 
 
 def test_engines_take_the_devices_in_turn():

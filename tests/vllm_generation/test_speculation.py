@@ -241,7 +241,7 @@ def test_what_goes_without_it() -> None:
 def test_graphs_are_captured_for_the_tokens_of_a_step(tmp_path: Path) -> None:
     context = evolve(context_of(make_repetitive(tmp_path / "model")), rank_info=RankInfo(device="cuda"))
     arguments = engine_settings(context, VllmConfig(max_num_seqs=16, speculative_ngram=4)).arguments
-    assert arguments["cudagraph_capture_sizes"] == [5, 10, 20, 40, 80, 160]
+    assert arguments["cudagraph_capture_sizes"] == [5, 10, 20, 40, 80, 100]
     assert arguments["speculative_config"]["num_speculative_tokens"] == 4
     assert arguments["speculative_config"]["method"] == "ngram_gpu"
     assert "speculative_config" not in engine_settings(context, VllmConfig()).arguments

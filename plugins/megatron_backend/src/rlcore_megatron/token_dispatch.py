@@ -18,6 +18,12 @@ def forget_tokens(models: Sequence[Any]) -> None:
     for model in models:
         for module in model.modules():
             dispatcher = getattr(module, "token_dispatcher", None)
-            for name, value in [] if dispatcher is None else list(vars(dispatcher).items()):
-                if isinstance(value, Tensor) and name not in CONSTANTS:
-                    setattr(dispatcher, name, None)
+            # That of DeepEP keeps all of it in a part of its own.
+            for keeper in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
+                _drop_tensors(keeper)
+
+
+def _drop_tensors(keeper: object | None) -> None:
+    for name, value in [] if keeper is None else list(vars(keeper).items()):
+        if isinstance(value, Tensor) and name not in CONSTANTS:
+            setattr(keeper, name, None)

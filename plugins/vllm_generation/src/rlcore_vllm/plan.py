@@ -46,7 +46,7 @@ GRAPHS_BYTES = 2 * 2**30
 CONTEXT_BYTES = 9 * 2**26
 """Bytes of the CUDA context that another rank of an engine has on a device, whose trainer's weights it maps: 520 to 560 MiB."""
 ASLEEP_BYTES = 5 * 2**29
-"""What an engine leaves on a device while it sleeps: between 1.4 and 3.0 GiB."""
+"""What a rank of an engine leaves on its device while it sleeps: between 1.4 and 3.0 GiB."""
 
 
 @frozen(kw_only=True)
@@ -107,7 +107,8 @@ def _sizes(context: PlanContext, dims: ModelDims, config: VllmConfig) -> Iterato
 def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: int) -> PlanOption:
     engine = Engine.of(dims, context.dtype, ranks, config)
     memory, copies = _memory(context, engine, config), refit_copies(context, dims, config)
-    beside = copies + context_bytes(context, ranks)
+    contexts = context_bytes(context, ranks)
+    beside = copies + contexts
     # Bytes are whole numbers: a share of them is a little less than the one that it was made by.
     share = min(LARGEST_SHARE, int(100 * (context.free_bytes - beside) / context.device.memory_bytes + 1e-6) / 100)
     options: dict[str, bool | int | float | str] = {"tensor_parallel": ranks, "gpu_memory_utilization": max(share, 0.01)}
@@ -117,7 +118,7 @@ def _option(context: PlanContext, dims: ModelDims, config: VllmConfig, ranks: in
         options={name: value for name, value in options.items() if value != getattr(config, name)},
         num_devices=ranks,
         memory=memory,
-        idle={"none": ASLEEP_BYTES + copies},
+        idle={"none": ASLEEP_BYTES + copies + contexts},
         seconds={
             "generation": generation_seconds(context, engine, config, memory["KV cache"]),
             "refit": refit_seconds(
@@ -157,8 +158,8 @@ def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[st
 
 
 def context_bytes(context: PlanContext, ranks: int) -> int:
-    """Bytes of the contexts of an engine's other ranks on a device that they share with a trainer. They are no part of what
-    vLLM is given."""
+    """Bytes of the contexts of an engine's other ranks on a device that they share with a trainer, awake or asleep. They are no
+    part of what vLLM is given."""
     return (ranks - 1) * CONTEXT_BYTES if context.is_shared else 0
 
 
@@ -220,7 +221,7 @@ def turn_seconds(context: PlanContext, engine: Engine, most: float, ages: Sequen
         middle = (begin + end) / 2
         alive = [_num_alive(context, engine, age + middle) for age in ages]
         number = sum(alive)
-        tokens = context.prompt_tokens + middle + sum(map(mul, alive, ages)) / max(1.0, number)
+        tokens = context.prompt_tokens + middle + sum(map(mul, alive, ages)) / (number or 1.0)
         waves = max(1.0, number / most)  # those that have no place come after others
         total += (end - begin) * waves * step_seconds(context, engine, max(1.0, min(number, most)), tokens)
     return total

@@ -10,7 +10,6 @@ from attrs import evolve, frozen
 from rlcore.gpu import device_memories
 from rlcore.images import reads_images
 from rlcore.model_files import CONFIG_FILE, read_object
-from rlcore.schema.homes import expanded
 from rlcore.spi import CHANNELS, CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
@@ -118,7 +117,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments |= {
             "gpu_memory_utilization": memory_share(config, context) / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
-            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + num_guessed(config)),
+            "cudagraph_capture_sizes": None if eager else capture_sizes(config),
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
@@ -170,7 +169,7 @@ def image_arguments(model: ModelSpec) -> dict[str, Any]:
 
 def _config_file(model: ModelSpec) -> Path | None:
     """The model's config.json, here or where the driver has fetched it from the Hub; None where there is none."""
-    local = expanded(model.path) / CONFIG_FILE
+    local = Path(model.path).expanduser() / CONFIG_FILE
     if local.is_file():
         return local
     from transformers.utils import cached_file
@@ -206,20 +205,24 @@ def _overrides(config: VllmConfig) -> dict[str, Any]:
     return dict(table)
 
 
-def capture_sizes(max_num_seqs: int, tokens: int = 1) -> list[int]:
-    """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, and up to twice as many, for
-    steps that compute prompts beside them. A batch above the largest is launched kernel by kernel: with a model of experts it
-    took 110 ms for 34. Four between a power of two and the next, as each takes 0.1 s to capture, and closer ones above all
-    sequences: while samples wait, nearly every step has one's prompt, of which little is not in the cache."""
+def capture_sizes(config: VllmConfig) -> list[int]:
+    """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, and up to `max_num_seqs`
+    tokens of prompts beside them, but no more than a step may have. A batch above the largest is launched kernel by kernel: with
+    a model of experts it took 110 ms for 34. Four between a power of two and the next, as each takes 0.1 s to capture, and
+    closer ones above all sequences: while samples wait, nearly every step has one's prompt, of which little is not in the cache."""
+    max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
         sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 1) // 4))
     sizes = [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
-    more = LEAST_BESIDE
-    while more < max_num_seqs:
-        sizes.append(max_num_seqs + more)
-        more *= 2
-    return [tokens * size for size in (*sizes, 2 * max_num_seqs)]
+    beside = LEAST_BESIDE
+    while beside < max_num_seqs:
+        sizes.append(max_num_seqs + math.ceil(beside / tokens))
+        beside *= 2
+    sizes.append(max_num_seqs + math.ceil(max_num_seqs / tokens))
+    # vLLM drops sizes above a step's, and where it guesses those that are no multiple of a sequence's tokens.
+    most = batched_tokens(config) // tokens
+    return [tokens * size for size in sorted({min(size, max(1, most)) for size in sizes})]
 
 
 def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:
