@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from rlcore.gpu import device_memories
 from rlcore.images import reads_images
 from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.schema.homes import expanded
 from rlcore.spi import CHANNELS, CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
@@ -169,7 +170,7 @@ def image_arguments(model: ModelSpec) -> dict[str, Any]:
 
 def _config_file(model: ModelSpec) -> Path | None:
     """The model's config.json, here or where the driver has fetched it from the Hub; None where there is none."""
-    local = Path(model.path).expanduser() / CONFIG_FILE
+    local = expanded(model.path) / CONFIG_FILE
     if local.is_file():
         return local
     from transformers.utils import cached_file
@@ -207,9 +208,10 @@ def _overrides(config: VllmConfig) -> dict[str, Any]:
 
 def capture_sizes(config: VllmConfig) -> list[int]:
     """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, and up to `max_num_seqs`
-    tokens of prompts beside them, but no more than a step may have. A batch above the largest is launched kernel by kernel: with
-    a model of experts it took 110 ms for 34. Four between a power of two and the next, as each takes 0.1 s to capture, and
-    closer ones above all sequences: while samples wait, nearly every step has one's prompt, of which little is not in the cache."""
+    tokens of prompts beside them, but no more than a step may have. A batch above the largest is launched kernel by kernel:
+    with a model of experts it took 110 ms for 34. Four between a power of two and the next, as each takes 0.1 s to capture, and
+    closer ones above all sequences: while samples wait, nearly every step has one's prompt, of which little is not in the
+    cache."""
     max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
