@@ -86,8 +86,8 @@ def test_empty_tables_are_right_and_import_nothing(monkeypatch: pytest.MonkeyPat
         ),
         (
             {"transformer": {"moe_aux_loss_coeff": ["a"]}},
-            "trainer.megatron.transformer.moe_aux_loss_coeff: found an array of 1; expected a number or an array of numbers, "
-            "as Megatron's TransformerConfig has it",
+            'trainer.megatron.transformer.moe_aux_loss_coeff[0]: found "a" (a string); expected a number, as Megatron\'s '
+            "TransformerConfig has it",
         ),
         (
             {"transformer": {"quant_recipe": "mine"}},

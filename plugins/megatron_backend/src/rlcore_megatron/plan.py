@@ -16,7 +16,7 @@ from rlcore_torchkit.trainer_plan import PlannedModel, crossing, planned_model, 
 
 MOST = 16
 """Most context ranks, and most stages, that a plan looks at."""
-EXCHANGE_BYTES = 3 * 2**30
+EXCHANGE_BYTES = 2 * 2**30
 """What a rank that exchanges tokens with others' experts has on its device beyond what all trainers have, also between steps:
 NCCL's buffers, and what the allocator keeps of segments in use. With all of it 13 GiB were beside weights and state of
 30B-A3B on four H200."""
