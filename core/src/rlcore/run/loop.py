@@ -255,7 +255,10 @@ class Loop:
             compared = self.mismatch_monitor.comparable(first, self.position.weight_version)
         found: Mapping[str, float] = {}
         if compared is not None and self._drops:
-            found, compared = self._compare(step, compared, is_part=compared is not first), None
+            with self.clock.phase("logprobs"):
+                version, is_part = self.position.weight_version, compared is not first
+                found = self.mismatch_monitor.compare(step, compared, version, is_part=is_part)
+            compared = None
         result = self._train_step(step, first, loss, compared, of_sets)
         results = [evolve(result, metrics={**result.metrics, **found})]
         return results + [self._train_step(step, minibatch, loss, None, of_sets) for minibatch, loss in later]
@@ -264,16 +267,6 @@ class Loop:
     def _drops(self) -> bool:
         """Whether a train step's own log-probabilities are those of a policy with dropout, which nothing samples from."""
         return self.recipe.lora is not None and self.recipe.lora.dropout > 0
-
-    def _compare(self, step: int, minibatch: Minibatch, *, is_part: bool) -> Mapping[str, float]:
-        """How far generator and trainer agree on a minibatch, or on a part of the first one, before an update and by a pass of
-        its own. RefitError where that is too far."""
-        version = self.position.weight_version
-        with self.clock.phase("logprobs"):
-            logprobs = self.trainer.logprobs(minibatch.batch, minibatch.sequences, "policy", version)
-        found = mismatch_metrics(minibatch.batch, minibatch.sequences, logprobs)
-        self.mismatch_monitor.judge_before(step, minibatch, version, found, logprobs)
-        return {name: value for name, value in found.items() if is_part or name in spi.MISMATCH_METRICS}
 
     def _train_step(
         self,

@@ -72,20 +72,18 @@ def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
             expected='"truncate"',
             remedy="Leave it out.",
         )
-    if config.masks_by_geometric_mean and config.previous_logprobs == "generation":
-        yield Problem(
-            path="algorithm.grpo.previous_logprobs",
-            found='"generation" with geometric_minimum or geometric_maximum, which compare the trainer with the generator',
-            expected='"trainer" or "auto"',
-            remedy="Leave previous_logprobs out, or the geometric bounds.",
-        )
-    if config.objective == "kl_cov" and config.previous_logprobs == "generation":
-        yield Problem(
-            path="algorithm.grpo.previous_logprobs",
-            found='"generation" with objective = "kl_cov", whose penalty would follow the signs of roundings before an update',
-            expected='"trainer" or "auto"',
-            remedy="Leave previous_logprobs out.",
-        )
+    needs_trainers = (
+        (config.masks_by_geometric_mean, "geometric_minimum or geometric_maximum, which compare trainer and generator"),
+        (config.objective == "kl_cov", 'objective = "kl_cov", whose penalty would follow roundings before an update'),
+    )
+    for needs, what in needs_trainers:
+        if needs and config.previous_logprobs == "generation":
+            yield Problem(
+                path="algorithm.grpo.previous_logprobs",
+                found=f'"generation" with {what}',
+                expected='"trainer" or "auto"',
+                remedy="Leave previous_logprobs out.",
+            )
 
 
 def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:

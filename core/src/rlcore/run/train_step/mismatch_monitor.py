@@ -10,7 +10,7 @@ from attrs import define, evolve
 from rlcore import spi
 from rlcore.run.protocols import Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
-from rlcore.run.train_step.mismatch import WorstSamples
+from rlcore.run.train_step.mismatch import WorstSamples, mismatch_metrics
 from rlcore.spi.arrays import Float32Array, take_rows
 
 METRIC = "token_mult_prob_error"
@@ -85,15 +85,15 @@ class MismatchMonitor:
         if METRIC in error.metrics:
             self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
 
-    def judge_before(
-        self, step: int, minibatch: Minibatch, weight_version: int, metrics: Mapping[str, float], logprobs: Float32Array
-    ) -> None:
-        """Judge a minibatch before its update, by the trainer's log-probabilities float32 [T] at that version: RefitError where
-        METRIC is above `end_above`; else a note where that is due."""
-        found = metrics[METRIC]
-        if self._is_reported(found):
-            self._report(step, minibatch, found, weight_version, logprobs, refused=True)
-        self.warned = found > self.warn_above
+    def compare(self, step: int, minibatch: Minibatch, weight_version: int, *, is_part: bool) -> Mapping[str, float]:
+        """How far the two agree on a minibatch before its update, or on a part of it, by a pass of its own: MISMATCH_METRICS,
+        and of a part how much it is. RefitError where METRIC is above `end_above`; else a note where that is due."""
+        logprobs = self.trainer.logprobs(minibatch.batch, minibatch.sequences, "policy", weight_version)
+        metrics = mismatch_metrics(minibatch.batch, minibatch.sequences, logprobs)
+        if self._is_reported(metrics[METRIC]):
+            self._report(step, minibatch, metrics[METRIC], weight_version, logprobs, refused=True)
+        self.warned = metrics[METRIC] > self.warn_above
+        return {name: value for name, value in metrics.items() if is_part or name in spi.MISMATCH_METRICS}
 
     def judge(self, step: int, minibatch: Minibatch, result: spi.TrainStepResult, logprobs: Float32Array | None) -> None:
         """Judge an update that was made, with its log-probabilities float32 [T] where it returned them: RefitError where its
