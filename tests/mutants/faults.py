@@ -1123,6 +1123,13 @@ FAULTS = (
         "test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
     ),
     Fault(
+        "nodes that are slower to load their plugins are not named beside the first that could not",
+        "rlcore.run.execution.ray.pending_call",
+        'return has_left or self.name == "prepare"',
+        "return has_left",
+        "tests/core/run/execution/ray/test_placement.py::test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too",
+    ),
+    Fault(
         "an engine that died after its own refit is taken for one that came back",
         "rlcore.run.execution.ray.pool_groups",
         "if rank in were_out and not one.is_starting]",

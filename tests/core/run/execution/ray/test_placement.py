@@ -1,10 +1,16 @@
 """Places for the ranks: what the cluster does not have, or others use, is said before anything is allocated."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
+from rlcore.config.cluster import ClusterConfig
+from rlcore.run.execution.ray import calls
+from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
@@ -57,3 +63,29 @@ def test_another_version_of_a_plugin_is_named_with_its_nodes(prepared: Prepare) 
         start(evolve(whole, chosen=chosen))
     assert "not every node has the plugins that the driver chose:\n  - node(s) 127.0.0.1: the driver chose" in str(caught.value)
     assert "this worker has version 1.0. Install the same version" in str(caught.value)
+
+
+class Loading:
+    """A worker that cannot load its plugins, after some seconds."""
+
+    def call(self, name: str, seconds: float) -> Reply:
+        time.sleep(seconds)
+        return Reply(error=RemoteError.of(PluginError(f"{name} after {seconds:g} s"), Path("no log")))
+
+
+def test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago another one failed: the message names all nodes."""
+    import ray
+
+    monkeypatch.setattr(calls, "GRACE_S", 0.0)
+    actor: Any = ray.remote(Loading)
+    ranks = [
+        calls.Rank(worker=WorkerInfo(rank=number, log_file=Path("no log")), actor=actor.options(num_cpus=0).remote())
+        for number in range(2)
+    ]
+    pool = calls.Calls(ranks=ranks, cluster=ClusterConfig(gpus_per_node=2), progress=Progress())
+    try:
+        outcomes = pool.outcomes("prepare", each=[(0.0,), (1.5,)], limit_s=60.0)
+    finally:
+        pool.kill()
+    assert [str(outcome) for outcome in outcomes.values()] == ["prepare after 0 s", "prepare after 1.5 s"]

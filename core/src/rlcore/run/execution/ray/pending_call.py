@@ -43,9 +43,10 @@ class PendingCall:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the rank that failed has let the others go on: a generator that fails a refit does not end the export, and
-        one that dies as it moves keeps no other one."""
-        return self.name in ("refit", "move_generator") and isinstance(self.first_error, RefitError | WorkerError)
+        """Whether the rank that failed has let the others go on: each loads its plugins by itself; a generator that fails a
+        refit does not end the export, and one that dies as it moves keeps no other one."""
+        has_left = self.name in ("refit", "move_generator") and isinstance(self.first_error, RefitError | WorkerError)
+        return has_left or self.name == "prepare"
 
     def take(self, rank: int, outcome: Outcome) -> None:
         """A rank has answered."""
