@@ -87,8 +87,9 @@ def test_an_observers_error_on_a_rank_is_its_own(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["refuse", "not_finite", "bound"])
-def test_what_all_ranks_raise_is_raised_as_it_is(run: Run, kind: str) -> None:
+def test_what_all_ranks_raise_is_raised_as_it_is(run: Run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their class, their message, their attributes."""
+    monkeypatch.setattr(calls, "GRACE_S", 60.0)
     classes = {"refuse": ContractError, "not_finite": NonFiniteError, "bound": BoundError}
     with pytest.raises(classes[kind], match="on purpose") as caught:
         run(*POOL, *fault(kind, "train_step", rank=-1))
