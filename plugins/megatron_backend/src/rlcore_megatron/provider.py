@@ -5,14 +5,11 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.requirements import missing_requirement
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
 
-ROUNDING_FIELDS = ("fp4", "use_kitchen", "use_kitchen_attention")
-"""Fields of TransformerConfig that have products computed in fewer bits."""
-
 
 def disabled_capabilities(config: MegatronConfig) -> frozenset[str]:
     """What a section rules out: products in 8 or 4 bits, and those of TransformerEngine, which are TF32 in float32, give other
     log-probabilities than a plain pass."""
-    rounds = config.fp8 or config.transformer_engine or any(map(config.transformer.get, ROUNDING_FIELDS))
+    rounds = config.fp8 or config.transformer_engine or config.transformer.get("fp4")
     return frozenset({capabilities.EXACT_LOGPROBS}) if rounds else frozenset()
 
 
