@@ -32,14 +32,14 @@ def texts(context: CheckContext, scheduler: dict[str, Any]) -> list[str]:
         (
             CONTEXT,
             {"lr_warmup_steps": 10},
-            "trainer.megatron.scheduler.lr_warmup_steps: found 10; expected less than the run's optimizer steps, where its decay "
-            "ends = 10. Or set lr_decay_steps to more",
+            "trainer.megatron.scheduler.lr_warmup_steps: found 10; expected less than the run's optimizer steps, where its "
+            "decay ends = 10. Or set lr_decay_steps to more",
         ),
         (
             WARMS_UP,
             {"lr_decay_style": "linear"},
-            "trainer.megatron.scheduler: found 10 steps until the peak; expected less than the run's optimizer steps, where its "
-            "decay ends = 10. Or set lr_decay_steps to more",
+            "trainer.megatron.scheduler: found 10 steps until the peak; expected less than the run's optimizer steps, where "
+            "its decay ends = 10. Or set lr_decay_steps to more",
         ),
         (
             WARMS_UP,
@@ -65,7 +65,8 @@ def texts(context: CheckContext, scheduler: dict[str, Any]) -> list[str]:
         (
             CONTEXT,
             {"lr_warmup_steps": 18, "lr_decay_steps": 40},
-            "trainer.megatron.scheduler.lr_warmup_steps: 18, while the run makes 10 optimizer steps: 0.005 is all that it reaches",
+            "trainer.megatron.scheduler.lr_warmup_steps: 18, while the run makes 10 optimizer steps: 0.005 is all that it "
+            "reaches",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What in `[schedule]` comes to nothing in a run of its length; a longer one, such as its continuation, may still come to it."""
+"""What in `[schedule]` comes to nothing in a run of its length; a longer one, such as its continuation, may come to it."""
 
 from collections.abc import Iterator
 
