@@ -8,6 +8,9 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
 
+COMMON_POOL = (0, 0)
+"""torch's id of the pool that tensors are in unless something says otherwise."""
+
 
 def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
     """The storages of this rank's parts of `tensors`, each once."""
@@ -22,6 +25,16 @@ def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
 def num_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes that the storages of `tensors` hold now."""
     return sum(storage.nbytes() for storage in storages(tensors))
+
+
+def reserved_bytes(device: torch.device) -> int | None:
+    """Bytes of `device` that this process's allocator keeps from others, used or not; None on CPU. Without pools of their own,
+    such as those that an engine in the same process has for its weights, cache and graphs."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == index]
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == COMMON_POOL)
 
 
 class HostCopy:
