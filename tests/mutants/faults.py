@@ -1294,9 +1294,16 @@ FAULTS = (
     Fault(
         "ranks that have come apart are not noticed before parts are sent",
         "rlcore_torchkit.shard_sender",
-        "self._require_equal(window.specs, shards.held, several, parts)",
+        "self._require_equal(window.specs, parts)",
         "pass",
         "tests/torchkit/test_shard_sender.py::test_two_ranks_send_and_fail_together",
+    ),
+    Fault(
+        "what ranks hold is taken for what it was where one of them has changed",
+        "rlcore_torchkit.told_once",
+        "agreed = set(offers[0]).intersection(*offers)",
+        "agreed = set(offers[0])",
+        "tests/torchkit/test_told_once.py::test_values_are_sent_once_and_again_where_one_differs",
     ),
     Fault(
         "endpoints are shown the key for their list of models alone",

@@ -1,6 +1,7 @@
 """Device memory handed back and filled again, underneath the tensors that use it."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -33,8 +34,9 @@ def reserved_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
-    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == index]
-    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == COMMON_POOL)
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    common = [each for each in segments if each["device"] == index and tuple(each["segment_pool_id"]) == COMMON_POOL]
+    return sum(int(segment["total_size"]) for segment in common)
 
 
 class HostCopy:
