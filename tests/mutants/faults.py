@@ -1306,6 +1306,27 @@ FAULTS = (
         "tests/torchkit/test_told_once.py::test_values_are_sent_once_and_again_where_one_differs",
     ),
     Fault(
+        "products of 8 bits are planned as those of bfloat16",
+        "rlcore_megatron.plan",
+        'float8="all" if config.fp8 else "none",',
+        'float8="none",',
+        "tests/megatron_backend/test_plan.py::test_float8_makes_products_of_layers_and_experts_faster",
+    ),
+    Fault(
+        "what an idle trainer takes is its weights and state",
+        "rlcore.run.execution.residency",
+        "taken = left.device_bytes if left.reserved_bytes is None else left.reserved_bytes",
+        "taken = left.device_bytes",
+        "tests/core/run/execution/test_residency.py::test_what_a_trainer_leaves_is_what_its_allocator_keeps",
+    ),
+    Fault(
+        "a run that is too short for its warm-up says nothing",
+        "rlcore.run.plan.prepare",
+        "plan = evolve(plan, notes=(*map(str, [*unread_options(raw, made), *schedule_notes(plan)]), *plan.notes))",
+        "plan = evolve(plan, notes=(*map(str, unread_options(raw, made)), *plan.notes))",
+        "tests/core/run/plan/test_schedule_notes.py::test_the_rate_is_what_the_note_says_and_a_longer_continuation_reaches_it",
+    ),
+    Fault(
         "endpoints are shown the key for their list of models alone",
         "rlcore_openai.endpoint",
         'headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}',
