@@ -99,7 +99,7 @@ def run_refits(rank: int, address: str) -> None:
     assert export.shards is not None
     assert export.shards.held == (LAYOUT[0], LAYOUT[1][:2])
     export.shards.route = route
-    with pytest.raises(RefitError, match="another layout by the route"):
+    with pytest.raises(RefitError, match=r"another layout.*/engines"):
         list(export.buckets)
     for end in ends:
         end.close()

@@ -114,7 +114,7 @@ def active_parameters(dims: ModelDims) -> float:
 
 
 def float8_parameters(dims: ModelDims, float8: Float8) -> float:
-    """Those of the active parameters whose products are of 8 bits; neither the head's nor routers'."""
+    """Active parameters whose products are of 8 bits; neither the head's nor routers'."""
     plain, experts = layer_parameters(dims)
     linear = plain - dims.num_moe_layers * dims.hidden_size * dims.num_experts
     active = experts * dims.num_experts_per_token / max(dims.num_experts, 1)
@@ -157,7 +157,7 @@ def pass_seconds(
 
 
 def _product_seconds(dims: ModelDims, device: DeviceSpec, layout: Layout, passes: float, *, trains: bool) -> float:
-    """Of one token, but for attention's."""
+    """Seconds of one token's products, but for attention's."""
     head = 2.0 * dims.vocab_size * dims.hidden_size * (1 if trains else 0)  # its logits are computed again in chunks
     narrow = 0.0 if device.float8_flops is None else float8_parameters(dims, layout.float8)
     seconds = (2 * (active_parameters(dims) - narrow) * passes + head) / PRODUCTS / device.flops

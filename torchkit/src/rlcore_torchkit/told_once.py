@@ -8,7 +8,7 @@ from attrs import frozen
 
 T = TypeVar("T")
 MOST_KEPT = 4
-"""Of such rounds; refits of adapters alone and of whole models come in turn."""
+"""Rounds that are remembered: refits of adapters alone and of whole models come in turn."""
 
 
 @frozen
