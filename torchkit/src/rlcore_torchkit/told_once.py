@@ -34,7 +34,7 @@ class ToldOnce(Generic[T]):
     def by_all(self, own: T) -> tuple[T, ...]:
         """Every rank's value, in their order; the same object as before where nothing has changed. A collective of all ranks.
 
-        Values are immutable; equal ones have one repr, and no others do.
+        Values are immutable, and those that differ differ in their repr.
         """
         known = {each.digest: each for each in self._rounds if each.own == own}
         offers: list[tuple[bytes, ...]] = self._gathered(tuple(known))
@@ -42,8 +42,9 @@ class ToldOnce(Generic[T]):
         if agreed:  # of several rounds with these values of all ranks there is one digest
             found = known[agreed.pop()]
         else:
-            values = tuple(self._gathered(own))
-            found = _Round(own, values, hashlib.sha256(repr(values).encode()).digest())
+            told = self._gathered((own, hashlib.sha256(repr(own).encode()).digest()))
+            of_all = hashlib.sha256(b"".join(digest for _, digest in told)).digest()
+            found = _Round(own, tuple(value for value, _ in told), of_all)
         self._rounds = [found, *(each for each in self._rounds if each.digest != found.digest)][:MOST_KEPT]
         return found.everyones
 
