@@ -32,6 +32,8 @@ class Measured:
     source: str
     """The document and section that has the figures."""
     shape: str
+    num_layers: int | None = None
+    """None where it has all of the shape's."""
     gpus: str
     config: MegatronConfig | Fsdp2Config
     engine: VllmConfig | None = None
@@ -59,6 +61,8 @@ class Measured:
         """The step's work."""
         devices = parse_devices(self.gpus, None)
         model = SHAPES[self.shape]
+        if self.num_layers is not None:
+            model = {**model, "num_hidden_layers": self.num_layers}
         return PlanContext(
             model=model,
             dtype="bfloat16",
@@ -117,6 +121,7 @@ IN_8_BITS: Mapping[str, Any] = {
     "source": HEADLINE_SECTION,
 }
 UPDATE: Mapping[str, Any] = {"shape": "1.5b", "gpus": "1xH100", "num_sequences": 64, "limit": 512}
+SIX_LAYERS: Mapping[str, Any] = {"shape": "8b", "num_layers": 6, "gpus": "1xH200", "num_sequences": 64, "limit": 512}
 UPDATE_SECTION = "benchmarks.md#a-training-step-on-a-gpu-benchmarkstrain_steppy"
 LONG_SECTION = "benchmarks.md#long-sequences-benchmarkslong_contextpy"
 
@@ -243,6 +248,30 @@ MEASURED = (
         step_s=1.154,
         peak_gb=30.6,
         **UPDATE,
+    ),
+    Measured(
+        name="update, 1.5B in 8 bits, `megatron`",
+        source=UPDATE_SECTION,
+        config=MegatronConfig(**NO_SIZES, fp8=True),
+        step_s=0.917,
+        peak_gb=46.9,
+        **UPDATE,
+    ),
+    Measured(
+        name="update, six layers of 8B, `megatron`",
+        source=UPDATE_SECTION,
+        config=MegatronConfig(**NO_SIZES),
+        step_s=0.723,
+        peak_gb=53.2,
+        **SIX_LAYERS,
+    ),
+    Measured(
+        name="update, six layers of 8B in 8 bits, `megatron`",
+        source=UPDATE_SECTION,
+        config=MegatronConfig(**NO_SIZES, fp8=True),
+        step_s=0.567,
+        peak_gb=54.9,
+        **SIX_LAYERS,
     ),
     Measured(name="update, 1.5B, `fsdp2`", source=UPDATE_SECTION, config=Fsdp2Config(), step_s=0.795, peak_gb=50.8, **UPDATE),
     Measured(

@@ -1,12 +1,18 @@
 """What is wrong with the tables for Megatron's own classes: keys, types, and values that go wrong together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from attrs import evolve
+from megatron_families import make_own
+from megatron_support import make_backend, make_batch, step_request
 from packaging.version import Version
 
+from rlcore.spi import CheckContext, CloseRequest, ModelSpec
+from rlcore.testing.models import make_model
 from rlcore_megatron import forwarded_check
+from rlcore_megatron.check import check
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -115,6 +121,18 @@ def test_empty_tables_are_right_and_import_nothing(monkeypatch: pytest.MonkeyPat
             "trainer.megatron.transformer.fp32_residual_connection: found a field that is not for this table to set; expected "
             "another field of Megatron's TransformerConfig. Leave it out: Megatron rounds every sum to model.dtype again, and "
             "layers in bfloat16 fail over the float32 of the first",
+        ),
+        (
+            {"transformer": {"fused_single_qkv_rope": True}},
+            "trainer.megatron.transformer.fused_single_qkv_rope: found a field that is not for this table to set; expected "
+            "another field of Megatron's TransformerConfig. Leave it out: its kernel takes no packed sequences, and the first "
+            "step would fail",
+        ),
+        (
+            {"transformer": {"use_kitchen": True}},
+            "trainer.megatron.transformer.use_kitchen: found a field that is not for this table to set; expected another field "
+            "of Megatron's TransformerConfig. Leave it out: Kitchen's layers need a quant_recipe, an object that no recipe can "
+            "hold",
         ),
         (
             {"transformer": {"activation_func": "gelu"}},
@@ -233,6 +251,12 @@ def wrong(found: list[str]) -> dict[str, str]:
             {},
             {"fp8_recipe": "blockwise"},
             "'blockwise'; expected no such field without fp8. Set trainer.megatron.fp8 to true, or leave it out",
+        ),
+        (
+            "cpu",
+            {},
+            {"first_last_layers_bf16": True},
+            "True; expected no such field without fp8. Set trainer.megatron.fp8 to true, or leave it out",
         ),
         (
             "cpu",
@@ -495,3 +519,41 @@ def test_the_fused_rotation_of_multi_latent_attention_is_refused() -> None:
     (problem,) = texts("cuda", ModelDims.of(MODEL | {"num_experts": 8} | sizes), transformer=table)
     assert problem.startswith("trainer.megatron.transformer.apply_rope_fusion: found True; expected false")
     assert texts("cuda", EXPERTS, transformer=table) == []
+
+
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""All that `recompute_modules` of this Megatron-Core names."""
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str | tuple[float, float]]:
+    """A function (family, section options) -> the first problem of the recipe, or loss and gradient norm of a step."""
+    makers = {"qwen3": make_model, "glm4_moe": make_model, "deepseek_v3": make_own}
+    models = {name: make(tmp_path_factory.mktemp("models") / name, name) for name, make in makers.items()}
+    batch = make_batch()
+
+    def step(family: str, **section: Any) -> str | tuple[float, float]:
+        config = evolve(MegatronConfig(collective_timeout_s=180.0), **section)
+        spec = ModelSpec(path=str(models[family]))
+        found = check(CheckContext(model=spec, device="cpu", world_size=1, max_sequence_length=64), config)
+        if found:
+            return str(found[0])
+        trainer = make_backend(models[family], config=config)
+        result = trainer.train_step(step_request((batch,), batch.counts(), 0))
+        trainer.close(CloseRequest())
+        return result.loss, result.grad_norm
+
+    return step
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm4_moe", "deepseek_v3"])
+def test_modules_are_refused_or_recomputed_without_the_engine(stepped: Callable[..., Any], family: str) -> None:
+    plain = stepped(family)
+    for module in MODULES:
+        found = stepped(family, recompute="selective", transformer={"recompute_modules": [module]})
+        is_missing = module in ("layernorm", "moe_act") or (module == "mla_up_proj" and family != "deepseek_v3")
+        if is_missing:
+            assert isinstance(found, str), module
+            assert found.startswith("trainer.megatron.transformer"), found
+        else:
+            assert found == pytest.approx(plain, rel=1e-6), module

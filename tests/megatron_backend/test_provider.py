@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from typing import Any
+
+import pytest
 
 from rlcore.registry.discovery import Registry
 from rlcore.registry.selection import passed_over, select
 from rlcore.spi import capabilities
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
+from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.provider import PROVIDER
 
 REGISTRY = Registry.from_providers({"trainer": [FSDP2, PROVIDER]})
@@ -38,3 +42,18 @@ def test_auto_says_that_it_took_fsdp2_and_why(installed) -> None:
         "trainer 'fsdp2' (priority 50) is taken, as 'megatron' (priority 80) cannot be: "
         "megatron-core is not installed: pip install 'megatron-core<0.17,>=0.16.1'",
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "is_exact"),
+    [
+        ({}, True),
+        ({"transformer_engine": False, "transformer": {"moe_router_dtype": "fp64"}}, True),
+        ({"fp8": True}, False),
+        ({"transformer_engine": True}, False),
+        ({"transformer": {"fp4": "e2m1"}}, False),
+    ],
+)
+def test_log_probabilities_are_exact_unless_products_are_rounded(options: dict[str, Any], is_exact: bool) -> None:
+    lost = set() if is_exact else {capabilities.EXACT_LOGPROBS}
+    assert PROVIDER.disabled_capabilities(MegatronConfig(**options)) == lost

@@ -21,6 +21,7 @@ from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.model import unwrapped
 from rlcore_megatron.token_dispatch import CONSTANTS, forget_tokens
 
 BATCH = make_batch()
@@ -122,3 +123,44 @@ def test_dispatchers_of_deepep_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     forget_tokens([torch.nn.Sequential(layer)])
     assert not [name for name, value in vars(manager).items() if isinstance(value, Tensor)]
     assert all(vars(manager)[name] is value for name, value in before.items() if name != "handle")
+
+
+class Broken(RuntimeError):
+    """What a layer or a loss raises in the middle of a pass."""
+
+
+def failing(*_: Any, **__: Any) -> None:
+    raise Broken
+
+
+def last_norm(trainer: MegatronBackend) -> torch.nn.Module:
+    """Behind all experts, whose dispatchers hold their tokens by then."""
+    return unwrapped(trainer.models)[0].decoder.final_layernorm
+
+
+def test_nothing_of_a_step_that_fails_is_left(trainer: MegatronBackend) -> None:
+    """Forward and in the backward pass; the step is then made as if nothing had been."""
+    request = step_request((BATCH, BATCH), BATCH.counts(), 0)
+    trainer.train_step(request)
+    again = evolve(request, weight_version=1)
+    norm = last_norm(trainer)
+    for hook in (norm.register_forward_hook, norm.register_full_backward_hook):
+        with Storages() as storages:
+            handle = hook(failing)
+            with pytest.raises(Broken):
+                trainer.train_step(again)
+            handle.remove()
+            assert max(storages.alive(), default=0) < BATCH.num_tokens
+    assert trainer.train_step(again).weight_version == 2
+
+
+def test_nothing_of_log_probabilities_that_fail_is_left(trainer: MegatronBackend) -> None:
+    request = LogprobsRequest(microbatches=(BATCH,), model="policy", temperature=1.0, entropy=False, weight_version=0)
+    expected = trainer.get_logprobs(request).logprobs[0].copy()
+    with Storages() as storages:
+        handle = last_norm(trainer).register_forward_hook(failing)
+        with pytest.raises(Broken):
+            trainer.get_logprobs(request)
+        handle.remove()
+        assert max(storages.alive(), default=0) < BATCH.num_tokens
+    assert (trainer.get_logprobs(request).logprobs[0] == expected).all()

@@ -556,6 +556,13 @@ FAULTS = (
         "tests/system/test_previous_logprobs.py",
     ),
     Fault(
+        "a trainer that rounds counts as exact",
+        "rlcore.run.plan.choice",
+        "return any(capabilities.EXACT_LOGPROBS in entry.taken_away for entry in found)",
+        "return False",
+        "tests/system/test_previous_logprobs.py::test_a_trainer_in_float8_is_compared_with_itself[true-trainer]",
+    ),
+    Fault(
         "the importance weight is upside down",
         "rlcore_grpo.importance",
         "return importance_ratio(previous, generation)",
@@ -1294,9 +1301,37 @@ FAULTS = (
     Fault(
         "ranks that have come apart are not noticed before parts are sent",
         "rlcore_torchkit.shard_sender",
-        "self._require_equal(window.specs, shards.held, several, parts)",
+        "self._require_equal(window.specs, parts)",
         "pass",
         "tests/torchkit/test_shard_sender.py::test_two_ranks_send_and_fail_together",
+    ),
+    Fault(
+        "what ranks hold is taken for what it was where one of them has changed",
+        "rlcore_torchkit.told_once",
+        "agreed = set(offers[0]).intersection(*offers)",
+        "agreed = set(offers[0])",
+        "tests/torchkit/test_told_once.py::test_values_are_sent_once_and_again_where_one_differs",
+    ),
+    Fault(
+        "products of 8 bits are planned as those of bfloat16",
+        "rlcore_megatron.plan",
+        'float8="all" if config.fp8 else "none",',
+        'float8="none",',
+        "tests/megatron_backend/test_plan.py::test_float8_makes_products_of_layers_and_experts_faster",
+    ),
+    Fault(
+        "what an idle trainer takes is its weights and state",
+        "rlcore.run.execution.residency",
+        "taken = left.device_bytes if left.reserved_bytes is None else left.reserved_bytes",
+        "taken = left.device_bytes",
+        "tests/core/run/execution/test_residency.py::test_what_a_trainer_leaves_is_what_its_allocator_keeps",
+    ),
+    Fault(
+        "a run that is too short for its warm-up says nothing",
+        "rlcore.run.plan.prepare",
+        "plan = evolve(plan, notes=(*map(str, [*unread_options(raw, made), *schedule_notes(plan)]), *plan.notes))",
+        "plan = evolve(plan, notes=(*map(str, unread_options(raw, made)), *plan.notes))",
+        "tests/core/run/plan/test_schedule_notes.py::test_the_rate_is_what_the_note_says_and_a_longer_continuation_reaches_it",
     ),
     Fault(
         "endpoints are shown the key for their list of models alone",

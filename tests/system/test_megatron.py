@@ -9,7 +9,13 @@ from rlcore.run.plan import prepare
 from rlcore.testing.models import make_model
 from rlcore_megatron import requirements
 
-from .system_support import DIGITS, Workplace, expect_failure, read_metrics  # type: ignore[import-not-found]
+from .system_support import (  # type: ignore[import-not-found]
+    DIGITS,
+    STEPS_ALONE,
+    Workplace,
+    expect_failure,
+    read_metrics,
+)
 
 SHORT = ("run.num_steps=3", "training.prompts_per_step=8", "rollout.samples_per_prompt=8")
 
@@ -112,3 +118,20 @@ def test_without_megatron_core_auto_says_what_it_takes_where_it_would_have_taken
     assert "trainer       fsdp2" in on_cuda.stdout
     expected = f"trainer 'fsdp2' (priority 50) is taken, as 'megatron' (priority 80) cannot be: {INSTALL}"
     assert on_cuda.stderr == f"note: {expected}\n"
+
+
+def test_what_its_schedule_is_too_long_for_is_told(workplace: Workplace) -> None:
+    """Before anything is allocated, where Megatron would stop in the first step; or as the rate that the run gets to."""
+    table = "trainer.megatron.scheduler"
+    options = ("trainer.name=megatron", "run.num_steps=3", "optimizer.learning_rate=0.01", *STEPS_ALONE)
+    refused = workplace.rlcore("check", "grpo.toml", *options, f"{table}.lr_warmup_steps=3", f"{table}.min_lr=0.1")
+    assert refused.exit_code == 2, refused.output
+    assert f"{table}.lr_warmup_steps: found 3" in refused.output
+    assert f"{table}.min_lr: found 0.1" in refused.output
+    longer = (*options, f"{table}.lr_warmup_steps=8", f"{table}.lr_decay_steps=9")
+    noted = workplace.rlcore("check", "grpo.toml", *longer)
+    assert noted.exit_code == 0, noted.output
+    assert "the run makes 3 optimizer steps: 0.0025 is all that it reaches" in " ".join(noted.output.split())
+    metrics = read_metrics(workplace.train("grpo.toml", *longer, *SHORT))
+    rates = [record["learning_rate"] for record in metrics if record["updates"]]
+    assert max(rates) == pytest.approx(0.0025)

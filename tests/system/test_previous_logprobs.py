@@ -32,3 +32,16 @@ def test_geometric_bounds_leave_out_samples_of_older_weights(workplace: Workplac
     fresh, *stale = read_metrics(workplace.train("grpo.toml", *OPTIONS, *bounds, "async.max_staleness=1"))
     assert fresh["geometric_masked"] == 0
     assert max(record["geometric_masked"] for record in stale if record["updates"]) > 0.5
+
+
+@pytest.mark.parametrize(("fp8", "taken"), [("false", "generation"), ("true", "trainer")])
+def test_a_trainer_in_float8_is_compared_with_itself(workplace: Workplace, fp8: str, taken: str) -> None:
+    """Its first update's ratio is 1 to the bit then; a plain trainer's is so to rounding."""
+    pytest.importorskip("torchao", reason="needs torchao, the extra fp8")
+    options = (*OPTIONS, "trainer.name=fsdp2", f"trainer.fsdp2.fp8={fp8}", "training.updates_per_step=1")
+    records = [record for record in read_metrics(workplace.train("grpo.toml", *options)) if record["updates"]]
+    assert records
+    for record in records:
+        assert ("importance_weight" in record) == (taken == "trainer")
+        assert record["ratio_max"] == pytest.approx(1, abs=0 if taken == "trainer" else 1e-4)
+        assert (record["token_mult_prob_error"] > 1.0005) == (fp8 == "true")

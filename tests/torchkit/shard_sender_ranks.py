@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -69,3 +70,70 @@ def receive(held: Sequence[Sequence[Box]], route: ShardRoute, take: Callable[[Sh
     end = ShardEnd(specs=SPECS, held=held, route=route, rank=2, max_bytes=MAX_BYTES, device=CPU)
     take(end)
     end.close()
+
+
+def run_refits(rank: int, address: str) -> None:
+    """Refits by one sender a rank: parts are told in the first, and again where one rank's are others."""
+    keep_on_loopback()
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    sender, told = ShardSender(rank, 2, CPU), list[Any]()
+    gather = dist.all_gather_object
+
+    def noted(found: list[Any], own: Any) -> None:
+        told.append(own)
+        gather(found, own)
+
+    dist.all_gather_object = noted
+    at = store() if rank == 0 else None
+    route = None if at is None else route_in(at)
+    ends = list[ShardEnd]()
+    for number in range(3):
+        told.clear()
+        full = {spec.name: torch.arange(24.0).view(6, 4) + number for spec in SPECS}
+        send(sender, LAYOUT[rank], full, route, ends)
+        assert any(map(tells_parts, told)) == (number == 0), f"refit {number}"
+    # The second rank has a part less: the first, whose parts are the same, notices too.
+    told.clear()
+    export = sender.export(REQUEST, SPECS, LAYOUT[rank][: 3 - rank], lambda _: {})
+    assert any(map(tells_parts, told))
+    assert export.shards is not None
+    assert export.shards.held == (LAYOUT[0], LAYOUT[1][:2])
+    export.shards.route = route
+    with pytest.raises(RefitError, match=r"another layout.*/engines"):
+        list(export.buckets)
+    for end in ends:
+        end.close()
+    sender.close()
+    dist.destroy_process_group()
+
+
+def tells_parts(given: object) -> bool:
+    """Whether boxes are among what a rank has told."""
+    return "Box(" in repr(given)
+
+
+def send(
+    sender: ShardSender, held: Sequence[Box], full: dict[str, Tensor], route: ShardRoute | None, ends: list[ShardEnd]
+) -> None:
+    """One refit; `ends` gets the generator's end the first time, beside the rank that has the route."""
+
+    def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
+        names = {spec.name for spec in specs}
+        return {box: full[box.name][box.start[0] : box.stop[0]] for box in held if box.name in names}
+
+    export, taken = sender.export(REQUEST, SPECS, held, read), dict[str, Tensor]()
+    assert export.shards is not None
+    export.shards.route, shards = route, export.shards
+
+    def take() -> None:
+        if not ends:
+            assert route is not None
+            ends.append(ShardEnd(specs=SPECS, held=shards.held, route=route, rank=2, max_bytes=MAX_BYTES, device=CPU))
+        ends[0].take(lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
+
+    with ThreadPoolExecutor(1) as pool:
+        receiver = None if route is None else pool.submit(take)
+        list(export.buckets)
+        if receiver is not None:
+            receiver.result(60)
+            assert all(torch.equal(taken[name], full[name]) for name in full)

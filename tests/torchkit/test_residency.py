@@ -1,8 +1,9 @@
 """Memory that is discarded or copied to the host, and comes back."""
 
+import pytest
 import torch
 
-from rlcore_torchkit.residency import Discarded, HostCopy, num_bytes
+from rlcore_torchkit.residency import Discarded, HostCopy, num_bytes, reserved_bytes
 
 
 def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:
@@ -37,3 +38,22 @@ def test_offloading_twice_keeps_the_first_copy() -> None:
     copy.offload([tensor])
     copy.restore()
     assert tensor.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_the_allocator_keeps_is_counted_used_or_not_without_pools_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [
+        {"device": 1, "total_size": 8, "allocated_size": 5, "segment_pool_id": (0, 0)},
+        {"device": 1, "total_size": 2, "allocated_size": 0, "segment_pool_id": (0, 0)},
+        {"device": 1, "total_size": 32, "allocated_size": 32, "segment_pool_id": (0, 1)},
+        {"device": 0, "total_size": 64, "allocated_size": 64, "segment_pool_id": (0, 0)},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert [reserved_bytes(torch.device(name)) for name in ("cuda:1", "cuda", "cpu")] == [10, 64, None]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_it_is_what_torch_has_reserved_where_there_is_one_pool() -> None:
+    device = torch.device("cuda", 0)
+    kept = torch.ones(1 << 22, device=device)
+    assert reserved_bytes(device) == torch.cuda.memory_reserved(device) >= kept.nbytes

@@ -12,7 +12,7 @@ from rlcore.testing.ranks import free_address, launch
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
 
-from .shard_sender_ranks import run_rank  # type: ignore[import-not-found]
+from .shard_sender_ranks import run_rank, run_refits  # type: ignore[import-not-found]
 from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
 
 
@@ -55,6 +55,10 @@ def test_refits_go_by_one_route_again_and_again() -> None:
 
 def test_two_ranks_send_and_fail_together() -> None:
     launch(run_rank, (free_address(),), 2)
+
+
+def test_what_ranks_hold_is_told_once_and_again_where_it_changes() -> None:
+    launch(run_refits, (free_address(),), 2)
 
 
 def test_without_a_route_nothing_is_sent() -> None:

@@ -9,11 +9,15 @@ from rlcore.planner.devices import DEVICES
 from rlcore.spi import DeviceSpec
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.step_costs import (
+    FLOAT8_LAUNCHES,
+    FLOAT8_PRODUCTS,
+    LAUNCHES,
     PRODUCTS,
     Layout,
     Tokens,
     active_parameters,
     attention_flops,
+    float8_parameters,
     num_microbatches,
     num_parameters,
     pass_seconds,
@@ -160,3 +164,32 @@ def test_refits_take_about_what_was_measured(name: str) -> None:
     dims, device, travels, measured = REFITS[name]
     assert dims is not None
     assert refit_seconds(dims, device, travels=travels) == pytest.approx(measured, rel=0.4)
+
+
+NARROW = evolve(DEVICE, float8_flops=4e15)
+
+
+def test_products_of_8_bits_are_those_of_layers_without_head_routers_and_attention() -> None:
+    assert float8_parameters(DENSE, "all") == active_parameters(DENSE) - 128256 * 4096
+    assert float8_parameters(DENSE, "none") == 0.0
+    experts = 48 * 8 * 3 * 2048 * 768
+    assert float8_parameters(EXPERTS, "all") == active_parameters(EXPERTS) - 151936 * 2048 - 48 * 2048 * 128
+    assert float8_parameters(EXPERTS, "without experts") == float8_parameters(EXPERTS, "all") - experts
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_products_of_8_bits_take_their_own_share_of_their_own_peak(trains: bool) -> None:
+    """What else a pass takes is the same; on devices without such a peak nothing is gained."""
+    tokens = evolve(TOKENS, per_microbatch=65536)  # so many that no pass waits for its kernels' launches
+    whole, narrow = (pass_seconds(DENSE, NARROW, tokens, Layout(float8=kind), trains=trains) for kind in ("none", "all"))
+    flops = 2 * float8_parameters(DENSE, "all") * TOKENS.number * (3 if trains else 1)
+    saved = flops * (1 / PRODUCTS / NARROW.flops - 1 / FLOAT8_PRODUCTS / 4e15)
+    assert whole - narrow == pytest.approx(saved)
+    assert pass_seconds(DENSE, DEVICE, tokens, Layout(float8="all"), trains=trains) == whole
+
+
+def test_small_layers_wait_for_the_kernels_that_round() -> None:
+    """Where launches bound a pass, 8 bits make it longer."""
+    small = Tokens(number=64, squared=64.0, longest=1, per_microbatch=1)
+    plain, narrow = (pass_seconds(DENSE, NARROW, small, Layout(float8=kind), trains=True) for kind in ("none", "all"))
+    assert narrow / plain == pytest.approx((LAUNCHES + FLOAT8_LAUNCHES) / LAUNCHES)

@@ -177,6 +177,9 @@ def test_every_channel_of_the_table_has_a_file_here_and_is_declared() -> None:
         ({"quantization": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
         ({"quantization": "fp8_per_block"}, {"refit.in_process", "refit.cuda_ipc"}),
         ({"kv_cache_dtype": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
+        ({"engine": {"mamba_ssm_cache_dtype": "float16"}}, {"refit.in_process", "refit.cuda_ipc"}),
+        ({"engine": {"hf_overrides": {"rope_theta": 1}}}, {"refit.in_process", "refit.cuda_ipc"}),
+        ({"engine": {"block_size": 32}}, {"refit.in_process", "refit.cuda_ipc", "exact_logprobs"}),
     ],
 )
 def test_a_section_takes_away_what_its_layout_rules_out(options: dict[str, object], left: set[str]) -> None:

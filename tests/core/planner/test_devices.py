@@ -44,3 +44,8 @@ def test_newer_devices_are_no_slower_and_no_smaller() -> None:
     for older, newer in (("H100", "H200"), ("H200", "GB200")):
         for rate in ("memory_bytes", "flops", "bandwidth", "link"):
             assert getattr(DEVICES[older], rate) <= getattr(DEVICES[newer], rate)
+
+
+def test_products_of_8_bits_are_twice_as_fast_at_their_peak() -> None:
+    for device in DEVICES.values():
+        assert device.float8_flops == pytest.approx(2 * device.flops, rel=1e-3)

@@ -52,7 +52,15 @@ def test_nothing_is_legal_after_close(make, tmp_path):
             call()
 
 
-@pytest.mark.parametrize("returned", [None, SetResidencyResult(device_bytes=-1), SetResidencyResult(device_bytes=1.5)])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        SetResidencyResult(device_bytes=-1),
+        SetResidencyResult(device_bytes=1.5),
+        SetResidencyResult(device_bytes=1, reserved_bytes=-1),
+    ],
+)
 def test_a_wrong_residency_result_fails_the_backend(make, returned):
     handle = make(set_residency=lambda self, request: returned)
     with pytest.raises(ContractError, match="set_residency returned"):

@@ -18,6 +18,7 @@ TRAINER_CAPABILITIES = channel_capabilities() | {
     capabilities.ENTROPY,
     capabilities.SAVE_HF,
     capabilities.METRIC_BOUNDS,
+    capabilities.EXACT_LOGPROBS,
     capabilities.PREVIOUS_LOGPROBS,
     capabilities.STEP_LOGPROBS,
     capabilities.SCHEDULE_STEP,

@@ -1,12 +1,16 @@
 """Device memory handed back and filled again, underneath the tensors that use it."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
 from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
+
+COMMON_POOL = (0, 0)
+"""torch's id of the pool that tensors are in unless something says otherwise."""
 
 
 def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
@@ -22,6 +26,17 @@ def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
 def num_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes that the storages of `tensors` hold now."""
     return sum(storage.nbytes() for storage in storages(tensors))
+
+
+def reserved_bytes(device: torch.device) -> int | None:
+    """Bytes of `device` that this process's allocator keeps from others, used or not; None on CPU. Without pools of their own,
+    such as those that an engine in the same process has for its weights, cache and graphs."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    common = [each for each in segments if each["device"] == index and tuple(each["segment_pool_id"]) == COMMON_POOL]
+    return sum(int(segment["total_size"]) for segment in common)
 
 
 class HostCopy:

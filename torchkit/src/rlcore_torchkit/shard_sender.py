@@ -29,11 +29,29 @@ from rlcore_torchkit.kept_parts import KeptParts
 from rlcore_torchkit.shard_meeting import Notices, common_route, places
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_transfer import Moved
+from rlcore_torchkit.told_once import ToldOnce
 
 ReadParts = Callable[[Sequence[TensorSpec]], Mapping[Box, Tensor]]
 """This rank's parts of some tensors; called on all ranks in one order, so that it may gather."""
 Meeting: TypeAlias = tuple[tuple[str, str], ...]
 """The routes of a refit, each by its address and name."""
+
+
+@frozen
+class _Shared:
+    """The parts that several ranks hold, of a layout."""
+
+    held: tuple[tuple[Box, ...], ...]
+    of_tensor: Mapping[str, list[Box]]
+    """By the tensor's name, in one order on all ranks."""
+
+    @classmethod
+    def of(cls, held: tuple[tuple[Box, ...], ...]) -> "_Shared":
+        of_tensor: dict[str, list[Box]] = {}
+        for box, count in Counter(chain(*held)).items():
+            if count > 1:
+                of_tensor.setdefault(box.name, []).append(box)
+        return cls(held, of_tensor)
 
 
 @frozen
@@ -55,14 +73,18 @@ class ShardSender:
         self._notices: dict[tuple[str, str], Notices] = {}
         self._num_made: Counter[Meeting] = Counter()
         """How often each group has been made, so that none is taken for one that met before."""
+        self._layouts: ToldOnce[tuple[Box, ...]] = ToldOnce(self._gathered)
+        self._routes: ToldOnce[ShardRoute | None] = ToldOnce(self._gathered)
+        self._shared = _Shared.of(())
         self._kept: tuple[object, KeptParts] | None = None
         """What has been sent last, and of which tensors and layout."""
 
     def export(
         self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[Box], read: ReadParts
     ) -> WeightExport:
-        """Every rank of the trainer calls it, with the boxes that it holds."""
-        held = tuple(self._gathered(tuple(own)))
+        """Every rank of the trainer calls it, with the boxes that it holds. These are sent to the others where one of them has
+        changed: a rank may hold others in another refit, as of adapters alone."""
+        held = self._layouts.by_all(tuple(own))
         shards = ShardExport(held=held, max_bucket_bytes=request.max_bucket_bytes, delta=request.delta)
         buckets = self._send(request.weight_version, shards, specs, read)
         return WeightExport(
@@ -74,11 +96,13 @@ class ShardSender:
         for _, end in self._ends.values():
             end.close()
         self._ends, self._notices = {}, {}
+        self._layouts.forget()
+        self._routes.forget()
 
     def _send(
         self, weight_version: int, shards: ShardExport, specs: tuple[TensorSpec, ...], read: ReadParts
     ) -> Iterator[WeightBucket]:
-        routes = [route for route in self._gathered(shards.route) if route is not None]
+        routes = [route for route in self._routes.by_all(shards.route) if route is not None]
         end: ShardEnd | None = None
         in_step: Set[int] | None = None
         total, kept = Moved(digest=0), self._kept_of(shards, specs) if routes else None
@@ -88,12 +112,13 @@ class ShardSender:
                 if kept is not None:
                     kept.require(end.sent_boxes())
                 in_step = None if kept is None else end.in_step(kept.version)
-        several = {box for box, count in Counter(chain(*shards.held)).items() if count > 1}
+        if self._shared.held is not shards.held:
+            self._shared = _Shared.of(shards.held)
         with nullcontext() if kept is None else kept.changing(weight_version):
             for number, window in enumerate(() if end is None else end.windows):
                 parts = read(window.specs)
                 with self._failing_together():
-                    self._require_equal(window.specs, shards.held, several, parts)
+                    self._require_equal(window.specs, parts)
                     assert end is not None
                     total += end.run(number, parts, {}, last=None if kept is None else kept.tensors, in_step=in_step)
                     if kept is not None:
@@ -115,12 +140,10 @@ class ShardSender:
             self._kept = plan, KeptParts(self._device if shards.delta == "device" else torch.device("cpu"))
         return self._kept[1]
 
-    def _require_equal(
-        self, specs: Sequence[TensorSpec], held: Sequence[Sequence[Box]], several: Set[Box], parts: Mapping[Box, Tensor]
-    ) -> None:
+    def _require_equal(self, specs: Sequence[TensorSpec], parts: Mapping[Box, Tensor]) -> None:
         """Raise ContractError where ranks that hold the same part hold different values: each sends some of its replicas'."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in specs}
-        shared = [box for box in dict.fromkeys(chain(*held)) if box in several and box.name in dtypes]
+        shared = [box for name in dtypes for box in self._shared.of_tensor.get(name, ())]
         if not shared:
             return
         mine = [box for box in shared if box in parts]

@@ -5,6 +5,8 @@ exchanges between ranks that nothing hides. The efficiencies below are the same 
 docs/plan.md names the measurements that each is from.
 """
 
+from typing import Literal, TypeAlias
+
 from attrs import frozen
 
 from rlcore.spi import DeviceSpec
@@ -12,6 +14,9 @@ from rlcore_torchkit.architectures.dims import ModelDims
 
 PRODUCTS = 0.69
 """Share of the peak in matrix products: 677 TFLOP/s of 989 in updates of 8B, 715 in those of 1.5B."""
+FLOAT8_PRODUCTS = 0.50
+"""Share of the 8-bit peak in products of 8 bits and in rounding what they multiply: steps of 8B on H200. It was not
+measured on Blackwell."""
 ATTENTION = 0.45
 """Share of the peak in attention's products."""
 MEMORY = 0.5
@@ -26,6 +31,8 @@ FORWARD_SHARE = 0.35
 """Share of what is moved both ways that the forward pass moves."""
 LAUNCHES, EXPERT_LAUNCHES = 30, 66
 """Kernels of one layer forward, without and with experts."""
+FLOAT8_LAUNCHES = 10
+"""Kernels of one layer forward that round to 8 bits, beside the others: 0.2 s of an update of 1.5B, which waits for them."""
 EACH_EXPERT_LAUNCHES = 2
 """Kernels that each expert of a rank adds: forward, or, where one kernel multiplies by all of them, backward alone."""
 GROUPED = ("H100", "H200")
@@ -39,6 +46,9 @@ LINK = 0.7
 """Share of a link's rate in collectives of large tensors."""
 BYTES = 2
 """Bytes of an activation or weight in the compute dtype."""
+
+
+Float8: TypeAlias = Literal["none", "without experts", "all"]
 
 
 @frozen(kw_only=True)
@@ -57,6 +67,8 @@ class Layout:
     """How much more the layers move than fused kernels do."""
     gathers_weights: bool = False
     """Whether the weights of each layer are gathered from the data ranks for each microbatch and pass."""
+    float8: Float8 = "none"
+    """Which products of the decoder's layers are of 8 bits: all but attention's and routers', or without experts' either."""
 
 
 @frozen(kw_only=True)
@@ -101,6 +113,14 @@ def active_parameters(dims: ModelDims) -> float:
     return plain + experts * dims.num_experts_per_token / max(dims.num_experts, 1) + dims.vocab_size * dims.hidden_size
 
 
+def float8_parameters(dims: ModelDims, float8: Float8) -> float:
+    """Active parameters whose products are of 8 bits; neither the head's nor routers'."""
+    plain, experts = layer_parameters(dims)
+    linear = plain - dims.num_moe_layers * dims.hidden_size * dims.num_experts
+    active = experts * dims.num_experts_per_token / max(dims.num_experts, 1)
+    return {"none": 0.0, "without experts": linear, "all": linear + active}[float8]
+
+
 def attention_flops(dims: ModelDims, squared: float) -> float:
     """Forward, of causal attention within sequences with this sum of squared lengths."""
     latent = dims.latent
@@ -123,18 +143,27 @@ def pass_seconds(
     """
     ranks = layout.data * layout.context * layout.tensor * layout.pipeline
     passes = (4.0 if recomputes else 3.0) if trains else 1.0
-    head = 2.0 * dims.vocab_size * dims.hidden_size * (1 if trains else 0)  # its logits are computed again in chunks
-    products = (2 * active_parameters(dims) * passes + head) * tokens.number / PRODUCTS
-    attention = attention_flops(dims, tokens.squared) * (passes + (0.5 if trains else 0.0)) / ATTENTION
+    products = _product_seconds(dims, device, layout, passes, trains=trains) * tokens.number
+    attention = attention_flops(dims, tokens.squared) * (passes + (0.5 if trains else 0.0)) / ATTENTION / device.flops
     shares = (1.0 + (FORWARD_SHARE if recomputes else 0.0)) if trains else FORWARD_SHARE
     moved = _moved_bytes(dims) * layout.kernels * shares * tokens.number / MEMORY
-    computing = ((products + attention) / device.flops + moved / device.bandwidth) / ranks
+    computing = (products + attention + moved / device.bandwidth) / ranks
     steps = num_microbatches(tokens, layout)
     exchanging = _exchange_seconds(dims, device, tokens, layout) * passes
     gathering = _gather_seconds(dims, device, layout) * steps * min(passes, 2.0)
     launching = steps * _launches(dims, device, layout, trains=trains, recomputes=recomputes) * LAUNCH_S
     bubble = 1 + (layout.pipeline - 1) / steps
     return (max(computing + exchanging, gathering, launching) + _waits(dims, layout, passes) * steps) * bubble
+
+
+def _product_seconds(dims: ModelDims, device: DeviceSpec, layout: Layout, passes: float, *, trains: bool) -> float:
+    """Seconds of one token's products, but for attention's."""
+    head = 2.0 * dims.vocab_size * dims.hidden_size * (1 if trains else 0)  # its logits are computed again in chunks
+    narrow = 0.0 if device.float8_flops is None else float8_parameters(dims, layout.float8)
+    seconds = (2 * (active_parameters(dims) - narrow) * passes + head) / PRODUCTS / device.flops
+    if device.float8_flops is not None:
+        seconds += 2 * narrow * passes / FLOAT8_PRODUCTS / device.float8_flops
+    return seconds
 
 
 def update_seconds(device: DeviceSpec, layout: Layout, num_trained: float, bytes_touched: float) -> float:
@@ -157,6 +186,7 @@ def _launches(dims: ModelDims, device: DeviceSpec, layout: Layout, *, trains: bo
     """Kernels of one microbatch in one stage."""
     shared = dims.num_dense_layers * LAUNCHES + dims.num_moe_layers * EXPERT_LAUNCHES
     of_each = dims.num_moe_layers * EACH_EXPERT_LAUNCHES * dims.num_experts / layout.expert
+    shared += 0 if layout.float8 == "none" else dims.num_layers * FLOAT8_LAUNCHES
     forward = shared + (0 if device.name in GROUPED else of_each)
     backward = BACKWARD_LAUNCHES * forward + (of_each if device.name in GROUPED else 0)
     return (forward * (2 if trains and recomputes else 1) + (backward if trains else 0)) / layout.pipeline

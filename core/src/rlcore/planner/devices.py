@@ -17,6 +17,7 @@ DEVICES = {
             name="H100",
             memory_bytes=int(79.6 * GIB),
             flops=989e12,
+            float8_flops=1979e12,
             bandwidth=3.35e12,
             link=450e9,
             network=50e9,
@@ -27,6 +28,7 @@ DEVICES = {
             name="H200",
             memory_bytes=int(140.4 * GIB),
             flops=989e12,
+            float8_flops=1979e12,
             bandwidth=4.8e12,
             link=450e9,
             network=50e9,
@@ -37,6 +39,7 @@ DEVICES = {
             name="GB200",
             memory_bytes=int(185 * GIB),
             flops=2500e12,
+            float8_flops=5000e12,
             bandwidth=8e12,
             link=900e9,
             network=50e9,
@@ -45,8 +48,10 @@ DEVICES = {
         ),
     )
 }
-"""By name. NVIDIA's data sheets: SXM modules, dense bfloat16, NVLink in one direction, one 400 Gbit/s adapter a device; memory
-as the driver reports it; the host's rate as state moved in measured runs, and for GB200 half of NVLink-C2C's."""
+"""By name. NVIDIA's data sheets: SXM modules, dense bfloat16 and dense float8, which are half of the figures with sparsity that
+the sheets have (3,958 TFLOP/s in float8 of an H100 and an H200, 720 PFLOP/s of the 72 devices of a GB200 NVL72), NVLink in one
+direction, one 400 Gbit/s adapter a device; memory as the driver reports it; the host's rate as state moved in measured runs,
+and for GB200 half of NVLink-C2C's."""
 
 
 @frozen(kw_only=True)

@@ -234,6 +234,8 @@ class BackendHandle:
 
 def _check_residency(result: SetResidencyResult) -> None:
     check_int("device_bytes", result.device_bytes, at_least=0)
+    if result.reserved_bytes is not None:
+        check_int("reserved_bytes", result.reserved_bytes, at_least=0)
 
 
 def _check_files(request: SaveStateRequest, result: SaveStateResult) -> None:

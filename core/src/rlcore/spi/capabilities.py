@@ -48,7 +48,8 @@ STOP_STRINGS = "stop_strings"
 PER_SAMPLE_SEEDS = "per_sample_seeds"
 """A sample depends on its prompt, seed and weights alone, not on the batch around it (same device, same dtype)."""
 EXACT_LOGPROBS = "exact_logprobs"
-"""The sampled log-probabilities equal a plain forward pass in float32 within 1e-4, so nothing need recompute them."""
+"""Log-probabilities equal a plain forward pass in float32 within 1e-4, so that nothing need recompute a generator's. A trainer
+declares it to take it away where a section rounds, as to 8 bits (Provider.disabled_capabilities); others compute so anyway."""
 SAMPLING = frozenset({TOP_K, TOP_P, STOP_STRINGS, PER_SAMPLE_SEEDS, EXACT_LOGPROBS})
 """What a generator declares that samples in every way that a recipe may ask for, and exactly."""
 

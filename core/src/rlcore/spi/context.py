@@ -171,3 +171,9 @@ class CheckContext:
     """Most turns of an episode."""
     environment_timeout_s: float | None = None
     """Most seconds for one call of the environment; None where there is none."""
+    optimizer: OptimizerSpec | None = None
+    """TrainerContext.optimizer, as it will be; like the next two None where nothing is known of a training."""
+    schedule: ScheduleSpec | None = None
+    """TrainerContext.schedule, as it will be."""
+    num_train_steps: int | None = None
+    """TrainerContext.num_train_steps, as it will be."""

@@ -30,6 +30,10 @@ class SetResidencyResult:
 
     device_bytes: int
     """Bytes this backend still holds on the device; on CPU, where both places are one, all of its bytes."""
+    reserved_bytes: int | None = None
+    """Bytes that the allocator of the backend's process keeps from others on the device, for tensors of any use and unused
+    between them, a generator's own pools apart. Contexts and communication libraries take more beside it. None where there is
+    no such allocator, as on CPU."""
 
 
 @frozen(kw_only=True)

@@ -28,6 +28,8 @@ class DeviceSpec:
     """Bytes/s to the memory of the host."""
     devices_per_node: int
     """Devices of one machine."""
+    float8_flops: float | None = None
+    """Dense products of 8-bit floats, FLOP/s; None where none are known."""
 
 
 @frozen(kw_only=True)

@@ -35,7 +35,7 @@ from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.models import dims_of, load_config
-from rlcore_torchkit.residency import Residency, num_bytes
+from rlcore_torchkit.residency import Residency, num_bytes, reserved_bytes
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
@@ -137,7 +137,7 @@ class Fsdp2Backend:
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        return spi.SetResidencyResult(device_bytes=self._move(request))
+        return spi.SetResidencyResult(device_bytes=self._move(request), reserved_bytes=reserved_bytes(self.device))
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:

@@ -115,6 +115,7 @@ def _layout(context: PlanContext, config: Fsdp2Config) -> Layout:
         crosses_nodes=crossing(sizes, context.local_size),
         kernels=COMPILED_KERNELS if config.compile_layers else PLAIN_KERNELS,
         gathers_weights=context.world_size // config.replicate > tensor,
+        float8="without experts" if config.fp8 else "none",
     )
 
 

@@ -11,6 +11,11 @@ def shared_kernels(config: Fsdp2Config) -> str | None:
     return SHARED_KERNELS if config.batch_invariant else None
 
 
+def disabled_capabilities(config: Fsdp2Config) -> frozenset[str]:
+    """What a section rules out: products in 8 bits give other log-probabilities than a plain pass."""
+    return frozenset({capabilities.EXACT_LOGPROBS}) if config.fp8 else frozenset()
+
+
 PROVIDER = Provider(
     name="fsdp2",
     spi=(2, 0),
@@ -25,6 +30,7 @@ PROVIDER = Provider(
     },
     config=Fsdp2Config,
     unavailable=missing_requirement,
+    disabled_capabilities=disabled_capabilities,
     shared_kernels=shared_kernels,
     backend="rlcore_fsdp2.backend:Fsdp2Backend",
     check="rlcore_fsdp2.check:check",

@@ -96,8 +96,9 @@ class LossConfig:
     which takes the 20 % of most entropy in a batch; None is all tokens."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
     """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them
-    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact, but
-    not with "kl_cov" or geometric bounds, which need the trainer's."""
+    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact, in
+    float32 and with nothing in fewer bits on either side, but not with "kl_cov" or geometric bounds, which need the
+    trainer's."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
     entropy_metric: Literal["exact", "estimate"] = "exact"

@@ -40,6 +40,7 @@ from rlcore_torchkit.lora import Dropout
 from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
+from rlcore_torchkit.residency import reserved_bytes
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.shard_sender import ShardSender
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
@@ -167,7 +168,7 @@ class MegatronBackend:
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._gather_parameters()
-        return spi.SetResidencyResult(device_bytes=self.residency.move(request))
+        return spi.SetResidencyResult(device_bytes=self.residency.move(request), reserved_bytes=reserved_bytes(self._device))
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:

@@ -34,6 +34,7 @@ from rlcore_megatron.models import (
 )
 from rlcore_megatron.multi_token_check import head_option_problems, head_problems
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
+from rlcore_megatron.scheduler_check import course_notes, course_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.model_check import config_file, float8_notes, routing_problems
 
@@ -66,8 +67,18 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *_critic_problems(context, config),
         *(head_option_problems(context, config) if context.needs_policy else ()),
     ]
-    problems = problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
-    return problems or ([*float8_notes(f"{SECTION}.fp8", dims)] if config.fp8 and dims is not None else [])
+    problems = problems or [
+        *_auto_problems(context, config, model),
+        *_transformer_problems(context, config, model),
+        *course_problems(context, config),
+    ]
+    return problems or list(_notes(context, config, dims))
+
+
+def _notes(context: CheckContext, config: MegatronConfig, dims: ModelDims | None) -> Iterator[Note]:
+    if config.fp8 and dims is not None:
+        yield from float8_notes(f"{SECTION}.fp8", dims)
+    yield from course_notes(context, config)
 
 
 def _family_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:

@@ -30,7 +30,21 @@ NEEDS_ENGINE = (
 """Fields of TransformerConfig that do nothing, or fail in the middle of a step, without layers of TransformerEngine."""
 NEEDS_ITS_STATE = ("layernorm",)
 """Modules whose recomputation fails in the first step where TransformerEngine is not installed, whatever computes layers."""
-NEEDS_FP8 = ("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad")
+NEEDS_FP8 = (
+    "fp8_recipe",
+    "fp8_margin",
+    "fp8_interval",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_wgrad",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "tp_only_amax_red",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+)
+"""Fields of TransformerConfig that do nothing without products in float8."""
 PRECISIONS = {
     "main_params_dtype": ("float32", "float16"),
     "exp_avg_dtype": ("float32", "bfloat16", "float16"),

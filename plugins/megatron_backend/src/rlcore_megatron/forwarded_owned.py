@@ -89,6 +89,11 @@ OWNED: dict[str, dict[str, str]] = {
             "moe_use_legacy_grouped_gemm moe_extended_tp",
         ),
         **_owned(_LEAVE.format("weights are kept in model.dtype"), "fp8_param fp4_param"),
+        "fused_single_qkv_rope": _LEAVE.format("its kernel takes no packed sequences, and the first step would fail"),
+        **_owned(
+            _LEAVE.format("Kitchen's layers need a quant_recipe, an object that no recipe can hold"),
+            "use_kitchen use_kitchen_attention kitchen_attention_backend",
+        ),
         "microbatch_group_size_per_vp_stage": _LEAVE.format("stages take turns in rounds of one microbatch for each of them"),
         **_owned(
             _LEAVE.format("the trainer does not generate"),

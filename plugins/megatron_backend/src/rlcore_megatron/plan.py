@@ -119,4 +119,5 @@ def _layout(context: PlanContext, config: MegatronConfig) -> Layout:
         data=data,
         crosses_nodes=crossing(sizes, context.local_size),
         kernels=FUSED if config.transformer_engine else PLAIN,
+        float8="all" if config.fp8 else "none",
     )

@@ -5,6 +5,14 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.requirements import missing_requirement
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
 
+
+def disabled_capabilities(config: MegatronConfig) -> frozenset[str]:
+    """What a section rules out: products in 8 or 4 bits, and those of TransformerEngine, which are TF32 in float32, give other
+    log-probabilities than a plain pass."""
+    rounds = config.fp8 or config.transformer_engine or config.transformer.get("fp4")
+    return frozenset({capabilities.EXACT_LOGPROBS}) if rounds else frozenset()
+
+
 PROVIDER = Provider(
     name="megatron",
     spi=(2, 0),
@@ -15,6 +23,7 @@ PROVIDER = Provider(
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},
     unavailable=missing_requirement,
+    disabled_capabilities=disabled_capabilities,
     backend="rlcore_megatron.backend:MegatronBackend",
     check="rlcore_megatron.check:check",
     plan="rlcore_megatron.plan:plan",

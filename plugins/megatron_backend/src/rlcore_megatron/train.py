@@ -157,16 +157,18 @@ class Passes:
 
         models = list(self.models)
         iterators = [iter(enumerate(queued)) for _ in models]
-        get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iterators if len(models) > 1 else iterators[0],
-            model=models if len(models) > 1 else models[0],
-            num_microbatches=len(queued),
-            seq_length=max(batch.packed.num_tokens for batch, _ in queued),  # of no effect: lengths vary
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
-        forget_tokens(self.models)
+        try:
+            get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=iterators if len(models) > 1 else iterators[0],
+                model=models if len(models) > 1 else models[0],
+                num_microbatches=len(queued),
+                seq_length=max(batch.packed.num_tokens for batch, _ in queued),  # of no effect: lengths vary
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
+        finally:  # after an error too: what comes next, such as a checkpoint, needs the memory
+            forget_tokens(self.models)
 
     def _pack(self, batch: Microbatch, wanted: Wanted, is_filler: bool) -> PackedBatch:
         config = self.models[0].config

@@ -49,7 +49,8 @@ class PpoConfig:
     """Weight of an entropy bonus."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
     """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them
-    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact."""
+    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact, in
+    float32 and with nothing in fewer bits on either side."""
     importance_correction: Literal["token", "none"] = "token"
     """Weigh each token by the ratio of the trainer's to the generator's probability, both at the start of the step, so that a
     difference between the two does not bias the gradient. 1 where previous_logprobs is "generation"."""

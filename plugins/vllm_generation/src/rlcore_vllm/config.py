@@ -20,6 +20,19 @@ def _is_address(value: str) -> bool:
 _ADDRESS = Constraint("such as http://127.0.0.1:8000", _is_address)
 
 
+ROUNDING_ARGUMENTS = (
+    "hf_overrides",
+    "model_class_overrides",
+    "logits_processors",
+    "lora_dtype",
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "enable_mamba_cache_stochastic_rounding",
+    "mm_encoder_attn_dtype",
+)
+"""Arguments of EngineArgs that may have it compute something else than the trainer's model in model.dtype."""
+
+
 @frozen(kw_only=True)
 class VllmConfig:
     """`[generator.vllm]`: one or several vLLM engines."""

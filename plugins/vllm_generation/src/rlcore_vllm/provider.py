@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rlcore.spi import CHANNELS, Provider, capabilities
 from rlcore_torchkit.batch_invariance import SHARED_KERNELS
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.config import ROUNDING_ARGUMENTS, VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
 from rlcore_vllm.speculation import lost_capabilities
 
@@ -20,7 +20,8 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section rules out: ways to refit that its layout has no use for, exactness where weights or the KV cache are
-    quantised, adapters apart from weights that are, or that mirrors take over too, and what guessing leaves no place for."""
+    quantised or an argument of the engine's may round, adapters apart from weights that are quantised, or that mirrors take
+    over too, and what guessing leaves no place for."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
         "process": config.replicas > 1 or config.tensor_parallel > 1,
@@ -32,7 +33,7 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     names = {channel.capability for channel in CHANNELS.values() if is_out_of_reach[channel.reach]}
     if config.quantization != "none" or config.mirrors:
         names.add(capabilities.ADAPTER_REFIT)  # mirrors have no room for adapters
-    if config.is_quantized:
+    if config.is_quantized or any(map(config.engine.get, ROUNDING_ARGUMENTS)):
         names.add(capabilities.EXACT_LOGPROBS)
     return frozenset(names) | lost_capabilities(config)
 

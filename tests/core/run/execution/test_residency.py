@@ -8,7 +8,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.spi import Provider, SetResidencyRequest, capabilities
+from rlcore.run.execution.residency import GIB
+from rlcore.spi import Provider, SetResidencyRequest, SetResidencyResult, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -131,3 +132,13 @@ def test_taking_turns_changes_no_figure(run: Run, tmp_path: Path) -> None:
     last = read_metrics(tmp_path / "runs" / "turns", timed=True)[-1]
     assert last["memory/generator_asleep_gib"] == 0.0
     assert last["time/residency_s"] > 0.0
+
+
+@pytest.mark.parametrize(("reserved", "expected"), [(None, 2.0), (3 * GIB, 3.0)])
+def test_what_a_trainer_leaves_is_what_its_allocator_keeps(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserved: int | None, expected: float
+) -> None:
+    left = SetResidencyResult(device_bytes=2 * GIB, reserved_bytes=reserved)
+    monkeypatch.setattr("rlcore.testing.fakes.trainer.count_residency", lambda *_, **__: left)
+    run("run.device=cuda", "model.dtype=float32", *SHORT, registry=registry(Watch()))
+    assert read_metrics(tmp_path / "runs" / "run", timed=True)[-1]["memory/trainer_idle_gib"] == expected

@@ -131,3 +131,29 @@ def test_what_dynamic_sampling_does_not_go_with_names_the_algorithm(prepared: Ca
         prepared("rollout.samples_per_prompt=1", registry=with_dynamic())
     found = {problem.path: problem.found for problem in raised.value.problems}
     assert "algorithm 'fake' is meant for" in found["rollout.refill_equal_rewards"]
+
+
+class Exact(FakeAlgorithm):
+    """An algorithm that tells whether it may take the generator's log-probabilities for the trainer's."""
+
+    def __init__(self, context: AlgorithmContext, config: FakeAlgorithmConfig) -> None:
+        super().__init__(context, evolve(config, previous_logprobs=not context.generation_logprobs_exact))
+
+
+@pytest.mark.parametrize("name", ["auto", "fake", "other"])
+@pytest.mark.parametrize(("declared", "taken"), [(False, False), (True, False), (True, True)])
+def test_log_probabilities_are_exact_unless_a_trainer_that_may_be_taken_rounds(
+    prepared: Callable[..., RunPlan], name: str, declared: bool, taken: bool
+) -> None:
+    exact = {capabilities.EXACT_LOGPROBS}
+    trainer = evolve(
+        FAKE_TRAINER,
+        capabilities=FAKE_TRAINER.capabilities | (exact if declared else set()),
+        disabled_capabilities=lambda _config: frozenset(exact if taken else ()),
+    )
+    other = evolve(FAKE_TRAINER, name="other", priority=99)
+    providers = {"algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:Exact")], "trainer": [trainer, other]}
+    others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    plan = prepared(f"trainer.name={name}", "trainer.fake={}", registry=registry)
+    assert plan.algorithm.needs.previous_logprobs == (taken and name != "other")

@@ -132,4 +132,6 @@ class Residency:
     def _make_room(self, request: SetResidencyRequest) -> None:
         """Even where nothing is offloaded, the trainer then gives back what its allocator holds without using it."""
         if self.trainer_moves:
-            self.metrics["memory/trainer_idle_gib"] = self.trainer.set_residency(request).device_bytes / GIB
+            left = self.trainer.set_residency(request)
+            taken = left.device_bytes if left.reserved_bytes is None else left.reserved_bytes
+            self.metrics["memory/trainer_idle_gib"] = taken / GIB

@@ -59,13 +59,25 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         corrects_staleness=needs.corrects_staleness or needs.source != "rollouts",
         max_turns=recipe.rollout.max_turns,
         environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
+        optimizer=recipe.optimizer,
+        schedule=recipe.schedule,
+        num_train_steps=plan.num_train_steps,
     )
     for entry in plugins:
         require_module(entry)
         found = list(run_check(entry, context, plugin_config(recipe, entry)))
         if entry.role == "trainer" and plan.critic is not None:
             # The same plugin with the same options, for another model.
-            of_critic = evolve(context, model=plan.critic, needs_reference=False, lora=None, reference=None, head="value")
+            of_critic = evolve(
+                context,
+                model=plan.critic,
+                needs_reference=False,
+                lora=None,
+                reference=None,
+                head="value",
+                optimizer=plan.critic_optimizer,
+                num_train_steps=plan.num_critic_steps,
+            )
             found += run_check(entry, of_critic, plugin_config(recipe, entry))
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)

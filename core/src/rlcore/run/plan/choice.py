@@ -40,6 +40,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
     registry, dtype = _as_configured(recipe, registry), dtype_of(recipe, device)
+    rounds = _trainer_may_round(recipe, registry)
     sinks = tuple(entry for name in recipe.sinks.names for entry in take("sink", name, needs={}))
     needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
     others: list[Entry] = []
@@ -52,7 +53,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
     algorithm = None
     if "algorithm" in usable:
         with _collected(errors):
-            algorithm = _algorithm(recipe, usable, dtype)
+            algorithm = _algorithm(recipe, usable, dtype, exact=not rounds)
     if "generator" in usable and algorithm is not None and replays_sampling_mask(recipe, algorithm.needs):
         # Only now is it known that the algorithm compares: the choice is made again, among those that report what they kept.
         needs["generator"] |= mask_needs(recipe, capabilities.SAMPLING_MASK)
@@ -60,7 +61,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
         found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
         usable |= {entry.role: entry for entry in found}
         with _collected(errors):
-            algorithm = _algorithm(recipe, usable, dtype)
+            algorithm = _algorithm(recipe, usable, dtype, exact=not rounds)
     generates = algorithm is None or algorithm.needs.source == "rollouts" or recipe.evaluates
     errors += unusable if generates else []
     needs["trainer"] = {} if algorithm is None else trainer_needs(recipe, algorithm)
@@ -196,14 +197,23 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
     return evolve(entry, provider=provider, taken_away=lost)
 
 
-def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -> AlgorithmHandle:
+def _trainer_may_round(recipe: Recipe, registry: Registry) -> bool:
+    """Whether a trainer that the recipe may take computes other log-probabilities than a plain pass, by its section.
+
+    Which one `auto` takes depends on what the algorithm needs, and that on the answer: any of them counts.
+    """
+    found = (entry for entry in registry.of("trainer") if recipe.trainer.name in (AUTO, entry.name))
+    return any(capabilities.EXACT_LOGPROBS in entry.taken_away for entry in found)
+
+
+def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName, *, exact: bool) -> AlgorithmHandle:
     provider = chosen["generator"].provider if "generator" in chosen else None
-    exact = provider is not None and capabilities.EXACT_LOGPROBS in provider.capabilities
+    exact = exact and provider is not None and capabilities.EXACT_LOGPROBS in provider.capabilities
     return build_chosen_algorithm(recipe, chosen["algorithm"], dtype, exact=exact)
 
 
 def build_chosen_algorithm(recipe: Recipe, entry: Entry, dtype: DtypeName, *, exact: bool = False) -> AlgorithmHandle:
-    """The recipe's algorithm; `exact` says whether the generator promises exact log-probabilities."""
+    """The recipe's algorithm; `exact` says whether generator and trainer both promise exact log-probabilities."""
     context = AlgorithmContext(
         seed=recipe.run.seed,
         samples_per_prompt=recipe.rollout.samples_per_prompt,

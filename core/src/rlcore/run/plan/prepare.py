@@ -19,6 +19,7 @@ from rlcore.run.plan.given import Given
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.planned_options import with_planned_options
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.plan.schedule_notes import schedule_notes
 from rlcore.run.plan.sections import convert_recipe, plugin_config, unread_options
 from rlcore.spi import ConfigError, EnvironmentContext, Problem, RlcoreError
 
@@ -42,7 +43,7 @@ def prepare(
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
     plan = evolve(_plan(made, found if given is None else given.described(found), evaluating, continues), evaluating=evaluating)
     if not evaluating:
-        plan = evolve(plan, notes=(*map(str, unread_options(raw, made)), *plan.notes))
+        plan = evolve(plan, notes=(*map(str, [*unread_options(raw, made), *schedule_notes(plan)]), *plan.notes))
     if given is not None:
         plan = evolve(plan, given_rows=given.rows)
     if "environment" not in plan.chosen:

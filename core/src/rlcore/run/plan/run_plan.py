@@ -190,12 +190,11 @@ class RunPlan:
 
     def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
         """What the trainer of a rank is built with."""
-        updates_per_step = self.recipe.training.updates_per_step
         return spi.TrainerContext(
             model=self.model,
             rank_info=rank_info,
             seed=self.recipe.run.seed,
-            num_train_steps=max(self.recipe.run.num_steps - self.critic_warmup_steps, 1) * updates_per_step,
+            num_train_steps=self.num_train_steps,
             needs_reference=self.algorithm.needs.reference_logprobs and not self.reference_is_apart,
             reference=None if self.reference_is_apart else self.reference,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
@@ -224,13 +223,28 @@ class RunPlan:
         return evolve(
             self.trainer_context(rank_info),
             model=self.critic,
-            num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
+            num_train_steps=self.num_critic_steps,
             needs_reference=False,
             reference=None,
-            optimizer=(self.recipe.critic or CriticConfig()).optimizer(self.recipe.optimizer),
+            optimizer=self.critic_optimizer,
             lora=None,
             head="value",
         )
+
+    @property
+    def num_train_steps(self) -> int:
+        """Optimizer steps of the policy in the whole run, as planned: those of its resumptions among them."""
+        return max(self.recipe.run.num_steps - self.critic_warmup_steps, 1) * self.recipe.training.updates_per_step
+
+    @property
+    def num_critic_steps(self) -> int:
+        """Optimizer steps of a critic in the whole run."""
+        return self.recipe.run.num_steps * self.recipe.training.updates_per_step
+
+    @property
+    def critic_optimizer(self) -> spi.OptimizerSpec:
+        """What a critic is trained by."""
+        return (self.recipe.critic or CriticConfig()).optimizer(self.recipe.optimizer)
 
     @property
     def critic_warmup_steps(self) -> int:

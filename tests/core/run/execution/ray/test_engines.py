@@ -328,6 +328,13 @@ def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(pool: Pool, f
     assert_nothing_runs(pool)
 
 
+def test_what_a_trainer_keeps_on_devices_is_that_of_the_rank_with_the_most(pool: Pool) -> None:
+    assert pool.backends.trainer is not None
+    left = pool.backends.trainer.set_residency(SetResidencyRequest(weights="device", state="device"))
+    assert left.reserved_bytes == 1001
+    assert left.device_bytes > 0
+
+
 def test_an_engine_that_dies_as_it_goes_to_sleep_is_left_out_and_wakes_with_the_others(pool: Pool, folder: Path) -> None:
     asleep, stirring, awake = (
         SetResidencyRequest(weights=weights, state=state)

@@ -3,12 +3,15 @@
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
 import pytest
 
+from rlcore.run.execution.ray.pool_groups import PoolTrainer
 from rlcore.run.report.timeline import read_timeline
+from rlcore.spi import SetResidencyRequest, SetResidencyResult
 
 from .conftest import assert_close, read_metrics  # type: ignore[import-not-found]
 
@@ -88,3 +91,12 @@ def test_a_checkpoint_resumes_in_another_layout(run: Run, tmp_path: Path) -> Non
     written = [(part / name).read_text() for name in ("recipe-001.toml", "recipe.toml")]
     assert list(map(tomllib.loads, sink_saw)) == list(map(tomllib.loads, written))
     assert [tomllib.loads(recipe)["cluster"]["gpus_per_node"] for recipe in sink_saw] == [2, 3]
+
+
+@pytest.mark.parametrize(("reserved", "expected"), [((7, 9), 9), ((None, 9), 9), ((None, None), None)])
+def test_what_a_trainer_leaves_is_that_of_the_rank_with_the_most(reserved: tuple[Any, ...], expected: int | None) -> None:
+    left = [SetResidencyResult(device_bytes=size, reserved_bytes=each) for size, each in zip((6, 5), reserved, strict=True)]
+    calls = SimpleNamespace(ranks=range(2), together=lambda *_: left)
+    request = SetResidencyRequest(weights="device", state="host")
+    found = PoolTrainer.set_residency(SimpleNamespace(calls=calls, model="policy"), request)  # type: ignore[arg-type]
+    assert found == SetResidencyResult(device_bytes=6, reserved_bytes=expected)

@@ -109,9 +109,11 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         return dispatch.join(batch, [results[leader] for leader in leaders])
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """Move what every rank holds."""
+        """Move what every rank holds; of what is left that of the rank with the most."""
+        left = self.calls.together("move_trainer", [(self.model, request)] * len(self.calls.ranks))
+        reserved = [each.reserved_bytes for each in left if each.reserved_bytes is not None]
         return spi.SetResidencyResult(
-            device_bytes=max(self.calls.together("move_trainer", [(self.model, request)] * len(self.calls.ranks)))
+            device_bytes=max(each.device_bytes for each in left), reserved_bytes=max(reserved, default=None)
         )
 
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:

@@ -282,9 +282,9 @@ class Worker:
     def stream_standby(self) -> None:
         """Nothing: a rank that takes no part in the stream answers as long as it lives."""
 
-    def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> int:
-        """Bytes left on the device."""
-        return self._trainer_handle(model).set_residency(request).device_bytes
+    def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
+        """What is left on the device."""
+        return self._trainer_handle(model).set_residency(request)
 
     def move_generator(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""

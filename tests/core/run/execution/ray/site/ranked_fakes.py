@@ -219,6 +219,11 @@ class RankedTrainer(FakeTrainer):
         export = FakeTrainer.export_weights(self, request)
         return evolve(export, buckets=self.gathered(export.buckets, request.weight_version))
 
+    @hookimpl
+    def set_residency(self, request):
+        """The second rank has most left of what its allocator keeps."""
+        return evolve(FakeTrainer.set_residency(self, request), reserved_bytes=1000 + self.rank_info.rank)
+
     def gathered(self, buckets: Iterator[WeightBucket], version: int) -> Iterator[WeightBucket]:
         """Every bucket takes all ranks."""
         for bucket in buckets:
