@@ -57,6 +57,21 @@ FAULTS = (
         "if not isinstance(value, str) or not value or key not in origins:",
         "tests/system/test_bad_input.py::test_homes_of_nobody_are_reported_at_once[check]",
     ),
+    # Groups that are replaced
+    Fault(
+        "a group counts whose rewards differ by masked samples alone",
+        "rlcore.run.rollout.episode",
+        "return episode.valid and not (self.masks_truncated and episode.truncated)",
+        "return episode.valid",
+        "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
+    ),
+    Fault(
+        "failures of replaced groups are a share of the step's samples alone",
+        "rlcore.run.rollout.masked_failures",
+        "return self.num_samples + sum(self._replaced.values())",
+        "return self.num_samples",
+        "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
+    ),
     # The loop
     Fault(
         "a train step with dropout says what the policy was",

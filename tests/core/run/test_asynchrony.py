@@ -238,6 +238,16 @@ def test_groups_without_a_signal_are_replaced(run: Run, tmp_path: Path) -> None:
     assert sum(record.get("async/groups_refilled", 0.0) for record in read_metrics(tmp_path / "runs" / "run")) > 0
 
 
+def test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked(run: Run, tmp_path: Path) -> None:
+    masked = ("rollout.on_truncation=mask", "rollout.max_response_tokens=16", "rollout.max_refill_ratio=50")
+    run(*STEPS, *masked, "rollout.refill_equal_rewards=true")
+    table = rollouts(tmp_path / "runs" / "run")
+    assert not table["valid"].all()
+    kept = table[table["valid"]].groupby(["step", "group"])["reward"].nunique()
+    assert len(kept) == 8 * 8
+    assert (kept > 1).all()
+
+
 def test_too_many_replaced_groups_end_the_run(run: Run) -> None:
     with pytest.raises(RewardError, match="rollout.max_refill_ratio"):
         run(*STEPS, "rollout.refill_equal_rewards=true", "environment.fake.target='!'")
