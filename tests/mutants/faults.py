@@ -272,6 +272,13 @@ FAULTS = (
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
     ),
     Fault(
+        "the files of a step hold what was rescored in place of what was sampled",
+        LOOP,
+        "self.saver.save_rollouts(step, generated, training.batch)",
+        "self.saver.save_rollouts(step, samples, training.batch)",
+        GOING_ON.format("generation-kl-whole-1-behind-rescore"),
+    ),
+    Fault(
         "groups are trained on a step beyond their bound",
         "rlcore.run.rollout.schedule",
         "last = at.trained + later - policy.max_staleness",
