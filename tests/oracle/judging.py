@@ -63,6 +63,8 @@ def _samples(case: Case, step: ExpectedStep) -> Iterator[str]:
         yield f"samples by group and prompt: {dict(groups)}; expected {SAMPLES_PER_PROMPT} of one prompt in each group"
     for number, expected in enumerate(step.samples):
         own = expected.sample
+        if not own.valid:
+            yield f"sample {number}: the environment failed"
         prompt = len(own.prompt)  # a character is a token
         if own.loss_mask.tolist() != [place >= prompt for place in range(len(own.tokens))]:
             yield f"sample {number}: loss_mask {own.loss_mask.tolist()} after a prompt of {prompt} tokens"
