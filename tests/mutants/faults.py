@@ -16,7 +16,8 @@ KL_IN_REWARDS = (
     "tests/system/test_kl_in_rewards.py::test_advantages_are_rewards_less_the_divergence_from_the_initial_model_to_go"
 )
 PPO = "tests/oracle/test_ppo_oracle.py::test_policy_and_critic_are_those_of_the_formulas[fsdp2]"
-TURNS = "tests/oracle/test_turns_oracle.py::test_{}"
+TURNS = "tests/oracle/test_turns_oracle.py::test_turns_are_compared_where_cut_samples_are_masked_and_groups_replaced[0-fsdp2]"
+TURNS_OF_PPO = "tests/oracle/test_turns_oracle.py::test_a_critic_learns_what_turns_earn[fsdp2]"
 MARGINS = "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[{}]"
 MIXED_SFT = "tests/system/test_mixed_data.py::test_demonstrations_are_mixed"
 GUESSED = (
@@ -64,14 +65,14 @@ FAULTS = (
         "rlcore_torchkit.rl.advantages",
         "to_go = np.repeat(before[ends], num_turns) - before[:-1]",
         "to_go = np.repeat(before[ends] - before[ends - num_turns], num_turns)",
-        TURNS.format("turns_are_compared_where_cut_samples_are_masked_and_groups_replaced[0-fsdp2]"),
+        TURNS,
     ),
     Fault(
         "a turn's reward comes at its first token",
         "rlcore_ppo.algorithm",
         'found = np.searchsorted(turn_of_step, np.arange(len(turns.rewards)), side="right") - 1',
         'found = np.searchsorted(turn_of_step, np.arange(len(turns.rewards)), side="left")',
-        TURNS.format("a_critic_learns_what_turns_earn[fsdp2]"),
+        TURNS_OF_PPO,
     ),
     # Groups that are replaced
     Fault(
