@@ -74,6 +74,13 @@ FAULTS = (
         'found = np.searchsorted(turn_of_step, np.arange(len(turns.rewards)), side="left")',
         TURNS_OF_PPO,
     ),
+    Fault(
+        "groups of equal components have the rounding of a mean as their signal",
+        "rlcore_torchkit.rl.advantages",
+        "white[np.abs(white) <= RELATIVE_RESOLUTION * np.abs(white).max(initial=0.0)] = 0.0",
+        "pass",
+        "tests/torchkit/rl/test_advantages.py::test_groups_of_equal_components_get_no_rounding_of_the_steps_mean",
+    ),
     # Groups that are replaced
     Fault(
         "a group counts whose rewards differ by masked samples alone",

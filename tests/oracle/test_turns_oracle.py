@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from attrs import evolve
 from click.testing import CliRunner
@@ -92,6 +93,20 @@ def assert_masked(samples: list[Sample], judge: Judge) -> None:
         assert own.reward == pytest.approx(sum(judge.rewards(own)) if own.valid else 0.0)
     for group in {own.group for own in samples}:
         assert len({own.reward for own in samples if own.group == group and own.valid}) > 1
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_group_of_equal_components_makes_no_update(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of two, each with an update of its own."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ("training.updates_per_step=6", "rollout.samples_per_prompt=2", "rollout.max_turn_tokens=4")
+    run = train(tmp_path, GRPO_RECIPE.replace("grpo", "gdpo").format(model=model), *overrides)
+    expected = []
+    for path in sorted((run / "rollouts").iterdir()):
+        groups = pandas.read_parquet(path).groupby("group")[["reward/ones", "reward/twos"]]
+        expected.append((groups.nunique() > 1).any(axis=1).sum())
+    assert [line["updates"] for line in lines_of(run)] == expected
+    assert 0 < sum(expected) < 6 * len(expected)
 
 
 @pytest.mark.usefixtures("recorder")

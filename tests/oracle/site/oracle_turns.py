@@ -26,10 +26,14 @@ class Turns:
         return ResetResult(observation=Observation(text=str(row["prompt"])), state=None)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
-        reward = (turn.text.count("1") - turn.text.count("2")) / 4
-        if turn.text[:1] in "012345":  # nothing said is in it too
-            return StepResult(reward=reward, done=True)
-        return StepResult(reward=reward, done=False, observation=Observation(text=f"={turn.text[:2]}+"))
+        parts = {"ones": turn.text.count("1") / 4, "twos": -turn.text.count("2") / 4}
+        is_last = turn.text[:1] in "012345"  # nothing said is in it too
+        return StepResult(
+            reward=sum(parts.values()),
+            done=is_last,
+            observation=None if is_last else Observation(text=f"={turn.text[:2]}+"),
+            reward_components=parts,
+        )
 
 
 PROVIDER = Provider(name="turns", spi=(2, 0), config=Config, backend="oracle_turns:Turns")
