@@ -16,6 +16,8 @@ KL_IN_REWARDS = (
     "tests/system/test_kl_in_rewards.py::test_advantages_are_rewards_less_the_divergence_from_the_initial_model_to_go"
 )
 PPO = "tests/oracle/test_ppo_oracle.py::test_policy_and_critic_are_those_of_the_formulas[fsdp2]"
+TURNS = "tests/oracle/test_turns_oracle.py::test_turns_are_compared_where_cut_samples_are_masked_and_groups_replaced[0-fsdp2]"
+TURNS_OF_PPO = "tests/oracle/test_turns_oracle.py::test_a_critic_learns_what_turns_earn[fsdp2]"
 MARGINS = "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[{}]"
 MIXED_SFT = "tests/system/test_mixed_data.py::test_demonstrations_are_mixed"
 GUESSED = (
@@ -56,6 +58,43 @@ FAULTS = (
         "if not isinstance(value, str) or not value or key not in origins or not has_home(value):",
         "if not isinstance(value, str) or not value or key not in origins:",
         "tests/system/test_bad_input.py::test_homes_of_nobody_are_reported_at_once[check]",
+    ),
+    # Episodes of several turns
+    Fault(
+        "a turn earns what its whole episode did",
+        "rlcore_torchkit.rl.advantages",
+        "to_go = np.repeat(before[ends], num_turns) - before[:-1]",
+        "to_go = np.repeat(before[ends] - before[ends - num_turns], num_turns)",
+        TURNS,
+    ),
+    Fault(
+        "a turn's reward comes at its first token",
+        "rlcore_ppo.algorithm",
+        'found = np.searchsorted(turn_of_step, np.arange(len(turns.rewards)), side="right") - 1',
+        'found = np.searchsorted(turn_of_step, np.arange(len(turns.rewards)), side="left")',
+        TURNS_OF_PPO,
+    ),
+    Fault(
+        "groups of equal components have the rounding of a mean as their signal",
+        "rlcore_torchkit.rl.advantages",
+        "white[np.abs(white) <= RELATIVE_RESOLUTION * np.abs(white).max(initial=0.0)] = 0.0",
+        "pass",
+        "tests/torchkit/rl/test_advantages.py::test_groups_of_equal_components_get_no_rounding_of_the_steps_mean",
+    ),
+    # Groups that are replaced
+    Fault(
+        "a group counts whose rewards differ by masked samples alone",
+        "rlcore.run.rollout.episode",
+        "return episode.valid and not (self.masks_truncated and episode.truncated)",
+        "return episode.valid",
+        "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
+    ),
+    Fault(
+        "failures of replaced groups are a share of the step's samples alone",
+        "rlcore.run.rollout.masked_failures",
+        "return self.num_samples + sum(self._replaced.values())",
+        "return self.num_samples",
+        "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
     ),
     # The loop
     Fault(
@@ -254,6 +293,13 @@ FAULTS = (
         "rlcore.run.train_step.rescoring",
         "batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))",
         "assert len(present) == len(generated)",
+        GOING_ON.format("generation-kl-whole-1-behind-rescore"),
+    ),
+    Fault(
+        "the files of a step hold what was rescored in place of what was sampled",
+        LOOP,
+        "self.saver.save_rollouts(step, generated, training.batch)",
+        "self.saver.save_rollouts(step, samples, training.batch)",
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
     ),
     Fault(

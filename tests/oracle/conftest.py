@@ -23,12 +23,14 @@ ENTRY_POINTS = """
 recorder = oracle_recorder:OBSERVER
 [rlcore.observers]
 patience = oracle_patience:OBSERVER
+[rlcore.environments]
+turns = oracle_turns:PROVIDER
 """
 
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The observers, as a distribution that this process and the ranks that it starts can find."""
+    """Observers and an environment, as a distribution that this process and the ranks that it starts can find."""
     folder = tmp_path_factory.mktemp("site")
     information = folder / "oracle_recorder-1.0.dist-info"
     information.mkdir()

@@ -63,15 +63,17 @@ def _samples(case: Case, step: ExpectedStep) -> Iterator[str]:
         yield f"samples by group and prompt: {dict(groups)}; expected {SAMPLES_PER_PROMPT} of one prompt in each group"
     for number, expected in enumerate(step.samples):
         own = expected.sample
+        if not own.valid:
+            yield f"sample {number}: the environment failed"
         prompt = len(own.prompt)  # a character is a token
         if own.loss_mask.tolist() != [place >= prompt for place in range(len(own.tokens))]:
             yield f"sample {number}: loss_mask {own.loss_mask.tolist()} after a prompt of {prompt} tokens"
         said = own.weight_versions[own.loss_mask]
-        in_bound = ((step.oldest_version <= said) & (said <= step.weight_version)).all()
-        # What is rescored counts as of the present weights.
-        in_order = case.on_stale == "rescore" or (np.diff(said) >= 0).all()
+        oldest = 0 if case.on_stale == "rescore" else step.oldest_version
+        in_bound = ((oldest <= said) & (said <= step.weight_version)).all()
+        in_order = (np.diff(said) >= 0).all()
         if not in_bound or not in_order or not (own.weight_versions[~own.loss_mask] == -1).all():
-            found, versions = own.weight_versions.tolist(), f"{step.oldest_version} to {step.weight_version}"
+            found, versions = own.weight_versions.tolist(), f"{oldest} to {step.weight_version}"
             yield f"sample {number}: weight versions {found}; expected {versions}, in order"
         if abs(own.reward - _reward(own)) > 1e-6:
             yield f"sample {number}: reward {own.reward} for {own.prompt}{own.response}; expected {_reward(own)}"
@@ -113,21 +115,34 @@ def _sequences(case: Case, seen: Sequence[SeenSequence], expected: ExpectedUpdat
     """Whether the ranks together saw each sequence once, with its mask and columns. One without a loss token only keeps a rank
     busy."""
     counted = [sequence for sequence in seen if sequence.loss_mask.any()]
-    found, wanted = Counter(own.key for own in counted), Counter(own.sample.key for own in expected.samples)
+    key_of = _key_of_tokens if case.on_stale == "rescore" else _key
+    found, wanted = Counter(map(key_of, counted)), Counter(key_of(own.sample) for own in expected.samples)
     if found != wanted:
         strange, missing = found - wanted, wanted - found
         yield f"of groups {_groups(wanted)}: {missing.total()} sequences are missing, {strange.total()} are not of them"
-    by_key = {own.sample.key: own for own in expected.samples}
+    by_key = {key_of(own.sample): own for own in expected.samples if wanted[key_of(own.sample)] == 1}
     for sequence in counted:
-        if sequence.key in by_key:
-            yield from _columns(case, sequence, by_key[sequence.key], expected.is_first)
+        if key_of(sequence) in by_key:
+            yield from _columns(case, sequence, by_key[key_of(sequence)], expected.is_first)
+
+
+def _key(own: Sample | SeenSequence) -> tuple[int, bytes, bytes]:
+    return own.key
+
+
+def _key_of_tokens(own: Sample | SeenSequence) -> tuple[int, bytes, bytes]:
+    """Where the generator's log-probabilities are not those that the trainer is given."""
+    return own.group, own.tokens.tobytes(), b""
 
 
 def _columns(case: Case, seen: SeenSequence, expected: ExpectedSample, is_first: bool) -> Iterator[str]:
     mask = expected.sample.loss_mask
     if seen.loss_mask.tolist() != mask.tolist():
         yield f"loss_mask {seen.loss_mask.tolist()}; expected {mask.tolist()}"
-    wanted = {"advantages": (np.full(len(mask), expected.advantage), 1e-5)}
+    wanted = {
+        "advantages": (np.full(len(mask), expected.advantage), 1e-5),
+        "generation_logprobs": (expected.generation.numpy(), LOGPROBS),
+    }
     if case.previous == "trainer" and not is_first:
         wanted["previous_logprobs"] = expected.at_step_start.numpy(), LOGPROBS
     if case.kl:

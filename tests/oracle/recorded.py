@@ -31,6 +31,8 @@ class Sample:
     generation_logprobs: NDArray[np.float32]
     weight_versions: NDArray[np.int64]
     reward: float
+    valid: bool
+    """Whether it is trained on."""
     is_cut: bool
     """Whether a limit of tokens ended it."""
     kept: list[list[int]] | None
@@ -99,7 +101,6 @@ def read_samples(run_directory: Path) -> list[list[Sample]]:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    assert row["valid"], "the environment failed"
     return Sample(
         group=row["group"],
         prompt=row["prompt"],
@@ -109,6 +110,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         generation_logprobs=np.asarray(row["generation_logprobs"], np.float32),
         weight_versions=np.asarray(row["weight_versions"], np.int64),
         reward=row["reward"],
+        valid=row["valid"],
         is_cut=row["finish_reason"] == "length",
         kept=row.get("sampling_mask"),
     )

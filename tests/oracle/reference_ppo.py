@@ -77,7 +77,7 @@ class PpoRun:
             told = [self.critic.values(own).numpy() for own in samples]
         advantages, returns = self._estimated(samples, reference, told)
         targets = np.concatenate(returns)
-        before = np.concatenate([values[_steps(own) - 1] for own, values in zip(samples, told, strict=True)])
+        before = np.concatenate([values[steps_of(own) - 1] for own, values in zip(samples, told, strict=True)])
         every = np.concatenate(advantages)
         white = [(each - every.mean()) / (every.std(ddof=1) + 1e-8) for each in advantages]
         groups = minibatch_groups(len({own.group for own in samples}), number, options.policy)
@@ -106,7 +106,7 @@ class PpoRun:
     def _logprobs(self, policy: Policy, samples: Sequence[Sample]) -> tuple[list[Tensor], list[Tensor]]:
         """float64 [M] each, of loss tokens: log-probabilities, and the entropy of the distributions that they are of."""
         distributions = policy.distributions(samples)
-        places = [torch.from_numpy(_steps(own)) for own in samples]
+        places = [torch.from_numpy(steps_of(own)) for own in samples]
         tokens = [torch.from_numpy(own.tokens) for own in samples]
         chosen = [whole[place, ids[place]] for whole, place, ids in zip(distributions, places, tokens, strict=True)]
         entropy = [-(whole.exp() * whole).sum(-1)[place] for whole, place in zip(distributions, places, strict=True)]
@@ -120,9 +120,9 @@ class PpoRun:
         options = self.options
         advantages, returns = [], []
         for own, initial, values in zip(samples, reference, told, strict=True):
-            steps = _steps(own)
+            steps = steps_of(own)
             rewards = -options.kl_coefficient * (own.generation_logprobs[steps].astype(np.float64) - initial.numpy())
-            rewards[-1] += own.reward
+            rewards += self._earned(own)
             following = np.append(values[steps[1:] - 1], values[-1] if options.bootstrap_truncated and own.is_cut else 0.0)
             deltas = rewards + options.gamma * following - values[steps - 1]
             decay = options.gamma * options.gae_lambda
@@ -131,12 +131,16 @@ class PpoRun:
             returns.append(found + values[steps - 1])
         return advantages, returns
 
+    def _earned(self, sample: Sample) -> np.ndarray:
+        """float64 [M]: what each loss token earned. Here all of it at the last one."""
+        return np.append(np.zeros(len(steps_of(sample)) - 1), sample.reward)
+
     def _policy_loss(self, samples: Sequence[Sample], advantages: Sequence[np.ndarray], before: Sequence[Tensor]) -> Tensor:
         """arXiv:1707.06347, equation 7, less an entropy bonus; each token weighed by trainer / generator, at most 2."""
         options = self.options.policy
         chosen, entropy = self._logprobs(self.policy, samples)
         current, start, advantage = torch.cat(chosen), torch.cat(list(before)), torch.from_numpy(np.concatenate(advantages))
-        generation = torch.from_numpy(np.concatenate([own.generation_logprobs[_steps(own)] for own in samples])).double()
+        generation = torch.from_numpy(np.concatenate([own.generation_logprobs[steps_of(own)] for own in samples])).double()
         ratio = (current - start).exp()
         bounded = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
         gain = torch.minimum(ratio * advantage, bounded * advantage) * (start - generation).exp().clamp(max=2.0)
@@ -145,8 +149,8 @@ class PpoRun:
     def _critic_loss(self, samples: Sequence[Sample], returns: Sequence[np.ndarray], told: Sequence[np.ndarray]) -> Tensor:
         """½ max((V - R)², (clip(V, V_old ± c) - R)²) of the values before loss tokens (arXiv:2005.12729)."""
         clip = self.options.value_clip
-        value = torch.cat([self.critic.values(own)[_steps(own) - 1] for own in samples])
-        old = torch.from_numpy(np.concatenate([values[_steps(own) - 1] for own, values in zip(samples, told, strict=True)]))
+        value = torch.cat([self.critic.values(own)[steps_of(own) - 1] for own in samples])
+        old = torch.from_numpy(np.concatenate([values[steps_of(own) - 1] for own, values in zip(samples, told, strict=True)]))
         target = torch.from_numpy(np.concatenate(returns))
         bounded = torch.minimum(torch.maximum(value, old - clip), old + clip)
         return 0.5 * torch.maximum((value - target) ** 2, (bounded - target) ** 2).mean()
@@ -167,6 +171,6 @@ class PpoRun:
             found[f"{prefix}{name}"].append(value)
 
 
-def _steps(sample: Sample) -> np.ndarray:
+def steps_of(sample: Sample) -> np.ndarray:
     """int64 [M]: where its loss tokens are."""
     return np.flatnonzero(sample.loss_mask)

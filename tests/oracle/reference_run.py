@@ -62,6 +62,8 @@ class ExpectedSample:
     sample: Sample
     advantage: float
     at_step_start: Tensor
+    generation: Tensor
+    """What the loss takes for the generator's: as recorded, or where tokens are too old the trainer's, at the step's start."""
     drawn_from: Tensor
     """Log-probabilities in the distribution that the sampler draws from: at each token that of the weights which it names, cut
     by top-p and renormalised."""
@@ -130,7 +132,7 @@ class ReferenceRun:
         self._of_step.append(version)
         oldest = self._of_step[max(0, number - 1 - options.max_staleness)]
         values = advantages([own.reward for own in samples], [own.group for own in samples], options.advantage_epsilon)
-        expected = self._expected(samples, values)
+        expected = self._expected(samples, values, oldest)
         updates: list[ExpectedUpdate] = []
         step = ExpectedStep(weight_version=version, oldest_version=oldest, samples=expected, updates=updates)
         # Where nothing pulls, AdamW would still move the weights by its moments: such an update is left out.
@@ -145,35 +147,32 @@ class ReferenceRun:
                 updates.append(self._update(chosen, rate, is_first=not updates, is_stale=step.is_stale))
         return step
 
-    def _expected(self, samples: Sequence[Sample], values: Sequence[float]) -> list[ExpectedSample]:
+    def _expected(self, samples: Sequence[Sample], values: Sequence[float], oldest: int) -> list[ExpectedSample]:
+        """`oldest` is the version of which tokens may be without being rescored."""
         with torch.no_grad():
             policy, reference = self.policy.distributions(samples), self.reference.distributions(samples)
             kept = [torch.ones(own.shape, dtype=torch.bool) for own in policy]
             drawn_from = self._drawn_from(samples, [own.weight_versions for own in samples], kept)
             mirrored = self._drawn_from(samples, [_mirrored(own) for own in samples])
-        return [
-            ExpectedSample(
-                sample=own,
-                advantage=value,
-                at_step_start=_of(_within(whole, allowed), own.tokens),
-                drawn_from=drawn,
-                mirrored=other if len(set(own.weight_versions[own.loss_mask].tolist())) > 1 else None,
-                reference=_of(_within(initial, allowed), own.tokens),
-                kept=allowed,
+        expected = []
+        for own, value, whole, drawn, other, initial, allowed in zip(
+            samples, values, policy, drawn_from, mirrored, reference, kept, strict=True
+        ):
+            at_step_start = _of(_within(whole, allowed), own.tokens)
+            is_too_old = torch.from_numpy(own.loss_mask & (own.weight_versions < oldest)) & self.options.rescores
+            expected.append(
+                ExpectedSample(
+                    sample=own,
+                    advantage=value,
+                    at_step_start=at_step_start,
+                    generation=torch.where(is_too_old, at_step_start, torch.from_numpy(own.generation_logprobs).double()),
+                    drawn_from=drawn,
+                    mirrored=other if len(set(own.weight_versions[own.loss_mask].tolist())) > 1 else None,
+                    reference=_of(_within(initial, allowed), own.tokens),
+                    kept=allowed,
+                )
             )
-            for own, value, whole, drawn, other, initial, allowed in zip(
-                samples, values, policy, drawn_from, mirrored, reference, kept, strict=True
-            )
-        ]
-
-    def _mask(self, sample: Sample, distribution: Tensor) -> Tensor:
-        """bool [L, V]: what the sampler had kept by these weights, or as recorded where rescoring hides which they were."""
-        if not self.options.rescores or not sample.kept:
-            return _nucleus(distribution, self.options.top_p).isfinite()
-        mask = torch.zeros(distribution.shape, dtype=torch.bool)
-        for place, tokens in enumerate(sample.kept):
-            mask[place, tokens or slice(None)] = True
-        return mask
+        return expected
 
     def _drawn_from(
         self, samples: Sequence[Sample], versions: Sequence[NDArray[np.int64]], kept: list[Tensor] | None = None
@@ -186,7 +185,7 @@ class ReferenceRun:
                 parameter.copy_(weights)
             said = [index for index, own in enumerate(versions) if (own == version).any()]
             for index, whole in zip(said, self._past.distributions([samples[index] for index in said]), strict=True):
-                mask, is_own = self._mask(samples[index], whole), torch.from_numpy(versions[index] == version)
+                mask, is_own = _nucleus(whole, self.options.top_p).isfinite(), torch.from_numpy(versions[index] == version)
                 own = _of(_within(whole, mask), samples[index].tokens)
                 found[index] = torch.where(is_own, own, found[index])
                 if kept is not None and self.options.masked:
@@ -226,7 +225,7 @@ class ReferenceRun:
         entropy = -(distribution.detach().exp() * distribution.detach()).sum(-1)
         return TokenInputs(
             current=_of(distribution, sample.tokens)[mask],
-            generation=torch.from_numpy(sample.generation_logprobs).double()[mask],
+            generation=expected.generation[mask],
             at_step_start=expected.at_step_start[mask],
             reference=expected.reference[mask] if self.options.kl_coefficient else None,
             entropy=entropy[mask],

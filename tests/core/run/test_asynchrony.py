@@ -230,12 +230,57 @@ def test_tokens_beyond_the_bound_get_the_trainers_log_probabilities(
     assert max(record["async/staleness_max"] for record in records) > 0
 
 
+class Lying(FakeGenerator):
+    """Reports half a nat too little."""
+
+    def step(self, samples: RunningSamples) -> Any:
+        running, position = samples.left, samples.num_steps
+        ended = super().step(samples)
+        samples.logprobs[running, position] -= 0.5
+        return ended
+
+
+def test_tokens_beyond_the_bound_hide_no_disagreement(run: Run, registry_with: Callable[..., Registry], tmp_path: Path) -> None:
+    """The trainer, which scored them, would agree with itself. Files say what was sampled, by which weights."""
+    registry = registry_with(environment=Slow, generator=Lying)
+    run(
+        *ahead(0),
+        *SLOW,
+        "async.on_stale=rescore",
+        "async.extra_prompts=4",
+        "rollout.stop_token_ids=[]",
+        "training.max_token_mult_prob_error=9",
+        registry=registry,
+        progress=CountsSteps(),
+    )
+    records = [record for record in read_metrics(tmp_path / "runs" / "run") if "async/tokens_rescored" in record]
+    compared = [record for record in records if record["async/tokens_rescored"] and "token_mult_prob_error" in record]
+    assert compared
+    assert [record["token_mult_prob_error"] for record in compared] == [pytest.approx(np.exp(0.5), rel=1e-4)] * len(compared)
+    table = rollouts(tmp_path / "runs" / "run")
+    for record in records:
+        samples = table[table["step"] == record["step"]]
+        versions = np.concatenate(samples["weight_versions"].to_list())
+        before = record["weight_version"] - record["updates"]
+        assert ((versions >= 0) & (versions < before)).sum() == record["async/tokens_rescored"]
+
+
 def test_groups_without_a_signal_are_replaced(run: Run, tmp_path: Path) -> None:
     run(*STEPS, "rollout.refill_equal_rewards=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
     table = rollouts(tmp_path / "runs" / "run")
     assert (table.groupby(["step", "group"])["reward"].nunique() > 1).all()
     assert (table.groupby("step")["group"].nunique() == 8).all()
     assert sum(record.get("async/groups_refilled", 0.0) for record in read_metrics(tmp_path / "runs" / "run")) > 0
+
+
+def test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked(run: Run, tmp_path: Path) -> None:
+    masked = ("rollout.on_truncation=mask", "rollout.max_response_tokens=16", "rollout.max_refill_ratio=50")
+    run(*STEPS, *masked, "rollout.refill_equal_rewards=true")
+    table = rollouts(tmp_path / "runs" / "run")
+    assert not table["valid"].all()
+    kept = table[table["valid"]].groupby(["step", "group"])["reward"].nunique()
+    assert len(kept) == 8 * 8
+    assert (kept > 1).all()
 
 
 def test_too_many_replaced_groups_end_the_run(run: Run) -> None:

@@ -350,3 +350,15 @@ def test_components_that_cancel_are_no_difference():
     assert not decoupled([component, np.negative(component)], [0, 0, 0, 0], [1.0, 1.0]).any()
     assert decoupled([], [0, 0], []).tolist() == [0.0, 0.0]
     assert whitened(np.zeros(0), epsilon=0.0).shape == (0,)
+
+
+def test_groups_of_equal_components_get_no_rounding_of_the_steps_mean() -> None:
+    random = np.random.default_rng(0)
+    ids = np.repeat(np.arange(6), 8)
+    for _ in range(20):
+        components = random.integers(0, 3, (2, 48)) / 4
+        components[:, :16] = 0.5
+        found = decoupled(components, ids, [1.0, 1.0])
+        assert not found[:16].any()
+        assert found[16:].any()
+        assert found.mean() == pytest.approx(0.0, abs=1e-12)

@@ -115,8 +115,9 @@ class RolloutConfig:
     """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), or a parser
     that the generator brings, such as "qwen3_coder". "auto" takes the one of the first two that the chat template shows."""
     refill_equal_rewards: bool | None = None
-    """Replace a group whose rewards are all equal, from which a comparison within groups learns nothing, by the next prompt's
-    (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it, else false."""
+    """Replace a group whose rewards are all equal, but for masked samples, from which a comparison within groups learns
+    nothing, by the next prompt's (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it,
+    else false."""
     max_refill_ratio: Annotated[float, above(0)] = 4.0
     """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
     1 + async.max_staleness; beyond it the run ends."""
@@ -136,7 +137,7 @@ class RolloutConfig:
     max_failed_fraction: Share = 0.5
     """With "mask" or `episode_timeout_s`, the largest share of samples that may have failed; above it the run ends and says
     why. It is of the samples of an evaluation or of a step, and where steps overlap of all steps that are under way at once.
-    The failures of a group count as long as the group does: one that is replaced takes its own with it."""
+    The failures of a group that is replaced count until its step is trained on, among its samples."""
 
     @property
     def truncates(self) -> bool:

@@ -179,6 +179,7 @@ class Loop:
 
     def _update(self, step: int, samples: spi.RolloutBatch) -> dict[str, float]:
         """Train on the samples; the step's metrics."""
+        generated = samples if isinstance(samples, CollectedRollouts) else None
         if isinstance(samples, CollectedRollouts) and samples.oldest_version:
             self._to_training()
             with self.clock.phase("logprobs"):
@@ -206,12 +207,12 @@ class Loop:
         metrics |= {} if self.residency is None else self.residency.metrics
         metrics |= {} if self.refitter is None else self.refitter.take_metrics()
         every = self.recipe.logging.rollouts_every_n_steps
-        if collected is not None and every > 0 and step % every == 0:
-            self.saver.save_rollouts(step, collected, training.batch)
+        if generated is not None and every > 0 and step % every == 0:
+            self.saver.save_rollouts(step, generated, training.batch)
         every = self.recipe.logging.samples_every_n_steps
-        if collected is not None and every > 0 and step % every == 0 and self.sinks.take_samples:
+        if generated is not None and every > 0 and step % every == 0 and self.sinks.take_samples:
             number = self.recipe.logging.samples
-            self.sinks.log_samples(step, self.saver.samples(collected, training.batch, number))
+            self.sinks.log_samples(step, self.saver.samples(generated, training.batch, number))
         return metrics | times
 
     def _figures_of_sets(self, samples: spi.RolloutBatch, step: int) -> FiguresOfSets | None:

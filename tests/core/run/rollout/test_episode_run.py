@@ -544,6 +544,20 @@ def test_failures_of_replaced_groups_count(make: Callable[..., Site]) -> None:
         site.run(OneToken())
 
 
+def test_so_do_their_other_samples(make: Callable[..., Site]) -> None:
+    """One in four fails. Of groups of one sample all are replaced: what ends the run is that nothing can be learned."""
+
+    def step(number: int, turn: Turn) -> StepResult:
+        if number % NUM_EPISODES == 1:
+            raise LookupError("no tool")
+        return StepResult(reward=1.0, done=True)
+
+    site = make(step, on_error="mask", max_refills=40)
+    with pytest.raises(RewardError, match="rollout.max_refill_ratio"):
+        site.run(OneToken())
+    assert 2 < len(site.failures.reasons) < NUM_EPISODES * 40 // 2
+
+
 def test_no_timer_keeps_what_an_episode_has_said(make: Callable[..., Site]) -> None:
     """Steps take seconds, and the time of an episode may be hours."""
     site = make(going_on, episode_timeout_s=3600.0)

@@ -91,7 +91,8 @@ def decoupled_advantages(
     reward component k (GDPO, arXiv:2601.05242).
 
     Each component is normalised in its group before they are added, so that a small one still tells samples apart where a
-    large one does. 0 where all s are equal to rounding. `components` are M arrays of [N], `weights` M numbers.
+    large one does. 0 where all s are equal to rounding, and in a group where they are. `components` are M arrays of [N],
+    `weights` M numbers.
     """
     total, magnitude = np.zeros(len(group_ids)), np.zeros(len(group_ids))
     for weight, component in zip(weights, components, strict=True):
@@ -100,7 +101,11 @@ def decoupled_advantages(
         magnitude += np.abs(part)
     # Components that cancel leave roundings, which must not pass for differences.
     total[np.abs(total) <= RELATIVE_RESOLUTION * magnitude] = 0.0
-    return whitened(total, epsilon=options["epsilon"])
+    white = whitened(total, epsilon=options["epsilon"])
+    # Each group's sums are 0 on average, and so are all: what is left of their mean is a rounding. It is no signal of a group
+    # without one, on which alone no update is made.
+    white[np.abs(white) <= RELATIVE_RESOLUTION * np.abs(white).max(initial=0.0)] = 0.0
+    return white
 
 
 def whitened(values: NDArray[np.floating[Any]], *, epsilon: float) -> Float64Array:

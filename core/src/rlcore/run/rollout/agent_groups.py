@@ -13,6 +13,7 @@ from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.reward_differences import differ
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.sessions.record import Segment
 from rlcore.sessions.served_model import ServedModel
@@ -45,7 +46,7 @@ class AgentGroup:
     @property
     def has_signal(self) -> bool:
         """Whether the rewards of its episodes differ, which have all ended."""
-        return len({episode.result.reward for episode in self.episodes if episode.result is not None}) > 1
+        return differ([episode.result.reward for episode in self.episodes if episode.result is not None])
 
     @property
     def num_rewarded(self) -> int:

@@ -80,6 +80,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             prompt_limit=self.prompt_limit,
             max_response_tokens=self.max_response_tokens,
             max_turn_tokens=self.max_turn_tokens,
+            masks_truncated=self.masks_truncated,
             placeholder=(self.sampling.stop_token_ids or (0,))[0],
         )
         return make_work(options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer)

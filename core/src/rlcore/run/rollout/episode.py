@@ -8,6 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from rlcore.run.rollout.request_feed import Sampled
+from rlcore.run.rollout.reward_differences import differ
 from rlcore.spi import FinishReason, Observation, ResetResult, Row, SamplingMask, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
 
@@ -189,6 +190,8 @@ class EpisodeGroup:
 
     number: int
     """Its number in the run."""
+    masks_truncated: bool = False
+    """Whether no episode of it is trained on that a limit of tokens or turns cut off."""
     instead: Row | None = None
     """The row that takes the place of its own, whose prompt is over the limit."""
     spare: int | None = None
@@ -238,8 +241,8 @@ class EpisodeGroup:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards of its episodes differ, which have all ended; True where it has none."""
-        return self.is_left_out or len({episode.reward for episode in self.episodes if episode.valid}) > 1
+        """Whether the rewards of its episodes differ that are trained on, and which have all ended; True where it has none."""
+        return self.is_left_out or differ([episode.reward for episode in self.episodes if self._is_trained_on(episode)])
 
     @property
     def num_rewarded(self) -> int:
@@ -250,6 +253,9 @@ class EpisodeGroup:
     def success_rate(self) -> float:
         """The share of these that solved it; 0.0 where there are none."""
         return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)
+
+    def _is_trained_on(self, episode: Episode) -> bool:
+        return episode.valid and not (self.masks_truncated and episode.truncated)
 
     def settle(self) -> None:
         """All episodes have ended: forget what only their environment needs."""

@@ -219,6 +219,7 @@ class EpisodeRun(Generic[GroupT]):
         if not self.schedule.end(number, has_signal=counts):
             if not self.work.tells_of_row(group):
                 self.untold.add(number)
+            self.work.failures.replace(number, self.work.group_size)
             self._forget([number])
         self._admit()
         self._look()

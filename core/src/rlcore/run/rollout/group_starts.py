@@ -26,6 +26,8 @@ class GroupOptions:
     prompt_limit: PromptLimit
     max_response_tokens: int
     max_turn_tokens: int | None
+    masks_truncated: bool = False
+    """Whether episodes that a limit of tokens or turns cut off are not trained on."""
     placeholder: int
     """The token that stands for the prompt of a group whose environment failed to begin: a batch has no empty sequence."""
 

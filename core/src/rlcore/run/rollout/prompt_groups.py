@@ -36,7 +36,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
 
     def new_group(self, number: int) -> EpisodeGroup:
         """See GroupWork."""
-        return EpisodeGroup(number=number)
+        return EpisodeGroup(number=number, masks_truncated=self._options.masks_truncated)
 
     def end(self) -> None:
         """See GroupWork."""
@@ -103,6 +103,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
                 self.turns.conversations.restore(episode, state)
         if self._can_go_on(group):
             found: EpisodeGroup = group
+            found.masks_truncated = self._options.masks_truncated
             return found
         self.turns.forget(group.episodes)
         return None

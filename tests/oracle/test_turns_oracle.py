@@ -1,0 +1,127 @@
+"""Whole runs of episodes with several turns against an independent computation in float64."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from attrs import evolve
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch import nn
+
+from rlcore.cli.main import cli
+
+from .cases import RECIPE as GRPO_RECIPE
+from .cases import Case
+from .recorded import Sample, read_samples
+from .reference_turns import GrpoOfTurns, Judge, PpoOfTurns, turns_of
+from .test_ppo_oracle import OPTIONS as PPO
+from .test_ppo_oracle import RECIPE as PPO_RECIPE
+
+TURNS = (
+    "environment.name=turns",
+    "rollout.max_turns=3",
+    "rollout.max_turn_tokens=8",
+    "rollout.max_response_tokens=26",
+    "training.max_tokens_per_microbatch=50",
+    "training.updates_per_step=2",
+)
+
+
+def train(folder: Path, recipe: str, *overrides: str) -> Path:
+    """The run directory of a recipe whose environment is the one of turns."""
+    before, _, behind = recipe.partition("[environment.arithmetic]")
+    (folder / "turns.toml").write_text(before + behind[behind.index("[generator]") :])
+    result = CliRunner().invoke(cli, ["train", "turns.toml", *TURNS, *overrides])
+    assert result.exit_code == 0, f"{result.stdout}{result.stderr}"
+    return folder / "runs" / "run"
+
+
+def lines_of(run: Path) -> list[dict[str, float]]:
+    return [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["step"]]
+
+
+def assert_weights(file: Path, model: nn.Module) -> None:
+    """But for the rounding of float32 over six updates."""
+    found = load_file(file)
+    for name, weight in model.named_parameters():
+        np.testing.assert_allclose(found[name], weight.detach().float(), rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_turns_are_compared_where_cut_samples_are_masked_and_groups_replaced(
+    trainer: str, staleness: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train(
+        tmp_path,
+        GRPO_RECIPE.format(model=model),
+        f"trainer.name={trainer}",
+        "algorithm.grpo.advantage_per=turn",
+        "algorithm.grpo.previous_logprobs=trainer",
+        "rollout.on_truncation=mask",
+        "rollout.refill_equal_rewards=true",
+        "rollout.max_refill_ratio=30",
+        *([f"async.max_staleness={staleness}", "generator.transformers.max_batch_size=12"] if staleness else []),
+    )
+    case = Case(trainer="fsdp2", updates=2, previous="trainer", kl=False, cut=False)
+    reference = GrpoOfTurns(model, evolve(case.options, max_grad_norm=1.0))
+    steps, lines = read_samples(run), lines_of(run)
+    assert len(steps) == len(lines) == 3
+    for number, (samples, line) in enumerate(zip(steps, lines, strict=True), start=1):
+        assert reference.distance(samples) < 1e-4
+        assert_masked(samples, reference.judge)
+        figures = reference.step(number, samples)
+        assert {name: line[name] for name in figures} == pytest.approx(figures, rel=2e-4, abs=2e-5)
+        assert figures["updates"] == 2, "each group has something to teach"
+    assert sum(line["async/groups_refilled"] for line in lines) > 0
+    assert max(len(turns_of(own)) for samples in steps for own in samples if own.valid) > 1
+    assert_weights(run / "model" / "model.safetensors", reference.policy.model)
+
+
+def assert_masked(samples: list[Sample], judge: Judge) -> None:
+    """Samples are masked where a limit cut them off, and nowhere else; in each group rewards of the others differ."""
+    cut = [judge.is_cut(own) for own in samples]
+    assert [own.valid for own in samples] == [not one for one in cut]
+    assert 0 < sum(cut) < len(cut)
+    for own in samples:
+        assert own.loss_mask.tolist() == ((own.weight_versions >= 0) & own.valid).tolist()
+        assert own.reward == pytest.approx(sum(judge.rewards(own)) if own.valid else 0.0)
+    for group in {own.group for own in samples}:
+        assert len({own.reward for own in samples if own.group == group and own.valid}) > 1
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_group_of_equal_components_makes_no_update(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of two, each with an update of its own."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ("training.updates_per_step=6", "rollout.samples_per_prompt=2", "rollout.max_turn_tokens=4")
+    run = train(tmp_path, GRPO_RECIPE.replace("grpo", "gdpo").format(model=model), *overrides)
+    expected = []
+    for path in sorted((run / "rollouts").iterdir()):
+        groups = pandas.read_parquet(path).groupby("group")[["reward/ones", "reward/twos"]]
+        expected.append((groups.nunique() > 1).any(axis=1).sum())
+    assert [line["updates"] for line in lines_of(run)] == expected
+    assert 0 < sum(expected) < 6 * len(expected)
+
+
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+def test_a_critic_learns_what_turns_earn(trainer: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ("algorithm.ppo.bootstrap_truncated=false", f"trainer.name={trainer}")
+    run = train(tmp_path, PPO_RECIPE.format(model=model), *overrides)
+    steps, lines = read_samples(run), lines_of(run)
+    assert {len(turns_of(own)) for samples in steps for own in samples} == {1, 2, 3}
+    reference = PpoOfTurns(model, evolve(PPO, bootstrap_truncated=False))
+    for number, (samples, line) in enumerate(zip(steps, lines, strict=True), start=1):
+        figures = reference.step(number, samples)
+        assert {name: line[name] for name in figures} == pytest.approx(figures, rel=2e-4, abs=2e-5)
+    assert_weights(run / "model" / "model.safetensors", reference.policy.model)
+    critic = load_file(run / "critic" / "model.safetensors")
+    for name, weight in reference.critic.named().items():
+        np.testing.assert_allclose(critic[name], weight.detach().float(), rtol=1e-4, atol=2e-5, err_msg=name)
