@@ -726,6 +726,20 @@ FAULTS = (
         "test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan[phi3]",
     ),
     Fault(
+        "loaders write to what other ranks read",
+        "rlcore_vllm.loading",
+        "given = [(name, tensor if name in self._unwritten else tensor.clone()) for name, tensor in weights]",
+        "given = list(weights)",
+        "tests/vllm_generation/test_loading.py::test_what_came_stays_as_it_is_and_is_copied_no_more_than_that_needs[straight]",
+    ),
+    Fault(
+        "attention goes on with the sinks that it began with",
+        "rlcore_vllm.loading",
+        "layer.impl.process_weights_after_loading(self._model_config.dtype)",
+        "pass",
+        "tests/vllm_generation/test_loading.py::test_backends_of_attention_are_told_of_weights_that_were_loaded_straight",
+    ),
+    Fault(
         "guesses on a CPU are judged by memory that nothing was written to",
         "rlcore_vllm.environment",
         "versions.judge_guesses_on_cpu()",
