@@ -59,6 +59,13 @@ FAULTS = (
     ),
     # The loop
     Fault(
+        "a generator that died is refitted from a trainer that is away",
+        "rlcore.run.execution.residency",
+        'lacks_weights = self.offload_trainer == "all" and refitter.version != weight_version',
+        "lacks_weights = False",
+        "tests/core/run/execution/test_refit.py::test_what_dies_while_the_trainer_is_away_is_refitted_all_the_same",
+    ),
+    Fault(
         "a train step with dropout says what the policy was",
         LOOP,
         "return self.recipe.lora is not None and self.recipe.lora.dropout > 0",
