@@ -796,6 +796,13 @@ FAULTS = (
         "tests/vllm_generation/test_settings.py::test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it",
     ),
     Fault(
+        "sizes of graphs are given beside those that the recipe names",
+        "rlcore_vllm.settings",
+        "**({} if eager or _names_graphs(config) else {",
+        "**({} if eager else {",
+        "tests/vllm_generation/test_settings.py::test_graphs_that_the_table_names_are_the_only_ones[named2]",
+    ),
+    Fault(
         "graphs are captured for more tokens than a step may have",
         "rlcore_vllm.settings",
         "for size in sorted({min(size, max(1, most)) for size in sizes})]",
