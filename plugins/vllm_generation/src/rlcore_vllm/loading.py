@@ -202,12 +202,15 @@ def _is_padding(layer: nn.Module) -> bool:
 
 
 def _optional_parameters(model: nn.Module) -> set[str]:
-    """What a checkpoint need not bring: scales of attention layers, and what processing makes, such as scales of weights."""
+    """What a checkpoint need not bring: scales of attention layers, and what processing makes, such as scales of weights.
+
+    Biases are no such thing, though 0.32 does not note them before the first load.
+    """
     return {
         f"{prefix}.{name}"
         for prefix, layer in model.named_modules()
         for name in layer._parameters
-        if isinstance(layer, Attention) or name not in _recorded(layer, name)
+        if isinstance(layer, Attention) or (name != "bias" and name not in _recorded(layer, name))
     }
 
 
