@@ -98,6 +98,13 @@ FAULTS = (
     ),
     # The loop
     Fault(
+        "a generator that died is refitted from a trainer that is away",
+        "rlcore.run.execution.residency",
+        'lacks_weights = self.offload_trainer == "all" and refitter.version != weight_version',
+        "lacks_weights = False",
+        "tests/core/run/execution/test_refit.py::test_what_dies_while_the_trainer_is_away_is_refitted_all_the_same",
+    ),
+    Fault(
         "a train step with dropout says what the policy was",
         LOOP,
         "return self.recipe.lora is not None and self.recipe.lora.dropout > 0",
@@ -779,6 +786,20 @@ FAULTS = (
         "test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan[phi3]",
     ),
     Fault(
+        "loaders write to what other ranks read",
+        "rlcore_vllm.loading",
+        "given = [(name, tensor if name in self._unwritten else tensor.clone()) for name, tensor in weights]",
+        "given = list(weights)",
+        "tests/vllm_generation/test_loading.py::test_what_came_stays_as_it_is_and_is_copied_no_more_than_that_needs[straight]",
+    ),
+    Fault(
+        "attention goes on with the sinks that it began with",
+        "rlcore_vllm.loading",
+        "layer.impl.process_weights_after_loading(self._model_config.dtype)",
+        "pass",
+        "tests/vllm_generation/test_loading.py::test_backends_of_attention_are_told_of_weights_that_were_loaded_straight",
+    ),
+    Fault(
         "guesses on a CPU are judged by memory that nothing was written to",
         "rlcore_vllm.environment",
         "versions.judge_guesses_on_cpu()",
@@ -826,6 +847,13 @@ FAULTS = (
         "for size in sorted({min(size, max(1, most)) for size in sizes})]",
         "for size in sizes if size <= max_num_seqs]",
         "tests/vllm_generation/test_settings.py::test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it",
+    ),
+    Fault(
+        "sizes of graphs are given beside those that the recipe names",
+        "rlcore_vllm.settings",
+        "**({} if eager or _names_graphs(config) else {",
+        "**({} if eager else {",
+        "tests/vllm_generation/test_settings.py::test_graphs_that_the_table_names_are_the_only_ones[named2]",
     ),
     Fault(
         "graphs are captured for more tokens than a step may have",

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from attrs import evolve
@@ -68,6 +68,36 @@ def test_of_a_model_that_no_family_describes_lengths_and_heads_are_checked(check
     expected = ["max_position_embeddings = 128", "adapters apart", "true, for model_type gemma3_text", "head_dim = 8"]
     expected += ["attn_logit_softcapping = 50.0"]
     assert [text.partition(" from")[0] for text in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "channel", "quantization", "found"),
+    [
+        ("cpu", "in_process", "none", ["model_type gpt_oss, on CPU"]),
+        ("cpu", None, "none", []),
+        ("cuda", "cuda_ipc", "none", []),
+        ("cuda", "cuda_ipc", "fp8", ['"fp8", with model_type gpt_oss']),
+        ("cuda", None, "fp8", []),
+    ],
+)
+def test_what_vllm_cannot_load_again_is_refused(
+    device: Literal["cpu", "cuda"],
+    channel: str | None,
+    quantization: Literal["none", "fp8"],
+    found: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gpt-oss where its weights are packed or quantised, if a trainer sends them."""
+    monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
+    monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
+    monkeypatch.setattr(check_module, "compute_capabilities", lambda: [(9, 0)])
+    content = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    spec = ModelSpec(path=str(tmp_path))
+    context = CheckContext(model=spec, device=device, world_size=1, max_sequence_length=64, channel=channel)
+    told = [problem.found for problem in check_module.problems_of(context, VllmConfig(quantization=quantization))]
+    assert [text.partition(", whose")[0] for text in told] == found
 
 
 def test_of_such_a_model_malformed_values_alone_are_told(checked: Path, tmp_path: Path) -> None:

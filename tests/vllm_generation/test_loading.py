@@ -11,6 +11,7 @@ from rlcore_torchkit.box_cuts import whole_box
 
 pytest.importorskip("vllm")
 
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -119,10 +120,58 @@ def test_straight_loading_is_complete_or_refused():
         loader.load([item], stable=False)
     loader.finish()
     assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
-    loader.begin()
-    loader.load([item for item in weights.items() if item[0] != "second.weight"], stable=False)
-    with pytest.raises(RefitError, match=r"1 tensor\(s\) .* second.weight"):
+    for left_out in ("second.weight", "norm.bias"):
+        loader.begin()
+        loader.load([item for item in weights.items() if item[0] != left_out], stable=False)
+        with pytest.raises(RefitError, match=rf"1 tensor\(s\) .* {left_out}"):
+            loader.finish()
+
+
+def zeroing(model):
+    """Its loader sets one tensor to zero once it is loaded, as gpt-oss's does before."""
+    load, given = model.load_weights, []
+
+    def load_weights(weights):
+        weights = list(weights)
+        loaded = load(weights)
+        given.append({name: tensor.data_ptr() for name, tensor in weights})
+        [tensor.zero_() for name, tensor in weights if name == "norm.bias"]
+        return loaded
+
+    model.load_weights = load_weights
+    return given
+
+
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")], ids=["straight", "layerwise"])
+def test_what_came_stays_as_it_is_and_is_copied_no_more_than_that_needs(device):
+    model = Model()
+    given = zeroing(model)
+    loader = Loader(model, PLAIN, device)
+    weights = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    expected = {name: tensor.clone() for name, tensor in weights.items()}
+    for _ in range(2):
+        loader.begin()
+        loader.load(weights.items(), stable=True)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
+        loader.abandon()
+    of_loaders = given[-1]
+    assert of_loaders["norm.bias"] != weights["norm.bias"].data_ptr()
+    assert all(of_loaders[name] == weights[name].data_ptr() for name in of_loaders if name != "norm.bias")
+
+
+def test_backends_of_attention_are_told_of_weights_that_were_loaded_straight():
+    model = Model()
+    model.attention = object.__new__(Attention)
+    nn.Module.__init__(model.attention)
+    told = []
+    model.attention.impl = SimpleNamespace(process_weights_after_loading=told.append)
+    loader = Loader(model, PLAIN, CUDA)
+    assert loader.is_direct
+    for count in (1, 2):
+        loader.begin()
+        loader.load(list(model.named_parameters()), stable=True)
         loader.finish()
+        assert told == [torch.float32] * count
 
 
 SPEC = TensorSpec(name="second.weight", shape=(4, 3), dtype="float32")

@@ -3,6 +3,8 @@
 import json
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +138,26 @@ def test_no_graph_is_captured_that_no_step_fills(tokens: int, most: int, largest
     assert sizes[-1] == largest
     assert all(size % tokens == 0 for size in sizes)
     assert min(size for size in sizes if size > tokens * 1024) - tokens * 1024 in range(32, 32 + tokens)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"cudagraph_capture_sizes": [1, 4]},
+        {"max_cudagraph_capture_size": 4},
+        {"compilation_config": {"cudagraph_capture_sizes": [1, 4]}},
+        {"compilation_config": {"max_cudagraph_capture_size": 4}},
+    ],
+)
+def test_graphs_that_the_table_names_are_the_only_ones(named: dict[str, Any], tmp_path: Path) -> None:
+    """vLLM takes sizes from one place, and no largest one that is not among them."""
+    from vllm import EngineArgs
+
+    arguments = arguments_of("cuda", engine=named)
+    of_graphs = {key: value for key, value in arguments.items() if key in named or "cudagraph" in key}
+    EngineArgs(model=str(make_model(tmp_path)), max_model_len=64, skip_tokenizer_init=True, **of_graphs).create_engine_config()
+    assert of_graphs == named
+    assert "cudagraph_capture_sizes" in arguments_of("cuda", engine={"compilation_config": {"mode": 0}})
 
 
 def test_engines_take_the_devices_in_turn():

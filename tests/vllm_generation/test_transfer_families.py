@@ -17,6 +17,8 @@ pytest.importorskip("vllm")
 
 from vllm_refitted import Refitted
 
+from rlcore.spi import RefitError
+
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan(family, tmp_path):
@@ -28,3 +30,11 @@ def test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_n
         refitted.spoil(2)
         refitted.refit(export_of(refitted.weights(3), 3))
         refitted.assert_holds(3, 1)
+
+
+def test_what_vllm_loads_past_its_layerwise_reload_is_refused(tmp_path):
+    """By name, as `check` does before a run."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
+    directory = make_family(tmp_path / "gpt_oss", "gpt_oss", {**TRAINED["gpt_oss"], **sizes})
+    with contextlib.closing(Refitted(directory)) as refitted, pytest.raises(RefitError, match=r"incomplete: .*mlp\.experts"):
+        refitted.refit(export_of(refitted.weights(1), 1))

@@ -11,7 +11,9 @@ import torch
 from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
+from decoder_families import TRAINED, make_family
 from vllm_refit_support import (
     BUCKET_BYTES,
     CONFIG,
@@ -29,6 +31,7 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore.testing.models import make_model
+from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_route import whole_box
 from rlcore_torchkit.shard_sender import ShardSender
@@ -50,7 +53,8 @@ class Trial:
     """A trainer of one rank, which holds whole tensors, and an engine."""
 
     def __init__(self, folder, model, config, stack):
-        self.folder, self.config = make_model(folder / "model", **model), config
+        """`folder` is for logs, `model` a directory."""
+        self.folder, self.config = model, config
         self.context = context_of(self.folder, "shards")
         self.replica = ProcessReplica("vllm-0", engine_settings(self.context, config), (), config, folder)
         stack.callback(self.replica.close)
@@ -103,12 +107,18 @@ class Trial:
 
 @pytest.fixture
 def trial_of(tmp_path, torchao_imported):
-    """A function (architecture, changes of the engine's config, of the model) -> Trial."""
+    """A function (architecture, the engine's config, sizes of the model) -> Trial."""
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        yield lambda architecture, config=TWO_RANKS, **model: Trial(
-            tmp_path, {"architecture": architecture, **MODEL, "alphabet": EVEN, **model}, config, stack
-        )
+
+        def make(architecture, config=TWO_RANKS, **sizes):
+            if architecture in TRAINED:
+                model = make_family(tmp_path / "model", architecture, {**TRAINED[architecture], **sizes})
+            else:
+                model = make_model(tmp_path / "model", architecture, **{**MODEL, "alphabet": EVEN, **sizes})
+            return Trial(tmp_path, model, config, stack)
+
+        yield make
 
 
 def bytes_of(tensors):
@@ -199,3 +209,23 @@ def test_a_part_that_changed_on_the_way_is_not_loaded(trial_of, monkeypatch):
             trial.refit(2)
     assert trial.refit(3) == received[1]
     assert trial.held() == trial.held_of_loaders(3)
+
+
+def test_loaders_write_to_copies_of_what_comes(trial_of):
+    """In gpt-oss those of the second rank set biases to zero that the first one adds. So would each that both read from one
+    memory, and each to which the next changes are relative."""
+    trial = trial_of("gpt_oss", hidden_size=64, num_attention_heads=2, head_dim=32)
+    tensors, generator = trial.weights(0), torch.Generator().manual_seed(0)
+    biases = [tensors[name].normal_(generator=generator) for name in tensors if name.endswith("down_proj_bias")]
+    for version in range(4):
+        trial.refit(version, "device", tensors)
+        assert trial.call("keeps_its_sinks") == [[True, True], [True, True]]
+        for tensor in tensors.values():
+            tensor[torch.rand(tensor.shape, generator=generator) < 0.02] += 0.1
+    trial.refit(4, "device", tensors)
+    held = trial.held()
+    for _ in range(4):
+        assert trial.held_of_loaders(4, tensors) == held
+    names = [f"model.layers.{layer}.mlp.experts.routed_experts.w2_bias" for layer in range(2)]
+    assert [held[0][name] for name in names] == tensor_digests(biases)
+    assert [held[1][name] for name in names] == tensor_digests(map(torch.zeros_like, biases))

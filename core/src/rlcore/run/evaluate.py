@@ -68,7 +68,7 @@ def evaluate(
         if refitter is None or evaluator is None:
             raise _nothing_to_evaluate()
         refit = partial(refitter.refit, version)
-        bring = refit if residency is None else partial(residency.to_generation, refit)
+        bring = refit if residency is None else partial(residency.to_generation, refitter, version)
         return refitter.generating(partial(evaluator.evaluate, version), bring)
 
 

@@ -352,12 +352,11 @@ class Loop:
             return
         if self.refitter.version != self.position.weight_version:
             self.source.make_way()
-        refit = partial(self.refitter.refit, self.position.weight_version)
         with self.guard.deferred():
             if self.residency is None:
-                refit()
+                self.refitter.refit(self.position.weight_version)
             else:
-                self.residency.to_generation(refit)
+                self.residency.to_generation(self.refitter, self.position.weight_version)
 
     def _to_training(self) -> None:
         """Move trainer and generator to where the trainer can work."""

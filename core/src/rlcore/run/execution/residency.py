@@ -7,6 +7,7 @@ from attrs import define, evolve
 
 from rlcore.config.critic import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
+from rlcore.run.execution.refit import Refitter
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, TrainerGroup
 from rlcore.run.report.timing import PhaseClock
@@ -111,10 +112,12 @@ class Residency:
         self.turn = "training"
         return discards
 
-    def to_generation(self, refit: Callable[[], None]) -> None:
-        """Give the device to the generator; `refit` is called when the weights of both are there."""
-        if self.turn == "generation":
-            refit()
+    def to_generation(self, refitter: Refitter, weight_version: int) -> None:
+        """Give the device to the generator, and bring it to this version when the weights of both are there."""
+        # Behind a worker that died, what it is to have again may have left the device.
+        lacks_weights = self.offload_trainer == "all" and refitter.version != weight_version
+        if self.turn == "generation" and not lacks_weights:
+            refitter.refit(weight_version)
             return
         if self.move_critic is not None:
             self.move_critic()
@@ -122,7 +125,7 @@ class Residency:
             self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
             if self.generator_sleeps:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
-        refit()
+        refitter.refit(weight_version)
         with self.clock.phase("residency"):
             self._make_room(idle_trainer(self.offload_trainer))
             if self.generator_sleeps:
