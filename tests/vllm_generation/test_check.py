@@ -70,6 +70,24 @@ def test_of_a_model_that_no_family_describes_lengths_and_heads_are_checked(check
     assert [text.partition(" from")[0] for text in found] == expected
 
 
+def test_of_latent_attention_the_size_is_checked_and_what_vllm_alone_reads(checked: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(checked, tmp_path / "deepseek"))
+    context = CheckContext(model=ModelSpec(path=str(directory)), device="cpu", world_size=1, max_sequence_length=64)
+
+    def found(**content: Any) -> list[str]:
+        deepseek = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 128}
+        (directory / "config.json").write_text(json.dumps(deepseek | content))
+        return [problem.found for problem in check(context, VllmConfig())]
+
+    read = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    assert found(kv_lora_rank=512, qk_rope_head_dim=64, **read) == []
+    assert found(kv_lora_rank=16, qk_rope_head_dim=8, **read) == ["kv_lora_rank = 16 and qk_rope_head_dim = 8"]
+    assert found(kv_lora_rank=512, qk_rope_head_dim=64, scoring_func="softmax") == [
+        "no topk_method",
+        'scoring_func = "softmax"',
+    ]
+
+
 @pytest.mark.parametrize(
     ("device", "channel", "quantization", "found"),
     [

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
 from decoder_families import TRAINED, make_family
-from vllm_families import OTHERS
+from vllm_families import OTHERS, SIZES
 from vllm_refit_support import export_of
 
 pytest.importorskip("vllm")
@@ -22,7 +22,7 @@ from rlcore.spi import RefitError
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan(family, tmp_path):
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, **SIZES[family]}
     directory = make_family(tmp_path / family, family, {**TRAINED[family], **sizes})
     with contextlib.closing(Refitted(directory)) as refitted:
         refitted.refit(export_of(refitted.weights(1), 1))

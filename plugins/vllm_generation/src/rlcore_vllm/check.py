@@ -32,6 +32,12 @@ FLOAT8_CAPABILITY = (8, 9)
 LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
 """Models, by model_type, whose experts and sinks vLLM's loader copies into parameters itself. Its layerwise reload, which
 brings weights to kernels that hold them in another form, then sees nothing come."""
+LATENT_SIZES = (320, 512, 576)
+"""Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
+LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
+"""Models, by model_type, whose attention vLLM computes so."""
+READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
+"""What config.json has to say, by model_type, for vLLM to choose experts as transformers does without reading it."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -138,6 +144,7 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
+    yield from _latent_problems(text, file)
     if context.device != "cpu":
         return
     if isinstance(text.get("head_dim"), int):
@@ -146,6 +153,18 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
     if cap:  # vLLM warns of it and computes without, which moves log-probabilities
         found, remedy = f"attn_logit_softcapping = {cap}", 'Take the generator "transformers"'
         yield Problem(path=str(file), found=found, expected="no soft cap, which vLLM's attention on CPU lacks", remedy=remedy)
+
+
+def _latent_problems(text: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+    model_type, rank, rotary = (text.get(key) for key in ("model_type", "kv_lora_rank", "qk_rope_head_dim"))
+    if model_type in LATENT and isinstance(rank, int) and isinstance(rotary, int) and rank + rotary not in LATENT_SIZES:
+        found, sizes = f"kv_lora_rank = {rank} and qk_rope_head_dim = {rotary}", ", ".join(map(str, LATENT_SIZES))
+        yield Problem(path=str(file), found=found, expected=f"one of {sizes} together, which vLLM computes")
+    for key, value in READ_BY_VLLM.get(str(model_type), {}).items():
+        if text.get(key) != value:
+            found = f"{key} = {json.dumps(text[key])}" if key in text else f"no {key}"
+            remedy = f'vLLM alone reads it; transformers computes "{value}" whatever it says. Add it to config.json'
+            yield Problem(path=str(file), found=found, expected=f'{key} = "{value}"', remedy=remedy)
 
 
 def reload_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:

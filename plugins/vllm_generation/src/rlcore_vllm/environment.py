@@ -176,6 +176,7 @@ def _build(settings: EngineSettings) -> Any:
         versions.replace_kernels_once()
         versions.judge_guesses_on_cpu()
         versions.zero_new_blocks()
+        versions.rotate_all_heads()
     if settings.has_drafter:
         versions.read_drafters_weights()
     if settings.eager:

@@ -108,6 +108,22 @@ def drop_caches(core: Any) -> None:
     core.model_executor.reset_encoder_cache()
 
 
+def rotate_all_heads() -> None:
+    """Have a CPU rotate all heads of queries [tokens, heads, size], as those of latent attention are: its kernel takes them for
+    one head, and leaves the others as they are."""
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    if hasattr(RotaryEmbedding, "rlcore_forward"):
+        return
+    RotaryEmbedding.rlcore_forward = RotaryEmbedding.forward_cpu
+
+    def forward(self: Any, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None) -> Any:
+        rotate = self.forward_native if query.dim() == 3 else self.rlcore_forward
+        return rotate(positions, query, key)
+
+    RotaryEmbedding.forward_cpu = forward
+
+
 def zero_new_blocks() -> None:
     """On a CPU, zero each block of the KV cache as a sequence gets it.
 

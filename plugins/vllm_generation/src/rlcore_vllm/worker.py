@@ -23,6 +23,7 @@ register()
 if current_platform.is_cpu():
     versions.wait_without_spinning()
     versions.zero_new_blocks()
+    versions.rotate_all_heads()
 else:
     versions.leave_room_for_recorder()
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
