@@ -115,7 +115,8 @@ def _as_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:
     if isinstance(recipe, Mapping):
         if wrong := list(_odd_keys(recipe, "recipe")):
             raise ConfigError(wrong)
-        return _plain(recipe)
+        plain: dict[str, Any] = _plain(recipe)
+        return plain
     if not isinstance(recipe, str | Path):
         expected = "a TOML file, or a mapping of what one would hold"
         raise ConfigError([Problem(path="recipe", found=f"a {type(recipe).__name__}", expected=expected)])
