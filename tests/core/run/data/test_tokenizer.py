@@ -47,7 +47,7 @@ def test_text_survives_encoding(tokenizer, texts):
 
 
 def test_half_a_character_is_no_text(tokenizer):
-    with pytest.raises(DataError, match=r"a text has half a character .* at character 1; .* 'b\\ud800'"):
+    with pytest.raises(DataError, match=r"half a character .* 'b\\ud800'"):
         tokenizer.encode_batch(["a", "b\ud800"])
 
 
