@@ -25,6 +25,7 @@ def test_the_package_offers_its_interface_by_name() -> None:
         ({"reward": []}, "reward: found no function"),
         ({"dataset": {"train": [], "test": []}}, "dataset: found the key 'test'.*train, evaluation"),
         ({"reward": len, "environment": object()}, "reward and environment"),
+        ({"environment": Path}, "environment: found the class Path; expected an object"),
     ],
 )
 def test_arguments_that_are_none_are_named(options: dict[str, Any], names: str) -> None:
@@ -45,6 +46,19 @@ def test_words_that_are_none_are_named(call: Callable[[], Any], path: str) -> No
     with pytest.raises(ConfigError) as raised:
         call()
     assert [problem.path for problem in raised.value.problems] == [path]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (None, "recipe: found a NoneType; expected a TOML file"),
+        ({"run": {3: 1}, 5: {}}, r"recipe\.run: found the key 3 \(a int\)(.|\n)*recipe: found the key 5"),
+        ({"data": {"train": [{4: 1}]}}, r"recipe\.data\.train\[0\]: found the key 4"),
+    ],
+)
+def test_what_is_no_recipe_is_named(recipe: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rlcore.rows(recipe)
 
 
 def test_a_recipe_is_a_file_or_what_one_would_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "Make room"), (errno.EROFS, "Make it writable"), (errno.EFBIG, "Raise the limit on the size of files")],
+    [
+        (errno.ENOSPC, "Make room"),
+        (errno.EROFS, "Make it writable"),
+        (errno.EFBIG, "Raise the limit on the size of files"),
+        (errno.ENOENT, "Make that folder"),
+    ],
 )
 def test_the_remedy_is_for_what_went_wrong(tmp_path: Path, number: int, remedy: str) -> None:
     with pytest.raises(StorageError, match=rf"\. {remedy}.*, or point run\.directory"), storage_errors("a", tmp_path):

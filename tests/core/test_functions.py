@@ -51,7 +51,14 @@ def test_what_is_not_there_is_said(file: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_module_that_ends_the_process_is_no_end(file: Path) -> None:
     file.write_text("raise SystemExit(3)\n")
-    with pytest.raises(ConfigError, match=r"SystemExit: 3"):
+    with pytest.raises(ConfigError, match=r"SystemExit at mine\.py:1: 3"):
+        load_function(f"{file}:f", "key")
+
+
+def test_where_a_file_failed_to_load(file: Path) -> None:
+    (file.parent / "broken_beside.py").write_text("SEVEN = {}['x']\n")
+    file.write_text("\n\nfrom broken_beside import SEVEN\n")
+    with pytest.raises(ConfigError, match=r"KeyError at mine\.py:3: 'x'"):
         load_function(f"{file}:f", "key")
 
 

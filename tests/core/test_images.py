@@ -81,6 +81,8 @@ def test_texts_alone_are_one_text():
     ("content", "fault"),
     [
         (3, "int"),
+        ("a\ud800", "half a character"),
+        ([text("a"), text("\udc00")], "part 1 has half a character"),
         (["a"], "part 0"),
         ([text("a"), {"type": "video"}], "part 1"),
         ([text(None)], "NoneType"),

@@ -63,6 +63,7 @@ def test_what_is_right_passes(loss_of):
         (lambda logprobs: output(logprobs), r"found loss of shape \[3\] and torch.float32; expected a scalar tensor"),
         (lambda logprobs: output(torch.ones((), dtype=torch.int64)), r"found loss of shape \[\] and torch.int64"),
         (lambda logprobs: output(logprobs.sum().detach()), "found a loss without a gradient; expected one that is computed"),
+        (lambda logprobs: output(torch.zeros((), requires_grad=True)), "found a loss without a gradient; expected one that is"),
         (lambda logprobs: output(logprobs.sum(), sums=None), "found sums that is a NoneType; expected a mapping"),
         (lambda logprobs: output(logprobs.sum(), sums={"a": 1.0}), r"found sums\['a'\] that is a float; expected a scalar"),
         (

@@ -1,6 +1,6 @@
 """Training and evaluation from Python: what `import rlcore` offers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -112,7 +112,28 @@ def _require_words(overrides: Sequence[object], **words: tuple[object, Sequence[
 
 
 def _as_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:
-    return _plain(recipe) if isinstance(recipe, Mapping) else Path(recipe)
+    if isinstance(recipe, Mapping):
+        if wrong := list(_odd_keys(recipe, "recipe")):
+            raise ConfigError(wrong)
+        plain: dict[str, Any] = _plain(recipe)
+        return plain
+    if not isinstance(recipe, str | Path):
+        expected = "a TOML file, or a mapping of what one would hold"
+        raise ConfigError([Problem(path="recipe", found=f"a {type(recipe).__name__}", expected=expected)])
+    return Path(recipe)
+
+
+def _odd_keys(value: Any, where: str) -> Iterator[Problem]:
+    """The keys that are no texts, which TOML has not."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield from _odd_keys(item, f"{where}.{key}")
+            else:
+                yield Problem(path=where, found=f"the key {key!r} (a {type(key).__name__})", expected="keys that are texts")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _odd_keys(item, f"{where}[{number}]")
 
 
 def _plain(value: Any) -> Any:
@@ -142,6 +163,10 @@ def _given(
         for name in rows
         if name not in splits
     ]
+    if isinstance(environment, type):
+        remedy = "Build it first, or name it in an entry point"
+        found = f"the class {environment.__name__}"
+        problems.append(Problem(path="environment", found=found, expected="an object of it", remedy=remedy))
     if problems:
         raise ConfigError(problems)
     known = {name: rows[name] for name in splits if name in rows}

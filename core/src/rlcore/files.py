@@ -14,13 +14,20 @@ _REMEDIES: Mapping[int | None, str] = {
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.EROFS: _WRITABLE,
+    errno.ENOENT: "Make that folder",
+    errno.ENOTDIR: "Take a folder, not a file",
+    errno.ENAMETOOLONG: "Take a shorter name",
 }
 """By the error's number; of others, room is what lacks."""
 
 
+NAMED_OUTPUT = "name another file with -o"
+"""What else can be done about a file that the command line names."""
+
+
 @contextmanager
-def storage_errors(what: str, directory: Path) -> Iterator[None]:
-    """Turn the operating system's errors of writing `what` into a StorageError that says what to do."""
+def storage_errors(what: str, directory: Path, otherwise: str = "point run.directory elsewhere") -> Iterator[None]:
+    """Turn the operating system's errors of writing `what` into a StorageError that says what to do, or `otherwise`."""
     try:
         yield
     except OSError as error:
@@ -32,14 +39,14 @@ def storage_errors(what: str, directory: Path) -> Iterator[None]:
             pass
         raise StorageError(
             f"{what} could not be written to {directory}{free}: {error.strerror or error}. "
-            f"{_REMEDIES.get(error.errno, 'Make room')}, or point run.directory elsewhere. What was saved before is intact."
+            f"{_REMEDIES.get(error.errno, 'Make room')}, or {otherwise}. What was saved before is intact."
         ) from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that no reader, and no crash, ever sees half of it."""
+def write_atomically(path: Path, text: str, otherwise: str = "point run.directory elsewhere") -> None:
+    """Replace `path` by `text` so that no reader, and no crash, ever sees half of it. StorageError as of storage_errors."""
     partial = path.with_name(f".{path.name}.partial")
-    with storage_errors(path.name, path.parent):
+    with storage_errors(path.name, path.parent, otherwise):
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

@@ -28,7 +28,8 @@ def load_function(path: str, key: str, expected: str = FORM) -> Function:
     try:
         found = getattr(_module(module), name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises, or a script that ends by itself
-        what = f"{path!r}, which does not load ({type(error).__name__}: {error})"
+        where = _place_in(str(expanded(module).resolve()), error) if module.endswith(".py") else ""
+        what = f"{path!r}, which does not load ({type(error).__name__}{where}: {error})"
         raise ConfigError([Problem(path=key, found=what, expected=expected)]) from error
     if not callable(found):
         raise ConfigError([Problem(path=key, found=f"{path!r}, which is no function", expected=expected)])
@@ -45,8 +46,7 @@ def place_in(function: Function, error: BaseException) -> str:
     """Return where in the function's own file an error passed last, as " at agent.py:12"; nothing where that is not known."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = "" if code is None else code.co_filename
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" at {Path(file).name}:{lines[-1]}" if lines else ""
+    return _place_in(file, error)
 
 
 def is_number(value: object) -> bool:
@@ -60,6 +60,11 @@ def is_number(value: object) -> bool:
 def brief(value: object) -> str:
     """The beginning of a value's repr."""
     return f"{value!r:.80}"
+
+
+def _place_in(file: str, error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" at {Path(file).name}:{lines[-1]}" if lines else ""
 
 
 def _module(name: str) -> ModuleType:

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.half_characters import half_character
 from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 
@@ -37,7 +38,8 @@ def image_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def content_fault(content: object) -> str | None:
     """What keeps `content` from being a message's, text or a list of texts and images; None where nothing does."""
     if isinstance(content, str):
-        return None
+        half = half_character(content)
+        return f"a text with {half}" if half else None
     if not isinstance(content, list | tuple):
         return f"{type(content).__name__}, not text"
     for number, part in enumerate(content):
@@ -46,6 +48,8 @@ def content_fault(content: object) -> str | None:
             return f'a list with {part!r:.60} as part {number}, not {{"type": "text" | "image", …}}'
         if kind == "text" and not isinstance(part.get("text"), str):
             return f"a list whose part {number} has {type(part.get('text')).__name__} as its text"
+        if kind == "text" and (half := half_character(part["text"])):
+            return f"a list whose part {number} has {half} in its text"
         if kind == "image" and part.get("image") is None:
             return f"a list whose part {number} is an image without a file"
     return None

@@ -27,3 +27,11 @@ def test_what_holds_no_run_is_said_and_nothing_written(invoke, run: Path) -> Non
     assert "elsewhere" in result.stderr
     assert not (run / "report.html").exists()
     assert invoke("report").exit_code == 2
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_option(invoke, run: Path) -> None:
+    result = invoke("report", str(run), "-o", str(run / "gone" / "report.html"))
+    assert result.exit_code == 11
+    assert f"report.html could not be written to {run / 'gone'}" in result.stderr
+    assert "Make that folder, or name another file with -o" in result.stderr
+    assert "run.directory" not in result.stderr

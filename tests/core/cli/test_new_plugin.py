@@ -87,7 +87,7 @@ def test_names_whose_class_is_something_else_are_refused(role, name, tmp_path):
 
 def test_all_problems_are_told_at_once(tmp_path):
     message = refused("sink", "curve", "--directory", str(tmp_path))
-    assert "found 'curve', a sink of rlcore, which is installed" in message
+    assert "found 'curve', the sink of rlcore, which is installed" in message
     assert f"found {tmp_path}, which exists" in message
 
 

@@ -4,6 +4,7 @@ import attrs
 import numpy as np
 import pytest
 
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import ContractError, ExportWeightsRequest, NamedTensor, TensorSpec, WeightBucket, WeightExport, tensor_digest
 
 REQUEST = ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=16)
@@ -63,6 +64,19 @@ def test_buckets_are_read_lazily(make_trainer):
     assert taken == []
     next(export.buckets)
     assert taken == ["a"]
+
+
+def test_what_an_export_raises_under_way_is_the_trainers(make_trainer):
+    """Its buckets are taken in the refit of a generator, which has no part in it."""
+
+    def buckets():
+        yield bucket(named("a", A))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        read(make_trainer, export_of(buckets()))
+    assert raised.value.__notes__ == ["raised in export_weights of trainer 'fake' (in-process 0)"]
+    assert owner_of(raised.value) == "trainer 'fake' (in-process 0)"
 
 
 @pytest.mark.parametrize(

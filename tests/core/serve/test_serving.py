@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from click.testing import CliRunner, Result
 
 import rlcore.run.plan.sections
+import rlcore.serve.generator_server
 import rlcore.serve.serving
 from rlcore.cli.main import cli
 from rlcore.config.model import ModelConfig
@@ -19,7 +20,7 @@ from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.serve.generator_server import Address, Note
+from rlcore.serve.generator_server import Address, Note, serve_generator
 from rlcore.spi import ModelSpec, Provider, SaveStateRequest, SaveStateResult, capabilities, hookimpl
 from rlcore.testing.fakes import (
     FAKE_ALGORITHM,
@@ -305,3 +306,18 @@ def test_a_checkpoint_of_another_model_is_refused(serve: Serve, run: Path) -> No
     assert result.exit_code == 6
     assert "belongs to another model" in result.stderr
     assert not (run / "exports").exists()
+
+
+def test_a_model_that_is_nowhere_is_named_and_not_its_length(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A name without a slash may be one on the Hub: that it is none is seen when its files are fetched."""
+    (tmp_path / "first").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
+    monkeypatch.setattr(rlcore.serve.generator_server, "model_file", lambda model, name: None)
+    result = serve("frist", generators=(evolve(generator("large", 2), reads_model=True),))
+    assert result.exit_code == 5, result.stderr
+    assert "RUN_OR_MODEL: found 'frist', which is no directory here and did not load from the Hub" in result.stderr
+    assert "Did you mean first?" in result.stderr
+    assert "--max-length" not in result.stderr

@@ -80,3 +80,16 @@ def test_a_plugin_that_ends_the_process_is_told():
     result = CliRunner().invoke(cli, ["verify", "forgetful", "ends=1"])
     assert result.exit_code == 12
     assert "ended with code 1 before it was done" in result.stderr
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_lies_beside_it_in_the_folder_for_temporary_files_is_not_run(tmp_path, monkeypatch):
+    """Anyone may write there."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in ("test_stray.py", "conftest.py"):
+        (shared / name).write_text("raise RuntimeError('a stray file was run')\n")
+    monkeypatch.setenv("TMPDIR", str(shared))
+    result = CliRunner().invoke(cli, ["verify", "forgetful"])
+    assert result.exit_code == 1, result.output
+    assert "2 passed, 3 failed, 0 skipped" in result.stdout

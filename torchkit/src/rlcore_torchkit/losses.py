@@ -102,7 +102,7 @@ def _check(path: str, output: object, figures: Tensor) -> None:
             refuse(f"{name} that is a {type(value).__name__}", "a scalar tensor")
         if value.ndim or not (value.is_floating_point() or name != "loss"):
             refuse(f"{name} of shape {list(value.shape)} and {value.dtype}", "a scalar tensor, already reduced")
-    if figures.requires_grad and not output.loss.requires_grad:
+    if figures.requires_grad and output.loss.grad_fn is None:
         refuse(
             "a loss without a gradient", "one that is computed from inputs.logprobs, or values, with torch, and not detached"
         )

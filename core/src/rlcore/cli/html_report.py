@@ -14,10 +14,10 @@ def report_command(runs: tuple[Path, ...], output: Path, title: str | None) -> N
 
     RUN is a run directory; the curves of several lie above each other. The page needs no network and no other file.
     """
-    from rlcore.files import write_atomically
+    from rlcore.files import NAMED_OUTPUT, write_atomically
     from rlcore.html_report.data import report_data
     from rlcore.html_report.page import page
 
     data = report_data(runs)
-    write_atomically(output, page(data, title or ", ".join(run["label"] for run in data["runs"])))
+    write_atomically(output, page(data, title or ", ".join(run["label"] for run in data["runs"])), NAMED_OUTPUT)
     click.echo(f"{output} ({output.stat().st_size / 2**20:.1f} MiB): open it in a browser")

@@ -25,7 +25,7 @@ def import_command(library: str, file: Path, overrides: tuple[str, ...], output:
     LIBRARY is the name under which an installed package reads that library's recipes. Keys without a counterpart are listed, as
     comments in the recipe and on stderr, those first that change what is trained.
     """
-    from rlcore.files import write_atomically
+    from rlcore.files import NAMED_OUTPUT, write_atomically
 
     if output is not None:
         _require_new(output)
@@ -34,7 +34,7 @@ def import_command(library: str, file: Path, overrides: tuple[str, ...], output:
     if output is None:
         click.echo(text, nl=False)
     else:
-        write_atomically(output, text)
+        write_atomically(output, text, NAMED_OUTPUT)
     for line in summary(found):
         click.echo(line, err=True)
 

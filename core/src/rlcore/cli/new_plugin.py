@@ -112,7 +112,7 @@ def _name_problems(role: Role, name: str) -> Iterator[Problem]:
         yield Problem(path="NAME", found=found, expected="another name")
     taken = {entry.name: entry.distribution for entry in discover().of(role)}
     if name in taken:
-        found = f"{name!r}, a {role} of {taken[name]}, which is installed"
+        found = f"{name!r}, the {role} of {taken[name]}, which is installed"
         yield Problem(path="NAME", found=found, expected="a name that no installed plugin of the role has")
     elif is_installed(import_name(name)):
         found = f"{name!r}, whose package would be {import_name(name)}, which is installed"

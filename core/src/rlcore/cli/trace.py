@@ -19,7 +19,7 @@ def trace_command(run: Path, steps: str | None, output: Path) -> None:
 
     RUN is a run directory. The driver's phases and the calls of each worker stand above each other, with their seconds.
     """
-    from rlcore.files import write_atomically
+    from rlcore.files import NAMED_OUTPUT, write_atomically
     from rlcore.run.report.timeline import read_timeline
     from rlcore.run.storage.chrome_trace import chrome_trace
     from rlcore.run.storage.saved_run import SavedRun
@@ -35,7 +35,7 @@ def trace_command(run: Path, steps: str | None, output: Path) -> None:
     if not shown:
         least = min(span.step for span in spans)
         raise click.UsageError(f"--steps: found {steps}; expected some of {least} to {last}, the steps of the run")
-    write_atomically(output, json.dumps(chrome_trace(shown)))
+    write_atomically(output, json.dumps(chrome_trace(shown)), NAMED_OUTPUT)
     told = sorted({span.step for span in shown})
     click.echo(f"steps {told[0]} to {told[-1]}: {output}, to open in https://ui.perfetto.dev or chrome://tracing")
 

@@ -12,6 +12,7 @@ import numpy as np
 from attrs import evolve
 
 from rlcore.installed import is_installed
+from rlcore.registry.plugin_errors import attributed
 from rlcore.schema.listing import listed
 from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
 from rlcore.spi.batch import TokenBatch
@@ -189,7 +190,7 @@ def compare_digests(specs: tuple[TensorSpec, ...], sent: Mapping[str, int], held
 
 def _checked_buckets(export: WeightExport, owner: str, max_bucket_bytes: int) -> Iterator[WeightBucket]:
     position = 0
-    for bucket in export.buckets:
+    for bucket in _taken(export, owner):
         if not isinstance(bucket, WeightBucket):
             raise ContractError(f"{owner}: export_weights brought a {type(bucket).__name__}; expected a WeightBucket")
         for tensor in bucket.tensors:
@@ -202,8 +203,21 @@ def _checked_buckets(export: WeightExport, owner: str, max_bucket_bytes: int) ->
         raise ContractError(f"{owner}: export_weights ended without {listed(missing, _MAX_NAMED)}")
 
 
+def _taken(export: WeightExport, owner: str) -> Iterator[WeightBucket]:
+    """The export's buckets as they are. What raises under way is the trainer's error: it is the generator's refit that asks for
+    them, and would be named for it."""
+    buckets = iter(export.buckets)
+    while True:
+        with attributed("raised in export_weights of", owner):
+            try:
+                bucket = next(buckets)
+            except StopIteration:
+                return
+        yield bucket
+
+
 def _no_buckets(export: WeightExport, owner: str) -> Iterator[WeightBucket]:
-    for _ in export.buckets:
+    for _ in _taken(export, owner):
         raise ContractError(f"{owner}: export_weights brought a bucket beside its shards; expected none")
     yield from ()
 

@@ -96,7 +96,9 @@ def main() -> int:
         with open(module, "w", encoding="utf-8"):
             pass
         os.chdir(folder)
-        code = int(pytest.main([*OPTIONS, f"--rootdir={folder}", module], plugins=[Reporter(job, stream)]))
+        # Pytest looks into every folder between an argument and this one, the shared folder for temporary files too.
+        places = (f"--rootdir={folder}", f"--confcutdir={folder}")
+        code = int(pytest.main([*OPTIONS, *places, module], plugins=[Reporter(job, stream)]))
         print(json.dumps({"done": code}), file=stream, flush=True)
         return code
 

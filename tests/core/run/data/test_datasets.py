@@ -4,9 +4,11 @@ import builtins
 import json
 import sys
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attrs import frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import owner_of
@@ -50,6 +52,13 @@ def test_rows_that_are_none_and_what_raises_name_the_function():
         def rows(self, split):
             raise KeyError(split)
 
+    @frozen
+    class Columns:
+        table: object
+
+        def rows(self, split):
+            return self.table
+
     class Listing:
         def rows(self, split):
             return ["1+1="]
@@ -59,6 +68,9 @@ def test_rows_that_are_none_and_what_raises_name_the_function():
         load_rows(DatasetConfig(), "train", Generating(), name)
     with pytest.raises(ContractError, match=rf"^{name}: rows\('train'\) .* str"):
         load_rows(DatasetConfig(), "train", Listing(), name)
+    for table in ({"prompt": ["1+1="]}, pandas.DataFrame({"prompt": ["1+1="]})):
+        with pytest.raises(ContractError, match=rf"^{name}: rows\('train'\) returned a {type(table).__name__}"):
+            load_rows(DatasetConfig(), "train", Columns(table), name)
     with pytest.raises(KeyError) as raised:
         load_rows(DatasetConfig(), "train", Raising(), name)
     assert raised.value.__notes__ == [f"raised in rows('train') of {name}"]

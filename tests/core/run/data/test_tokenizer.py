@@ -46,6 +46,11 @@ def test_text_survives_encoding(tokenizer, texts):
     assert [tokenizer.decode(np.asarray(tokenizer.encode(text), np.int32)) for text in texts] == texts
 
 
+def test_half_a_character_is_no_text(tokenizer):
+    with pytest.raises(DataError, match=r"half a character .* 'b\\ud800'"):
+        tokenizer.encode_batch(["a", "b\ud800"])
+
+
 @pytest.mark.parametrize("scheme", ["first", "never"])
 def test_a_text_behind_another_one_begins_with_no_space_of_the_tokenizers(tmp_path, scheme):
     """As SentencePiece's begin a text, such as those of Llama 2 and Mistral."""

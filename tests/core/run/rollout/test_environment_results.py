@@ -59,6 +59,10 @@ def test_every_real_number_is_a_reward_and_a_metric(reward):
         (going(text=5), "an observation with the text 5; expected text, or messages with role and content"),
         (going(text=""), "an observation with an empty text; expected text"),
         (going(messages="hi"[:0]), "an observation with an empty text"),
+        (going(text="a\ud800"), "an observation with a text with half a character (the surrogate \\ud800 by itself) at"),
+        (going(messages=[{"role": "user", "content": "\ud800"}]), "message 0 whose 'content' is a text with half a character"),
+        (done(1.0, reward_components={"\ud800": 1.0}), "a reward component called '\\ud800', with half a character"),
+        (done(1.0, metrics={"\ud800": 1.0}), "a metric called '\\ud800', with half a character"),
         (going(messages=[{"role": "user"}]), "message 0 whose 'content' is NoneType, not text"),
         (done(np.complex64(1)), "returned the reward np.complex64(1+0j); expected a float"),
         (done(1.0, metrics={"x": None}), "returned the metric 'x' None; expected a float"),
@@ -88,6 +92,11 @@ def test_a_reset_is_checked_alike(result, message):
     assert message in str(raised.value)
 
 
+def test_names_of_other_alphabets_pass():
+    step = done(1.0, reward_components={"größe": 1.0}, metrics={"长度": 2.0})
+    assert check_step(step, None) is step
+
+
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 
 
@@ -111,6 +120,7 @@ def test_tools_come_with_the_messages_of_a_reset():
         {"tools": TOOL},
         {"tools": ["look"]},
         {"tools": [{"type": "function", "function": {}}]},
+        {"tools": [{"type": "function", "function": {"name": "look", "description": "\ud800"}}]},
         {"tools": [{"type": "function", "function": {"name": "look", "parameters": {1, 2}}}]},
     ],
 )

@@ -192,3 +192,13 @@ def test_a_damaged_recipe_is_said_and_kept(run: Run, directory: Path) -> None:
     run("run.num_steps=4", resume=True, progress=notes)
     assert "recipe.toml cannot be read, so that nothing is known of changes" in notes.texts[0]
     assert (directory / "recipe-001.toml").read_text() == "[run\n"
+
+
+def test_a_recipe_that_is_gone_is_said(run: Run, directory: Path) -> None:
+    """Whether the run has changed cannot be known then."""
+    run("run.num_steps=2")
+    (directory / "recipe.toml").unlink()
+    notes = Notes()
+    run("run.num_steps=4", resume=True, progress=notes)
+    assert "recipe.toml is gone, so that nothing is known of changes" in notes.texts[0]
+    assert (directory / "recipe.toml").exists()

@@ -350,3 +350,18 @@ class KeepsItsEventLoop(FakeEnvironment):
         if self.loop is not asyncio.get_running_loop():
             raise RuntimeError("it is bound to another event loop")
         return await super().step(state, turn)
+
+
+@killed_by(ANSWERED)
+class HalfACharacter(FakeEnvironment):
+    """A prompt that no tokenizer takes."""
+
+    async def reset(self, row, seed):
+        return evolve(await super().reset(row, seed), observation=Observation(text="a\ud800"))
+
+
+@killed_by(ANSWERED)
+class MetricOfTheCore(Fields):
+    """A name that the core writes itself."""
+
+    fields = MappingProxyType({"metrics": {"failed": 1.0}})

@@ -14,6 +14,7 @@ from rlcore.config.data import DatasetConfig
 from rlcore.run.data.arrow_rows import CHUNK_ROWS, ArrowRows, arrow_rows
 from rlcore.run.data.jsonl_line import MAX_LINE_BYTES
 from rlcore.run.data.row_fields import prompt_fault
+from rlcore.run.data.text_file import read_text_file
 from rlcore.spi import DataError
 from rlcore.spi.arrays import Int64Array
 
@@ -37,11 +38,7 @@ class CsvRows(ArrowRows):
 def csv_rows(path: Path, config: DatasetConfig, key: str, *, has_prompts: bool = True, may_be_chats: bool = False) -> CsvRows:
     """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt where each
     `has_prompts`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{key}.path: cannot read {path}: {error}") from error
-    records = _records(content, path, key)
+    records = _records(read_text_file(path, key), path, key)
     _, names = next(records, (1, []))
     _check_names(names, path, key)
     prompts = names.index(config.prompt_field) if has_prompts and config.prompt_field in names else None

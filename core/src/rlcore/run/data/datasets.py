@@ -79,7 +79,8 @@ def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: s
         rows = environment.rows(split)
         if rows is None:
             return None
-        is_sequence = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+        # A mapping, and a table of columns, have no row 0.
+        is_sequence = hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not hasattr(rows, "keys")
         first = rows[0] if is_sequence and len(rows) else {}
     expected = "expected a sequence of records, which are mappings, or None"
     if not is_sequence:

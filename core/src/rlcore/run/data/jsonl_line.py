@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from rlcore.half_characters import described
+
 MAX_LINE_BYTES = 64 * 2**20
 """A row longer than any model's context is no row but a file without line ends."""
 _SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
@@ -35,7 +37,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def _named(character: str) -> str:
-    return "a NUL character" if character == "\0" else f"half a character (the surrogate \\u{ord(character):04x} by itself)"
+    return "a NUL character" if character == "\0" else described(character)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

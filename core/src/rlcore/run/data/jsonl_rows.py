@@ -12,6 +12,7 @@ from rlcore.config.data import DatasetConfig
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt_fault
 from rlcore.run.data.row_images import with_images
+from rlcore.run.data.text_file import read_text_file
 from rlcore.schema.homes import expanded
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore.spi.arrays import Int64Array
@@ -35,10 +36,7 @@ def jsonl_rows(
 ) -> JsonlRows:
     """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt where each
     `has_prompts`, unless it `may_be_chats` and is one."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{key}.path: cannot read {path}: {error}") from error
+    content = read_text_file(path, key)
     bounds: list[tuple[int, int]] = []
     start = 0
     for number, line in enumerate(BytesIO(content), start=1):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rlcore.half_characters import half_character
 from rlcore.images import content_fault
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError
@@ -20,7 +21,8 @@ def no_such_field(key: str, where: str, wanted: str, found: Sequence[str]) -> Da
 def prompt_fault(value: object) -> str | None:
     """What keeps `value` from being a prompt (text, or chat messages), or None where nothing does."""
     if isinstance(value, str):
-        return None if value else "an empty text"
+        half = half_character(value)
+        return "an empty text" if not value else f"a text with {half}" if half else None
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         return f"{type(value).__name__} {value!r:.60}"
     if not value:

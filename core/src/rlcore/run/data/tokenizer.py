@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attrs import evolve, field, frozen
 
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
+from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
@@ -34,7 +35,7 @@ class Tokenizer(Protocol):
         own settings put one there, else none. Chat templates bring their own."""
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of exactly this text, no special tokens added."""
+        """Tokens of exactly this text, no special tokens added. DataError for a text with half a character."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Apply `encode` to each text."""
@@ -126,7 +127,15 @@ class PretrainedTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
-        encoded: list[list[int]] = self.backend(list(texts), add_special_tokens=False, return_attention_mask=False).input_ids
+        try:
+            encoded: list[list[int]] = self.backend(
+                list(texts), add_special_tokens=False, return_attention_mask=False
+            ).input_ids
+        except (TypeError, UnicodeEncodeError) as error:  # by the kind of tokenizer
+            for text in texts:
+                if half := half_character(text):
+                    raise DataError(f"a text has {half}; expected Unicode text, not {text!r:.60}") from error
+            raise
         return encoded
 
     def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlcore.half_characters import half_character
 from rlcore.images import image_parts
 from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.rollout.episode_failure import shown
@@ -64,10 +65,11 @@ def check_episode(result: Any) -> EpisodeResult:
 def _check_components(components: Any) -> None:
     _check_mapping("reward_components", components)
     for name, value in components.items():
-        if type(value) is float and type(name) is str and -LARGEST <= value <= LARGEST:
+        if type(value) is float and type(name) is str and name.isascii() and -LARGEST <= value <= LARGEST:
             continue  # as nearly all are: this is done several times a turn
         if not isinstance(name, str):
             raise ContractError(f"returned a reward component called {shown(name, 40)}; expected a string")
+        _check_characters("a reward component called", name)
         _check_number("the reward component ", value, name)
 
 
@@ -79,12 +81,19 @@ def _check_mapping(name: str, values: Any) -> None:
 def _check_metrics(metrics: Any) -> None:
     _check_mapping("metrics", metrics)
     for name, value in metrics.items():
-        if type(value) is float and type(name) is str and name not in RESERVED_METRICS and -LARGEST <= value <= LARGEST:
+        plain = type(value) is float and type(name) is str and name.isascii()
+        if plain and name not in RESERVED_METRICS and -LARGEST <= value <= LARGEST:
             continue
         if not isinstance(name, str) or name in RESERVED_METRICS:
             taken = f", which is the core's own: {', '.join(RESERVED_METRICS)}" if name in RESERVED_METRICS else ""
             raise ContractError(f"returned a metric called {shown(name, 40)}{taken}; expected another name")
+        _check_characters("a metric called", name)
         _check_number("the metric ", value, name)
+
+
+def _check_characters(what: str, name: str) -> None:
+    if half := half_character(name):
+        raise ContractError(f"returned {what} {name!r}, with {half}; expected Unicode text")
 
 
 def _check_number(what: str, value: object, name: str | None = None) -> None:
@@ -116,7 +125,7 @@ def _check_tools(observation: Observation) -> None:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ContractError(f"returned an observation with the tool {shown(tool, 80)}; {expected}")
         try:
-            json.dumps(tool)
+            json.dumps(tool, ensure_ascii=False).encode()  # half a character has no bytes
         except (TypeError, ValueError) as error:
             raise ContractError(f"returned an observation with the tool {shown(tool, 80)}: {error}; {expected}") from error
 

@@ -186,7 +186,7 @@ def _check_changes(
     prepared: RunPlan, directory: RunDirectory, state: LoopState | None, note: Note, allow_changes: bool
 ) -> None:
     """Say what changed in the recipe; CheckpointError where that makes another run."""
-    changes = _changes(prepared, directory, note)
+    changes = _changes(prepared, directory, note, is_begun=state is not None)
     other_models = [] if state is None else model_changes(prepared, state)
     refused = [change for change in changes if change.makes_another_run] + other_models
     if refused and not allow_changes:
@@ -201,12 +201,14 @@ def _check_changes(
         note(f"the recipe has changed: {'; '.join(map(str, reported))}")
 
 
-def _changes(prepared: RunPlan, directory: RunDirectory, note: Note) -> Sequence[Change]:
-    """Return what differs from the recipe that the run had last."""
+def _changes(prepared: RunPlan, directory: RunDirectory, note: Note, *, is_begun: bool) -> Sequence[Change]:
+    """Return what differs from the recipe that the run had last. One that has a checkpoint `is_begun`, and had a recipe."""
     file, resolved = directory.recipe_file, prepared.resolved
     try:
         return recipe_changes(file.read_text(encoding="utf-8"), resolved)
     except FileNotFoundError:
+        if is_begun:
+            note(f"{file} is gone, so that nothing is known of changes in the recipe")
         return ()  # killed before it wrote anything, or removed
     except (OSError, ValueError) as error:
         note(f"{file} cannot be read, so that nothing is known of changes in the recipe: {error}")

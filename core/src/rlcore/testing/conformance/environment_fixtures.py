@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from attrs import frozen
 
+from rlcore.half_characters import half_character
+from rlcore.images import content_fault
 from rlcore.registry.binding import build_environment
 from rlcore.spi import (
     EnvironmentContext,
@@ -169,19 +171,28 @@ def check_observation(observation: object) -> None:
     assert len(kinds) == 1, f"an observation has {kinds or 'nothing'}; expected one of messages, text and tokens"
     if observation.text is not None:
         assert isinstance(observation.text, str), f"the text is of type {type(observation.text).__name__}; expected str"
+        assert observation.text, "an observation has an empty text; expected one that can be read"
+        assert not (half := half_character(observation.text)), f"the text has {half}; expected Unicode text"
     for message in observation.messages or ():
         assert isinstance(message, Mapping), f"a message is a {type(message).__name__}; expected a mapping"
         assert {"role", "content"} <= set(message), f"a message has the keys {sorted(message)}; expected role and content"
+        assert not (fault := content_fault(message["content"])), f"a message's content is {fault}"
     if observation.tokens is not None:
         assert observation.tokens.dtype == np.int32, f"tokens are {observation.tokens.dtype}; expected int32"
+        assert len(observation.tokens), "an observation has no tokens; expected one at least"
+        assert observation.tokens.min() >= 0, f"an observation has the token {observation.tokens.min()}; expected none below 0"
 
 
 def check_step(result: StepResult) -> None:
     """Fail where the loop would refuse it."""
     figures = {"reward": result.reward, **result.reward_components, **result.metrics}
     for name, value in figures.items():
+        assert isinstance(name, str), f"a figure is called {name!r}; expected a string"
+        assert not (half := half_character(name)), f"the name {name!r} has {half}; expected Unicode text"
         assert isinstance(value, int | float | np.number), f"{name} is of type {type(value).__name__}; expected a float"
         assert abs(value) <= LARGEST, f"{name} is {value}; expected a finite number, as float32"
+    taken = result.metrics.keys() & {"failed", "timed_out"}
+    assert not taken, f"metrics are called {sorted(taken)}, which the core writes itself; expected other names"
     for name in ("done", "success"):
         value = getattr(result, name)
         assert type(value) is bool, f"{name} is of type {type(value).__name__}; expected bool"

@@ -1,0 +1,27 @@
+"""The bytes of a file of rows that is text."""
+
+from pathlib import Path
+
+from rlcore.spi import DataError
+
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip -k"),
+    b"BZh": ("bzip2", "bunzip2 -k"),
+    b"\xfd7zXZ\0": ("xz", "unxz -k"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+}
+"""What a compressed file begins with: the format's name, and what decompresses it beside itself."""
+
+
+def read_text_file(path: Path, key: str) -> bytes:
+    """What a file of rows holds. DataError where it cannot be read, or is compressed; `key` is its section of the recipe."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{key}.path: cannot read {path}: {error}") from error
+    for mark, (name, command) in _COMPRESSED.items():
+        if content.startswith(mark):
+            raise DataError(
+                f"{key}.path: {path} is compressed ({name}); expected text in UTF-8. Decompress it: {command} {path}"
+            )
+    return content
