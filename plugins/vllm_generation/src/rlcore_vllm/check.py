@@ -34,6 +34,8 @@ LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
 brings weights to kernels that hold them in another form, then sees nothing come."""
 LATENT_SIZES = (320, 512, 576)
 """Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
+CPU_LATENT_SIZES = (576,)
+"""Those of vLLM's kernel for CPUs."""
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models, by model_type, whose attention vLLM computes so."""
 READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
@@ -144,7 +146,7 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
-    yield from _latent_problems(text, file)
+    yield from _latent_problems(text, file, context.device)
     if context.device != "cpu":
         return
     if isinstance(text.get("head_dim"), int):
@@ -155,11 +157,15 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
         yield Problem(path=str(file), found=found, expected="no soft cap, which vLLM's attention on CPU lacks", remedy=remedy)
 
 
-def _latent_problems(text: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+def _latent_problems(text: Mapping[str, Any], file: Path, device: Literal["cpu", "cuda"]) -> Iterator[Problem]:
     model_type, rank, rotary = (text.get(key) for key in ("model_type", "kv_lora_rank", "qk_rope_head_dim"))
-    if model_type in LATENT and isinstance(rank, int) and isinstance(rotary, int) and rank + rotary not in LATENT_SIZES:
-        found, sizes = f"kv_lora_rank = {rank} and qk_rope_head_dim = {rotary}", ", ".join(map(str, LATENT_SIZES))
-        yield Problem(path=str(file), found=found, expected=f"one of {sizes} together, which vLLM computes")
+    computed = CPU_LATENT_SIZES if device == "cpu" else LATENT_SIZES
+    if model_type in LATENT and isinstance(rank, int) and isinstance(rotary, int) and rank + rotary not in computed:
+        found, sizes = f"kv_lora_rank = {rank} and qk_rope_head_dim = {rotary}", " or ".join(map(str, computed))
+        yield Problem(path=str(file), found=found, expected=f"{sizes} together, which vLLM computes on this device")
+    num_dense, num_layers = text.get("first_k_dense_replace"), text.get("num_hidden_layers")
+    if isinstance(num_dense, int) and isinstance(num_layers, int) and num_dense >= num_layers:
+        return  # there are no experts to choose
     for key, value in READ_BY_VLLM.get(str(model_type), {}).items():
         if text.get(key) != value:
             found = f"{key} = {json.dumps(text[key])}" if key in text else f"no {key}"
