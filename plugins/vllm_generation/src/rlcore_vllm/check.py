@@ -35,7 +35,7 @@ brings weights to kernels that hold them in another form, then sees nothing come
 LATENT_SIZES = (320, 512, 576)
 """Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
 CPU_LATENT_SIZES = (576,)
-"""Those of vLLM's kernel for CPUs."""
+"""Such sizes of the kernel that vLLM has for CPUs."""
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models, by model_type, whose attention vLLM computes so."""
 READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
