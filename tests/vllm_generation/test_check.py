@@ -72,16 +72,29 @@ def test_of_a_model_that_no_family_describes_lengths_and_heads_are_checked(check
 
 def test_of_latent_attention_the_size_is_checked_and_what_vllm_alone_reads(checked: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(checked, tmp_path / "deepseek"))
-    context = CheckContext(model=ModelSpec(path=str(directory)), device="cpu", world_size=1, max_sequence_length=64)
 
-    def found(**content: Any) -> list[str]:
+    def found(device: Literal["cpu", "cuda"] = "cpu", overrides: Any = None, **content: Any) -> list[str]:
         deepseek = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 128}
         (directory / "config.json").write_text(json.dumps(deepseek | content))
-        return [problem.found for problem in check(context, VllmConfig())]
+        model = ModelSpec(path=str(directory))
+        context = CheckContext(model=model, device=device, world_size=1, max_sequence_length=64)
+        config = VllmConfig(engine={"hf_overrides": overrides or {}})
+        return [problem.found for problem in check(context, config) if problem.path.endswith("config.json")]
 
     read = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     assert found(kv_lora_rank=512, qk_rope_head_dim=64, **read) == []
     assert found(kv_lora_rank=16, qk_rope_head_dim=8, **read) == ["kv_lora_rank = 16 and qk_rope_head_dim = 8"]
+    assert found(kv_lora_rank=256, qk_rope_head_dim=64, **read) == ["kv_lora_rank = 256 and qk_rope_head_dim = 64"]
+    assert found("cuda", kv_lora_rank=256, qk_rope_head_dim=64, **read) == []
+    assert found(overrides=read, kv_lora_rank=512, qk_rope_head_dim=64) == []
+    softmax = found(overrides={"scoring_func": "softmax"}, kv_lora_rank=512, qk_rope_head_dim=64, **read)
+    assert softmax == ['scoring_func = "softmax"']
+    dense = {"num_hidden_layers": 2, "first_k_dense_replace": 2}
+    assert found(kv_lora_rank=512, qk_rope_head_dim=64, **dense) == []
+    assert found(kv_lora_rank=512, qk_rope_head_dim=64, **dense | {"first_k_dense_replace": 1}) == [
+        "no topk_method",
+        "no scoring_func",
+    ]
     assert found(kv_lora_rank=512, qk_rope_head_dim=64, scoring_func="softmax") == [
         "no topk_method",
         'scoring_func = "softmax"',

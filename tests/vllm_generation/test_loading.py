@@ -159,6 +159,18 @@ def test_what_came_stays_as_it_is_and_is_copied_no_more_than_that_needs(device):
     assert all(of_loaders[name] == weights[name].data_ptr() for name in of_loaders if name != "norm.bias")
 
 
+def test_tensors_made_in_inference_mode_are_loaded_again_and_again():
+    model = Model()
+    loader = Loader(model, PLAIN, CUDA)
+    for version in (1.0, 2.0):
+        with torch.inference_mode():
+            weights = {name: torch.full_like(parameter, version) for name, parameter in model.named_parameters()}
+        loader.begin()
+        loader.load(weights.items(), stable=True)
+        loader.finish()
+        assert all((parameter == version).all() for parameter in model.parameters())
+
+
 def test_backends_of_attention_are_told_of_weights_that_were_loaded_straight():
     model = Model()
     model.attention = object.__new__(Attention)

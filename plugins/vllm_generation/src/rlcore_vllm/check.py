@@ -34,6 +34,8 @@ LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
 brings weights to kernels that hold them in another form, then sees nothing come."""
 LATENT_SIZES = (320, 512, 576)
 """Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
+CPU_LATENT_SIZES = (576,)
+"""Such sizes of the kernel that vLLM has for CPUs."""
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models, by model_type, whose attention vLLM computes so."""
 READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
@@ -78,7 +80,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         return problems
     problems += drafter_problems(config, context, content)
     if described_family(content, str(file)) is None:
-        problems += [*class_problems(content, file, context), *reload_problems(content, file, context, config)]
+        problems += [*class_problems(content, file, context, config), *reload_problems(content, file, context, config)]
         return [*problems, *_drafters_length_problems(config, context)]
     model = model_config(context)
     assert model is not None
@@ -130,7 +132,7 @@ def _drafters_length_problems(config: VllmConfig, context: CheckContext) -> Iter
         yield from length_problems(content, directory, context.max_sequence_length)
 
 
-def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext) -> Iterator[Problem]:
+def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
     """What a config.json says that no family describes, under keys that nearly all models have; vLLM itself checks the rest."""
     malformed = list(value_problems(content))
     yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
@@ -144,7 +146,8 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
-    yield from _latent_problems(text, file)
+    yield from _latent_problems(text, file, context.device)
+    yield from _choice_problems(text, file, config)
     if context.device != "cpu":
         return
     if isinstance(text.get("head_dim"), int):
@@ -155,14 +158,24 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
         yield Problem(path=str(file), found=found, expected="no soft cap, which vLLM's attention on CPU lacks", remedy=remedy)
 
 
-def _latent_problems(text: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+def _latent_problems(text: Mapping[str, Any], file: Path, device: Literal["cpu", "cuda"]) -> Iterator[Problem]:
     model_type, rank, rotary = (text.get(key) for key in ("model_type", "kv_lora_rank", "qk_rope_head_dim"))
-    if model_type in LATENT and isinstance(rank, int) and isinstance(rotary, int) and rank + rotary not in LATENT_SIZES:
-        found, sizes = f"kv_lora_rank = {rank} and qk_rope_head_dim = {rotary}", ", ".join(map(str, LATENT_SIZES))
-        yield Problem(path=str(file), found=found, expected=f"one of {sizes} together, which vLLM computes")
-    for key, value in READ_BY_VLLM.get(str(model_type), {}).items():
-        if text.get(key) != value:
-            found = f"{key} = {json.dumps(text[key])}" if key in text else f"no {key}"
+    computed = CPU_LATENT_SIZES if device == "cpu" else LATENT_SIZES
+    if model_type in LATENT and isinstance(rank, int) and isinstance(rotary, int) and rank + rotary not in computed:
+        found, sizes = f"kv_lora_rank = {rank} and qk_rope_head_dim = {rotary}", " or ".join(map(str, computed))
+        yield Problem(path=str(file), found=found, expected=f"{sizes} together, which vLLM computes on this device")
+
+
+def _choice_problems(text: Mapping[str, Any], file: Path, config: VllmConfig) -> Iterator[Problem]:
+    """Keys of how experts are chosen that vLLM reads, from config.json or the section's hf_overrides, and transformers not."""
+    num_dense, num_layers = text.get("first_k_dense_replace"), text.get("num_hidden_layers")
+    if isinstance(num_dense, int) and isinstance(num_layers, int) and num_dense >= num_layers:
+        return  # there are no experts to choose
+    overrides = config.engine.get("hf_overrides")
+    read = {**text, **(overrides if isinstance(overrides, Mapping) else {})}
+    for key, value in READ_BY_VLLM.get(str(text.get("model_type")), {}).items():
+        if read.get(key) != value:
+            found = f"{key} = {json.dumps(read[key], default=str)}" if key in read else f"no {key}"
             remedy = f'vLLM alone reads it; transformers computes "{value}" whatever it says. Add it to config.json'
             yield Problem(path=str(file), found=found, expected=f'{key} = "{value}"', remedy=remedy)
 

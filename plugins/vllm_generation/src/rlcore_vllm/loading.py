@@ -114,12 +114,17 @@ class Loader:
         Some do, such as gpt-oss's, which sets biases to zero that another rank adds. What came may be the trainer's own memory,
         or memory that other ranks read, or to which the next refit's changes are relative.
         """
-        given = [(name, tensor if name in self._unwritten else tensor.clone()) for name, tensor in weights]
-        versions = [tensor._version for _, tensor in given]
+        given, copies = list[tuple[str, Tensor]](), list[tuple[str, Tensor, int]]()
+        for name, tensor in weights:
+            if name in self._unwritten:
+                given.append((name, tensor))
+                continue
+            copy = tensor.clone()
+            given.append((name, copy))
+            # Only copies are asked: tensors made in inference mode, as a trainer's may be, count no versions.
+            copies.append((name, copy, copy._version))
         yield given
-        self._unwritten.update(
-            name for (name, tensor), version in zip(given, versions, strict=True) if tensor._version == version
-        )
+        self._unwritten.update(name for name, copy, version in copies if copy._version == version)
 
     def _put_back(self, layer: nn.Module) -> None:
         """Undo what the layerwise reload did to a layer that it has not processed."""

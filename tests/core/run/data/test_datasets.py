@@ -3,6 +3,7 @@
 import builtins
 import json
 import sys
+from types import SimpleNamespace
 
 import pandas
 import pyarrow as pa
@@ -41,6 +42,26 @@ def test_environment_rows_are_limited_and_missing_ones_named():
         load_rows(DatasetConfig(), "evaluation", environment)
     with pytest.raises(DataError, match="names no environment"):
         load_rows(DatasetConfig(), "train", None)
+
+
+def test_a_sequence_may_have_keys_of_its_own():
+    class Keyed(list):
+        def keys(self):
+            return ["prompt"]
+
+    class Numbered:
+        keys = ("first",)
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return [row][index]
+
+    row = {"prompt": "1+1="}
+    for rows in (Keyed([row]), Numbered()):
+        environment = SimpleNamespace(rows=lambda split, rows=rows: rows)
+        assert load_rows(DatasetConfig(), "train", environment, "environment x")[0] == row
 
 
 def test_rows_that_are_none_and_what_raises_name_the_function():

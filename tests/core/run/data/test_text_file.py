@@ -13,10 +13,12 @@ from rlcore.spi import DataError
 TEXT = b'{"prompt": "1+1="}\n'
 
 
-def test_text_is_read_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [TEXT, b"BZh,prompt\n1,1+1=\n", b""])
+def test_text_is_read_as_it_is(tmp_path: Path, content: bytes) -> None:
+    """Also where it begins with letters that begin a compressed file."""
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(TEXT)
-    assert read_text_file(path, "data.train") == TEXT
+    path.write_bytes(content)
+    assert read_text_file(path, "data.train") == content
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: s
         if rows is None:
             return None
         # A mapping, and a table of columns, have no row 0.
-        is_sequence = hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not hasattr(rows, "keys")
+        is_table = callable(getattr(rows, "keys", None)) and not isinstance(rows, Sequence)
+        is_sequence = hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not is_table
         first = rows[0] if is_sequence and len(rows) else {}
     expected = "expected a sequence of records, which are mappings, or None"
     if not is_sequence:
