@@ -85,8 +85,8 @@ FAULTS = (
     Fault(
         "a group counts whose rewards differ by masked samples alone",
         "rlcore.run.rollout.episode",
-        "return episode.valid and not (self.masks_truncated and episode.truncated)",
-        "return episode.valid",
+        "if one.valid and not (masks_truncated and one.truncated)]",
+        "if one.valid]",
         "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
     ),
     Fault(
