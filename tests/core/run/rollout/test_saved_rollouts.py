@@ -39,6 +39,6 @@ def test_those_of_before_an_attribute_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_groups_keep_nothing_that_follows_from_the_recipe() -> None:
-    """One attribute more refuses every checkpoint of before it: a rule of the run is the work's, which a resumed run has too."""
+    """One attribute more refuses all checkpoints of before; a rule of the run is the work's, which a resumed run has too."""
     kept = "number instead spare num_long reset prompt images is_left_out episodes max_turn_tokens _first_open"
     assert {*fields_dict(EpisodeGroup)} == {*kept.split()}
