@@ -77,8 +77,8 @@ FAULTS = (
     Fault(
         "groups of equal components have the rounding of a mean as their signal",
         "rlcore_torchkit.rl.advantages",
-        "white[np.abs(white) <= RELATIVE_RESOLUTION * np.abs(white).max(initial=0.0)] = 0.0",
-        "pass",
+        'np.where(differs[group_of], whitened(total, epsilon=options["epsilon"]), 0.0)',
+        'whitened(total, epsilon=options["epsilon"])',
         "tests/torchkit/rl/test_advantages.py::test_groups_of_equal_components_get_no_rounding_of_the_steps_mean",
     ),
     # Groups that are replaced
