@@ -81,7 +81,22 @@ FAULTS = (
         'whitened(total, epsilon=options["epsilon"])',
         "tests/torchkit/rl/test_advantages.py::test_groups_of_equal_components_get_no_rounding_of_the_steps_mean",
     ),
+    # Memory
+    Fault(
+        "an allocator that knows no segments is asked for them",
+        "rlcore_torchkit.residency",
+        'if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":',
+        'if device.type != "cuda":',
+        "tests/torchkit/test_residency.py::test_an_allocator_that_knows_no_segments_is_not_asked_for_them",
+    ),
     # Groups that are replaced
+    Fault(
+        "failures of replaced groups are told of a step's samples",
+        "rlcore.run.rollout.step_collector",
+        "num_samples=len(numbers), replaced={})",
+        "num_samples=len(numbers))",
+        "tests/core/run/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
+    ),
     Fault(
         "a group counts whose rewards differ by masked samples alone",
         "rlcore.run.rollout.episode",
