@@ -512,6 +512,14 @@ def test_data_parallelism_that_is_right() -> None:
 
 
 @pytest.mark.usefixtures("engine")
+def test_layers_in_bfloat16_go_with_products_in_4_bits_too() -> None:
+    table = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2, "tp_only_amax_red": True}
+    assert texts("cuda", transformer={"fp4": "e2m1", **table}) == []
+    assert len(texts("cuda", transformer=table)) == len(table)
+    assert len(texts("cuda", transformer={"fp4": "e2m1", "fp8_margin": 1})) == 1
+
+
+@pytest.mark.usefixtures("engine")
 def test_the_fused_rotation_of_multi_latent_attention_is_refused() -> None:
     """Megatron asks its own embedding for the angles then, of one sequence."""
     sizes = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}

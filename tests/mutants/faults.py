@@ -77,16 +77,31 @@ FAULTS = (
     Fault(
         "groups of equal components have the rounding of a mean as their signal",
         "rlcore_torchkit.rl.advantages",
-        "white[np.abs(white) <= RELATIVE_RESOLUTION * np.abs(white).max(initial=0.0)] = 0.0",
-        "pass",
+        'np.where(differs[group_of], whitened(total, epsilon=options["epsilon"]), 0.0)',
+        'whitened(total, epsilon=options["epsilon"])',
         "tests/torchkit/rl/test_advantages.py::test_groups_of_equal_components_get_no_rounding_of_the_steps_mean",
+    ),
+    # Memory
+    Fault(
+        "an allocator that knows no segments is asked for them",
+        "rlcore_torchkit.residency",
+        'if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":',
+        'if device.type != "cuda":',
+        "tests/torchkit/test_residency.py::test_an_allocator_that_knows_no_segments_is_not_asked_for_them",
     ),
     # Groups that are replaced
     Fault(
+        "failures of replaced groups are told of a step's samples",
+        "rlcore.run.rollout.step_collector",
+        "num_samples=len(numbers), replaced={})",
+        "num_samples=len(numbers))",
+        "tests/core/run/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
+    ),
+    Fault(
         "a group counts whose rewards differ by masked samples alone",
         "rlcore.run.rollout.episode",
-        "return episode.valid and not (self.masks_truncated and episode.truncated)",
-        "return episode.valid",
+        "if one.valid and not (masks_truncated and one.truncated)]",
+        "if one.valid]",
         "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
     ),
     Fault(

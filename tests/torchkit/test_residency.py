@@ -47,9 +47,21 @@ def test_what_the_allocator_keeps_is_counted_used_or_not_without_pools_of_an_eng
         {"device": 1, "total_size": 32, "allocated_size": 32, "segment_pool_id": (0, 1)},
         {"device": 0, "total_size": 64, "allocated_size": 64, "segment_pool_id": (0, 0)},
     ]
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert [reserved_bytes(torch.device(name)) for name in ("cuda:1", "cuda", "cpu")] == [10, 64, None]
+
+
+def test_an_allocator_that_knows_no_segments_is_not_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's own raises where it is."""
+
+    def refuse() -> None:
+        raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful.")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
+    assert reserved_bytes(torch.device("cuda:0")) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -362,3 +362,13 @@ def test_groups_of_equal_components_get_no_rounding_of_the_steps_mean() -> None:
         assert not found[:16].any()
         assert found[16:].any()
         assert found.mean() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_nor_what_advantages_that_do_not_sum_to_zero_leave_in_that_mean() -> None:
+    """A step's mean is no baseline of a group that tells no samples apart: all of its samples would be discouraged."""
+    rewards = np.float32([1, 0, 0, 0, 1, 1, 1, 1])
+    options = {"baseline": "group_mean", "normalisation": "leave_one_out_std", "epsilon": EPSILON}
+    found = decoupled_advantages([rewards], [1.0], np.repeat([0, 1], 4), **options)
+    assert (found[:4] != 0).all()
+    assert not found[4:].any()
+    assert decoupled_advantages([rewards[:0]], [1.0], np.arange(0), **options).shape == (0,)

@@ -29,9 +29,10 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def reserved_bytes(device: torch.device) -> int | None:
-    """Bytes of `device` that this process's allocator keeps from others, used or not; None on CPU. Without pools of their own,
-    such as those that an engine in the same process has for its weights, cache and graphs."""
-    if device.type != "cuda":
+    """Bytes of `device` that this process's allocator keeps from others, used or not; None on CPU, and where it is not torch's
+    own (PYTORCH_ALLOC_CONF), which alone tells of its segments. Without pools of their own, such as those that an engine in the
+    same process has for its weights, cache and graphs."""
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

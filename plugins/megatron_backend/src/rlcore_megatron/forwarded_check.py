@@ -39,12 +39,15 @@ NEEDS_FP8 = (
     "fp8_wgrad",
     "fp8_dot_product_attention",
     "fp8_multi_head_attention",
+)
+"""Fields of TransformerConfig that do nothing without products in float8."""
+NEEDS_NARROW = (
     "tp_only_amax_red",
     "first_last_layers_bf16",
     "num_layers_at_start_in_bf16",
     "num_layers_at_end_in_bf16",
 )
-"""Fields of TransformerConfig that do nothing without products in float8."""
+"""Fields that do nothing without products in float8 or in 4 bits."""
 PRECISIONS = {
     "main_params_dtype": ("float32", "float16"),
     "exp_avg_dtype": ("float32", "bfloat16", "float16"),
@@ -154,7 +157,8 @@ def _engine_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDim
         remedy = "The kernel for multi-latent attention knows positions of one sequence only"
         yield wrong("apply_rope_fusion", "false with multi-latent attention", remedy)
     if not setting.config.fp8:
-        for key in (key for key in NEEDS_FP8 if key in table):
+        useless = NEEDS_FP8 if table.get("fp4") else (*NEEDS_FP8, *NEEDS_NARROW)
+        for key in (key for key in useless if key in table):
             yield wrong(key, "no such field without fp8", f"Set {SECTION}.fp8 to true, or leave it out")
 
 

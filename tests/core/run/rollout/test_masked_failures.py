@@ -91,10 +91,12 @@ def test_it_goes_on_where_the_recipe_lets_all_fail(run: Run, broken: Registry, t
     assert [record["environment/failed"] for record in read_metrics(tmp_path / "runs" / "run")] == [64, 64]
 
 
+@pytest.mark.parametrize("options", [(), ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=50")])
 def test_failures_below_the_bound_are_said_with_reason_and_count(
-    run: Run, broken: Registry, progress: Progress, notes: list[str], tmp_path: Path
+    run: Run, broken: Registry, progress: Progress, notes: list[str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    run(*MASK, "environment.fake.failing=opqrst", registry=broken, progress=progress)
+    """Of the samples that are trained on, whatever was replaced beside them."""
+    run(*MASK, *options, "environment.fake.failing=opqrst", registry=broken, progress=progress)
     records = read_metrics(tmp_path / "runs" / "run")
     said = [note for note in notes if note.startswith("the environment failed on ")]
     assert len(said) == len(records) == 2

@@ -4,8 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+from attrs import fields_dict
 
 from rlcore.run.data.curriculum import CurriculumState
+from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads
 from rlcore.run.rollout.schedule import Position
 from rlcore.spi import CheckpointError
@@ -34,3 +36,9 @@ def test_those_of_before_an_attribute_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(CurriculumState, "__getstate__", lambda self: then)
     with pytest.raises(CheckpointError, match="no levels:.* version"):
         loads(dumps(SavedRollouts(position=Position(), curriculum=curriculum)))
+
+
+def test_groups_keep_nothing_that_follows_from_the_recipe() -> None:
+    """One attribute more refuses all checkpoints of before; a rule of the run is the work's, which a resumed run has too."""
+    kept = "number instead spare num_long reset prompt images is_left_out episodes max_turn_tokens _first_open"
+    assert {*fields_dict(EpisodeGroup)} == {*kept.split()}

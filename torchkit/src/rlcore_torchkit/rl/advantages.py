@@ -101,11 +101,13 @@ def decoupled_advantages(
         magnitude += np.abs(part)
     # Components that cancel leave roundings, which must not pass for differences.
     total[np.abs(total) <= RELATIVE_RESOLUTION * magnitude] = 0.0
-    white = whitened(total, epsilon=options["epsilon"])
-    # Each group's sums are 0 on average, and so are all: what is left of their mean is a rounding. It is no signal of a group
-    # without one, on which alone no update is made.
-    white[np.abs(white) <= RELATIVE_RESOLUTION * np.abs(white).max(initial=0.0)] = 0.0
-    return white
+    if not len(total):
+        return total
+    # What is left of the mean of all is no signal of a group that has none, on which alone no update is made: a rounding, or
+    # more with "leave_one_out_std", whose advantages do not sum to 0.
+    starts, _, group_of = _groups(group_ids)
+    differs = np.maximum.reduceat(np.abs(total), starts) > 0
+    return np.where(differs[group_of], whitened(total, epsilon=options["epsilon"]), 0.0)
 
 
 def whitened(values: NDArray[np.floating[Any]], *, epsilon: float) -> Float64Array:

@@ -44,11 +44,6 @@ class AgentGroup:
     episodes: list[AgentEpisode]
 
     @property
-    def has_signal(self) -> bool:
-        """Whether the rewards of its episodes differ, which have all ended."""
-        return differ([episode.result.reward for episode in self.episodes if episode.result is not None])
-
-    @property
     def num_rewarded(self) -> int:
         """Its episodes that have a result."""
         return sum(episode.result is not None for episode in self.episodes)
@@ -172,6 +167,10 @@ class AgentGroups(GroupWork[AgentGroup]):
         if is_at_work:
             self._play_all(restarted)
         return len(restarted) == self.group_size
+
+    def has_signal(self, group: AgentGroup) -> bool:
+        """See GroupWork: whether the rewards of its episodes differ."""
+        return differ([episode.result.reward for episode in group.episodes if episode.result is not None])
 
     def kept(self, group: AgentGroup) -> AgentGroup | None:
         """See GroupWork: a group whose agents have all ended."""

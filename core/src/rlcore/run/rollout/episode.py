@@ -190,8 +190,6 @@ class EpisodeGroup:
 
     number: int
     """Its number in the run."""
-    masks_truncated: bool = False
-    """Whether no episode of it is trained on that a limit of tokens or turns cut off."""
     instead: Row | None = None
     """The row that takes the place of its own, whose prompt is over the limit."""
     spare: int | None = None
@@ -239,10 +237,11 @@ class EpisodeGroup:
         self._first_open = first
         return first == len(episodes)
 
-    @property
-    def has_signal(self) -> bool:
-        """Whether the rewards of its episodes differ that are trained on, and which have all ended; True where it has none."""
-        return self.is_left_out or differ([episode.reward for episode in self.episodes if self._is_trained_on(episode)])
+    def has_signal(self, *, masks_truncated: bool) -> bool:
+        """Whether the rewards of its episodes differ that are trained on, and which have all ended; True where it has none.
+        With `masks_truncated` those are not that a limit of tokens or turns cut off."""
+        trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
+        return self.is_left_out or differ([one.reward for one in trained])
 
     @property
     def num_rewarded(self) -> int:
@@ -253,9 +252,6 @@ class EpisodeGroup:
     def success_rate(self) -> float:
         """The share of these that solved it; 0.0 where there are none."""
         return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)
-
-    def _is_trained_on(self, episode: Episode) -> bool:
-        return episode.valid and not (self.masks_truncated and episode.truncated)
 
     def settle(self) -> None:
         """All episodes have ended: forget what only their environment needs."""

@@ -215,7 +215,7 @@ class EpisodeRun(Generic[GroupT]):
         if not group.all_ended():
             return
         group.settle()
-        counts = self.schedule.policy.max_refills is None or group.has_signal
+        counts = self.schedule.policy.max_refills is None or self.work.has_signal(group)
         if not self.schedule.end(number, has_signal=counts):
             if not self.work.tells_of_row(group):
                 self.untold.add(number)

@@ -22,10 +22,6 @@ class OpenGroup(Protocol):
         """Its number in the run."""
 
     @property
-    def has_signal(self) -> bool:
-        """Whether something can be learned from it, once it has ended."""
-
-    @property
     def num_rewarded(self) -> int:
         """Its samples that have a reward."""
 
@@ -106,6 +102,10 @@ class GroupWork(ABC, Generic[GroupT]):
         """Whether the rewards of a group that has ended say something of its own row: several samples have one, and no other
         row took its place."""
         return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
+
+    @abstractmethod
+    def has_signal(self, group: GroupT) -> bool:
+        """Whether something can be learned from a group that has ended."""
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:

@@ -36,7 +36,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
 
     def new_group(self, number: int) -> EpisodeGroup:
         """See GroupWork."""
-        return EpisodeGroup(number=number, masks_truncated=self._options.masks_truncated)
+        return EpisodeGroup(number=number)
 
     def end(self) -> None:
         """See GroupWork."""
@@ -86,6 +86,10 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         own = group.instead if group.instead is not None else super().row(group)
         return None if group.is_left_out else own
 
+    def has_signal(self, group: EpisodeGroup) -> bool:
+        """See GroupWork."""
+        return group.has_signal(masks_truncated=self._options.masks_truncated)
+
     def kept(self, group: EpisodeGroup) -> object:
         """See GroupWork: the group with its conversations."""
         conversations = self.turns.conversations
@@ -103,7 +107,6 @@ class PromptGroups(GroupWork[EpisodeGroup]):
                 self.turns.conversations.restore(episode, state)
         if self._can_go_on(group):
             found: EpisodeGroup = group
-            found.masks_truncated = self._options.masks_truncated
             return found
         self.turns.forget(group.episodes)
         return None

@@ -184,12 +184,7 @@ class ReplayGroups(PromptGroups):
         record = self._schedule.recorded.groups[number]
         instead = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
         return EpisodeGroup(
-            number=number,
-            masks_truncated=self._options.masks_truncated,
-            instead=instead,
-            spare=record.spare,
-            num_long=record.num_long,
-            is_left_out=record.left_out,
+            number=number, instead=instead, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
     def failed_before(self, number: int) -> str | None:

@@ -235,9 +235,8 @@ class RolloutSource(Source):
         were replaced."""
         run = self._run
         replaced = [number for number in run.schedule.refilled if number not in run.untold]
-        return {group.number: group.has_signal for group in groups if run.work.tells_of_row(group)} | dict.fromkeys(
-            replaced, False
-        )
+        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.tells_of_row(group)}
+        return signals | dict.fromkeys(replaced, False)
 
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""

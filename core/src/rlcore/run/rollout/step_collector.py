@@ -111,4 +111,4 @@ class StepCollector(ABC, Generic[GroupT]):
         numbers = [sample for group in groups for sample in range(group.number * size, (group.number + 1) * size)]
         reasons = {sample: failures.reasons[sample] for sample in numbers if sample in failures.reasons}
         if reasons:
-            self.progress.note(str(evolve(failures, reasons=reasons, num_samples=len(numbers))))
+            self.progress.note(str(evolve(failures, reasons=reasons, num_samples=len(numbers), replaced={})))

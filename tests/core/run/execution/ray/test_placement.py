@@ -1,7 +1,7 @@
 """Places for the ranks: what the cluster does not have, or others use, is said before anything is allocated."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.spi import ConfigError, PluginError
+from rlcore.spi import ConfigError, PluginError, WorkerError
 from rlcore.testing.fakes import FakeTokenizer
 
 Prepare = Callable[..., RunPlan]
@@ -72,20 +72,37 @@ class Loading:
         time.sleep(seconds)
         return Reply(error=RemoteError.of(PluginError(f"{name} after {seconds:g} s"), Path("no log")))
 
+    def where(self) -> str:
+        return "which loads"
 
-def test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long ago another one failed: the message names all nodes."""
+
+@pytest.fixture
+def loading() -> Iterator[calls.Calls]:
+    """Two ranks that cannot load their plugins."""
     import ray
 
-    monkeypatch.setattr(calls, "GRACE_S", 0.0)
     actor: Any = ray.remote(Loading)
     ranks = [
         calls.Rank(worker=WorkerInfo(rank=number, log_file=Path("no log")), actor=actor.options(num_cpus=0).remote())
         for number in range(2)
     ]
     pool = calls.Calls(ranks=ranks, cluster=ClusterConfig(gpus_per_node=2), progress=Progress())
-    try:
-        outcomes = pool.outcomes("prepare", each=[(0.0,), (1.5,)], limit_s=60.0)
-    finally:
-        pool.kill()
+    yield pool
+    pool.kill()
+
+
+def test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too(monkeypatch: pytest.MonkeyPatch, loading: calls.Calls) -> None:
+    """However long ago another one failed: the message names all nodes."""
+    monkeypatch.setattr(calls, "GRACE_S", 0.0)
+    outcomes = loading.outcomes("prepare", each=[(0.0,), (1.5,)], limit_s=60.0)
     assert [str(outcome) for outcome in outcomes.values()] == ["prepare after 0 s", "prepare after 1.5 s"]
+
+
+def test_what_another_rank_raised_is_told_of_one_that_never_answers(
+    monkeypatch: pytest.MonkeyPatch, loading: calls.Calls
+) -> None:
+    monkeypatch.setattr(calls, "QUERY_TIMEOUT_S", 0.1)
+    loading.outcomes("prepare", each=[(0.0,), (0.0,)], limit_s=60.0)  # both processes are there
+    with pytest.raises(WorkerError, match="no answer within 3 s") as caught:
+        loading.outcomes("prepare", each=[(0.0,), (60.0,)], limit_s=3.0)
+    assert [note.partition(" had failed before: ")[2] for note in caught.value.__notes__] == ["prepare after 0 s"]

@@ -303,7 +303,10 @@ class Calls:
         lines = "\n".join(last_lines(self.workers[rank].log_file) for rank in ranks[:1])
         self.lose(f"rank(s) {', '.join(map(str, ranks))} gave no answer to {wait.name}. {lines}")
         remedy = f" If it only needs longer, raise {key}." if key else ""
-        raise WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
+        error = WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
+        if wait.failed_first is not None:  # it may be what the others never got over
+            error.add_note(f"{self.workers[wait.failed_first]} had failed before: {wait.first_error}")
+        raise error
 
     def _positions(self, wait: PendingCall) -> str:
         """The ranks that have not answered, each with what it does; those that wait for others are told by their line."""
