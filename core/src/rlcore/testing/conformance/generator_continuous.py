@@ -25,21 +25,25 @@ from rlcore.testing.conformance.generator_streaming import ATTEMPTS
 from rlcore.testing.conformance.reference import Reference, ReferencePolicy
 
 COLD = SamplingParams(temperature=0.5)
+NUM_SAMPLES = (2, 4, 8, 12)
+"""Samples of each prompt in the attempts, one after another and over again. Few are over before a server has taken a later
+request, and many keep a busy one from taking it."""
 
 
 class GeneratorContinuous(GeneratorFixtures):
     """The hook `stream`."""
 
     def test_requests_join_a_stream_that_runs(
-        self, generator: GeneratorUnderTest, reference: Reference, policy: ReferencePolicy, question: Question
+        self, generator: GeneratorUnderTest, reference: Reference, policy: ReferencePolicy
     ) -> None:
         """A request that comes late is under way beside one that began before, and every sample is that of its own request."""
         generator.require(capabilities.CONTINUOUS)
-        long = with_limits(question, [1, *[MAX_SEQUENCE_LENGTH] * (len(question.seeds) - 1)])
         late = with_limits(make_question(reference.vocab_size, num_samples=1), [1] * 5)
-        count = len(long.seeds)
         # A busy machine may bring the later request after all others have ended; a generator that lets it wait always does.
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
+            question = make_question(reference.vocab_size, num_samples=NUM_SAMPLES[attempt % len(NUM_SAMPLES)])
+            count = len(question.seeds)
+            long = with_limits(question, [1, *[MAX_SEQUENCE_LENGTH] * (count - 1)])
             feed = with_a_late_request(generator, long, late)
             assert sorted(feed.delivered) == list(range(count + 5)), "expected every sample, each once"
             check_part(generator, policy, long, feed, 0, PLAIN)
