@@ -10,9 +10,9 @@ from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
 from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check, shared_kernels
-from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
+from rlcore.run.plan.agent_check import agent_problems
 from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.hub_check import hub_problems
@@ -20,7 +20,7 @@ from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.schema.homes import expanded
-from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem, capabilities
+from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem
 
 
 def check_plan(plan: RunPlan) -> tuple[Note, ...]:
@@ -33,7 +33,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *hub_problems(recipe),
         *program_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
-        *_agent_problems(plan),
+        *agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
     ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
@@ -349,56 +349,6 @@ def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
         return None
     expected = "no such key: levels rise with the success of groups of several samples, all of which count"
     return Problem(path="data.raise_level_at", found=f"{threshold:g}, {why}", expected=expected)
-
-
-def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Keys that do nothing where agents run the episodes, and those that do something there alone."""
-    kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
-    if len(set(kinds.values())) > 1:
-        yield Problem(
-            path="data.train.mix",
-            found=f"the environments {', '.join(kinds)}, of which agents run the episodes of some",
-            expected="environments of one kind",
-        )
-        return
-    rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
-    if not plan.runs_agents:
-        if rollout.history == "segment" and plan.algorithm.needs.source != "demonstrations":
-            expected = '"refuse" or "as_seen" where no agent runs the episodes'
-            yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
-        return
-    agents = f"with environment {name!r}, whose agents run the episodes"
-    if not is_installed("aiohttp"):
-        remedy = "Run: pip install 'rlcore[serve]'"
-        yield Problem(path="environment", found=f"{name!r}, without the package aiohttp", expected="the package", remedy=remedy)
-    if rollout.max_turns != 1:
-        expected = "1, the default: an agent asks as often as it likes"
-        yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)
-    if rollout.history == "as_seen":
-        expected = '"refuse" or "segment": a session tells the template the whole chat'
-        yield Problem(path="rollout.history", found=f'"as_seen", {agents}', expected=expected)
-    for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation"):
-        default = getattr(RolloutConfig(), key)
-        if (value := getattr(rollout, key)) != default:
-            expected = f"{default}, the default: agents bound their turns themselves"
-            yield Problem(path=f"rollout.{key}", found=f"{value}, {agents}", expected=expected)
-    if rollout.replay_routing:
-        expected = "false: what sessions record has no routing"
-        yield Problem(path="rollout.replay_routing", found=f"true, {agents}", expected=expected)
-    for split in ("train", "evaluation"):
-        data = getattr(plan.recipe.data, split)
-        if data is not None and data.max_prompt_tokens is not None:
-            expected = "no such key: what an agent asks is known when it asks"
-            yield Problem(
-                path=f"data.{split}.max_prompt_tokens", found=f"{data.max_prompt_tokens}, {agents}", expected=expected
-            )
-        if data is not None and data.on_long_prompt == "drop":
-            expected = '"error": what an agent asks is known when it asks, and refused where it is too long'
-            yield Problem(path=f"data.{split}.on_long_prompt", found=f'"drop", {agents}', expected=expected)
-
-
-def _is_agent(entry: Entry) -> bool:
-    return entry.provider is not None and capabilities.AGENT in entry.provider.capabilities
 
 
 def _is_about(problem: Problem, model: ModelSpec) -> bool:

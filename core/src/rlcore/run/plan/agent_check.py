@@ -1,0 +1,59 @@
+"""What agents rule out: keys that do nothing where they run the episodes, and those that do something there alone."""
+
+from collections.abc import Iterator
+
+from rlcore.config.recipe import RolloutConfig
+from rlcore.installed import is_installed
+from rlcore.registry.discovery import Entry
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.spi import Problem, capabilities
+
+
+def agent_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Keys that do nothing where agents run the episodes, and those that do something there alone."""
+    kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
+    if len(set(kinds.values())) > 1:
+        yield Problem(
+            path="data.train.mix",
+            found=f"the environments {', '.join(kinds)}, of which agents run the episodes of some",
+            expected="environments of one kind",
+        )
+        return
+    rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
+    if not plan.runs_agents:
+        if rollout.history == "segment" and plan.algorithm.needs.source != "demonstrations":
+            expected = '"refuse" or "as_seen" where no agent runs the episodes'
+            yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
+        return
+    agents = f"with environment {name!r}, whose agents run the episodes"
+    if not is_installed("aiohttp"):
+        remedy = "Run: pip install 'rlcore[serve]'"
+        yield Problem(path="environment", found=f"{name!r}, without the package aiohttp", expected="the package", remedy=remedy)
+    if rollout.max_turns != 1:
+        expected = "1, the default: an agent asks as often as it likes"
+        yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)
+    if rollout.history == "as_seen":
+        expected = '"refuse" or "segment": a session tells the template the whole chat'
+        yield Problem(path="rollout.history", found=f'"as_seen", {agents}', expected=expected)
+    for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation"):
+        default = getattr(RolloutConfig(), key)
+        if (value := getattr(rollout, key)) != default:
+            expected = f"{default}, the default: agents bound their turns themselves"
+            yield Problem(path=f"rollout.{key}", found=f"{value}, {agents}", expected=expected)
+    if rollout.replay_routing:
+        expected = "false: what sessions record has no routing"
+        yield Problem(path="rollout.replay_routing", found=f"true, {agents}", expected=expected)
+    for split in ("train", "evaluation"):
+        data = getattr(plan.recipe.data, split)
+        if data is not None and data.max_prompt_tokens is not None:
+            expected = "no such key: what an agent asks is known when it asks"
+            yield Problem(
+                path=f"data.{split}.max_prompt_tokens", found=f"{data.max_prompt_tokens}, {agents}", expected=expected
+            )
+        if data is not None and data.on_long_prompt == "drop":
+            expected = '"error": what an agent asks is known when it asks, and refused where it is too long'
+            yield Problem(path=f"data.{split}.on_long_prompt", found=f'"drop", {agents}', expected=expected)
+
+
+def _is_agent(entry: Entry) -> bool:
+    return entry.provider is not None and capabilities.AGENT in entry.provider.capabilities
