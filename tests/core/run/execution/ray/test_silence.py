@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,27 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "SILENT_S", 1.0)
 
 
-@pytest.mark.parametrize("hook", ["train_step", "export_weights"])
-def test_a_stopped_rank_is_named_and_the_run_goes_on_with_it(run: Callable[..., Any], tmp_path: Path, hook: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "hook", "calls"),
+    [
+        ("trainer", "train_step", {"train_step"}),
+        ("trainer", "export_weights", {"refit"}),
+        ("generator", "stream", {"stream_begin", "stream_add", "stream_collect"}),
+    ],
+    ids=["training", "refit", "stream"],
+)
+def test_a_stopped_rank_is_named_and_the_run_goes_on_with_it(
+    run: Callable[..., Any], tmp_path: Path, role: str, hook: str, calls: set[str]
+) -> None:
     progress = Waking()
-    stop = (f'trainer.ranked.fault.hook="{hook}"', 'trainer.ranked.fault.kind="stop"', "trainer.ranked.fault.rank=1")
-    run(*POOL, *stop, "trainer.ranked.fault.version=2", progress=progress)
-    named = [found[1] for text in progress.texts if (found := SILENT.match(text))]
-    assert {"train_step": "train_step", "export_weights": "refit"}[hook] in named
-    assert "its process is stopped" in progress.texts[0]
-    assert not [text for text in progress.texts if text.startswith("arrive")], (
-        "starting takes longer than 1 s, and is no silence"
+    stop = {"hook": f'"{hook}"', "kind": '"stop"', "rank": 1, "version": 2}
+    run(*POOL, *(f"{role}.ranked.fault.{key}={value}" for key, value in stop.items()), progress=progress)
+    named = {found[1] for text in progress.texts if (found := SILENT.match(text))}
+    assert named & calls
+    assert any("its process is stopped" in text for text in progress.texts)
+    assert any(text.endswith("answers again") for text in progress.texts)
+    assert not [text for text in progress.texts if text.startswith(("arrive", "restart"))], (
+        "starting takes longer than 1 s, and is no silence; no rank that goes on again is given up"
     )
     run(*POOL, "run.name=undisturbed")
     assert read_metrics(tmp_path / "runs" / "run") == read_metrics(tmp_path / "runs" / "undisturbed")
@@ -53,10 +65,18 @@ def test_a_silent_rank_is_told_once_and_again_when_it_answers() -> None:
 
     never, answered = ray.ObjectRef.from_random(), ray.put("in train_step, at loss.py:7 in loss")
     replies, told = {0: answered, 1: never}, []
-    watch = silence.SilenceWatch(call="train_step", ask=replies.__getitem__, name=lambda rank: f"rank {rank}", tell=told.append)
-    watch.next_probe = 0.0
+    silent = silence.SilentRanks(lambda rank: f"rank {rank}", told.append)
+    watch = silence.SilenceWatch(call="train_step", ask=replies.__getitem__, silent=silent)
+    beside = silence.SilenceWatch(call="stream_collect", ask=replies.__getitem__, silent=silent)
+    watch.next_probe = beside.next_probe = 0.0
     while not told:
         watch.look([0, 1])
+    started = time.monotonic()
+    while time.monotonic() < started + 1.2:
+        beside.look([1])
     watch.look([0, 1])
     assert len(told) == 1
     assert told[0].startswith("train_step: rank 1 has answered nothing for 1 s: ")
+    silent.discard(1, "stream_collect")
+    silent.discard(1, "train_step")
+    assert told[1:] == ["stream_collect: rank 1 answers again"]

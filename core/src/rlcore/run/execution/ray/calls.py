@@ -10,7 +10,7 @@ from attrs import define, evolve, field, frozen
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
 from rlcore.run.execution.ray.pending_call import Outcome, PendingCall, values
-from rlcore.run.execution.ray.silence import SilenceWatch
+from rlcore.run.execution.ray.silence import SilenceWatch, SilentRanks
 from rlcore.run.report.progress import Progress
 from rlcore.spi import WorkerError
 
@@ -55,10 +55,15 @@ class Calls:
     """Why the pool cannot be used any more."""
     unusable: set[int] = field(factory=set)
     """Ranks whose backends are in an unknown state."""
+    _silent: SilentRanks = field(init=False)
     _left_behind: list[PendingCall] = field(factory=list)
     """Calls whose answers nobody waits for, after another rank's failure."""
     _at_rest: dict[str, str] = field(factory=dict)
     """What a pool does between calls, for the display, where it is not idle."""
+
+    @_silent.default
+    def _none_silent(self) -> SilentRanks:
+        return SilentRanks(name=lambda rank: str(self.workers[rank]), tell=self.progress.note)
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -134,7 +139,7 @@ class Calls:
         references = {
             actors[rank].beside.options(concurrency_group=group).remote(name, *given): rank for rank, given in arguments.items()
         }
-        wait = PendingCall(name=name, pending=references)
+        wait = PendingCall(name=name, pending=references, watch=self._watch(name))
         while wait.pending:
             self._collect(wait)
             self._check_limit(wait, None)
@@ -201,12 +206,7 @@ class Calls:
         return getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote()
 
     def _watch(self, name: str) -> SilenceWatch:
-        return SilenceWatch(
-            call=name,
-            ask=lambda rank: self._ask(rank, "where"),
-            name=lambda rank: str(self.workers[rank]),
-            tell=self.progress.note,
-        )
+        return SilenceWatch(call=name, ask=lambda rank: self._ask(rank, "where"), silent=self._silent)
 
     def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> PendingCall:
         self._require_workers(name)
@@ -259,6 +259,7 @@ class Calls:
                 self._require_workers(wait.name)
                 raise self._death(rank, wait, error) from None
             wait.take(rank, outcome)
+            self._silent.discard(rank, wait.name)
 
     def _outcome(self, rank: int, reply: Reply) -> Outcome:
         if not reply.is_usable:

@@ -28,7 +28,7 @@ class PendingCall:
     seconds: dict[int, float] = field(factory=dict)
     """How long each rank took to answer."""
     watch: SilenceWatch | None = None
-    """None for what is asked beside the calls, and of ranks that have not arrived."""
+    """None where nothing is asked of the ranks meanwhile, as before they have arrived."""
     first_answer: float | None = None
     first_failure: float | None = None
     failed_first: int | None = None

@@ -1,6 +1,7 @@
 """Ranks that answer nothing while others wait for them: a stopped process, or a machine that is out of reach, told by name."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,22 +14,51 @@ SILENT_S = 15.0
 """Seconds without an answer after which a rank is told; with PROBE_S, at most 20 s after it fell silent, and a look."""
 
 
+@define(eq=False)
+class SilentRanks:
+    """The ranks of a pool that answer nothing: each is told once, whichever of the calls that wait for it sees that first."""
+
+    name: Callable[[int], str]
+    """How messages call a rank."""
+    tell: Callable[[str], None]
+    _ranks: set[int] = field(factory=set, init=False)
+    _changing: threading.Lock = field(factory=threading.Lock, init=False)
+
+    def add(self, rank: int, call: str, position: str) -> None:
+        """A call has heard nothing from a rank; `position` is what it answered last, or nothing."""
+        with self._changing:
+            if rank in self._ranks:
+                return
+            self._ranks.add(rank)
+        known = f", {position}" if position else ""
+        self.tell(
+            f"{call}: {self.name(rank)} has answered nothing for {SILENT_S:g} s{known}: its process is stopped, its "
+            "machine does not answer, or it is in native code that lets nothing else run. The run waits for it until "
+            "cluster.late_timeout_s after the first rank's answer, or cluster.call_timeout_s"
+        )
+
+    def discard(self, rank: int, call: str) -> None:
+        """A rank has answered."""
+        with self._changing:
+            if rank not in self._ranks:
+                return
+            self._ranks.remove(rank)
+        self.tell(f"{call}: {self.name(rank)} answers again")
+
+
 @define(kw_only=True, eq=False)
 class SilenceWatch:
-    """Asks the ranks of one call where they are, beside their work, and tells once of each that does not answer."""
+    """Asks the ranks of one call where they are, beside their work, and tells of each that does not answer."""
 
     call: str
     ask: Callable[[int], Any]
     """Returns Ray's reference to a rank's answer."""
-    name: Callable[[int], str]
-    """How messages call a rank."""
-    tell: Callable[[str], None]
+    silent: SilentRanks
     next_probe: float = field(factory=lambda: time.monotonic() + PROBE_S)
     _asked: dict[int, tuple[Any, float]] = field(factory=dict)
     """The question that is open at each rank, and since when."""
     _positions: dict[int, str] = field(factory=dict)
     """What each rank answered last."""
-    _silent: set[int] = field(factory=set)
 
     def look(self, ranks: Sequence[int]) -> None:
         """Take what has been answered, ask anew, and tell of those ranks that are silent. Never waits."""
@@ -38,9 +68,8 @@ class SilenceWatch:
             self.next_probe = now + PROBE_S
             self._asked |= {rank: (self.ask(rank), now) for rank in ranks if rank not in self._asked}
         for rank in ranks:
-            if rank in self._asked and rank not in self._silent and now - self._asked[rank][1] > SILENT_S:
-                self._silent.add(rank)
-                self.tell(self._silence_of(rank))
+            if rank in self._asked and now - self._asked[rank][1] > SILENT_S:
+                self.silent.add(rank, self.call, self._positions.get(rank, ""))
 
     def _take_answers(self, ranks: Sequence[int]) -> None:
         import ray
@@ -52,14 +81,4 @@ class SilenceWatch:
             del self._asked[rank]
             with contextlib.suppress(ray.exceptions.RayError):  # that it died, the call itself says
                 self._positions[rank] = ray.get(reference)
-                if rank in self._silent:
-                    self._silent.remove(rank)
-                    self.tell(f"{self.call}: {self.name(rank)} answers again")
-
-    def _silence_of(self, rank: int) -> str:
-        known = f", {self._positions[rank]}" if rank in self._positions else ""
-        return (
-            f"{self.call}: {self.name(rank)} has answered nothing for {SILENT_S:g} s{known}: its process is stopped, its "
-            "machine does not answer, or it is in native code that lets nothing else run. The run waits for it until "
-            "cluster.late_timeout_s after the first rank's answer, or cluster.call_timeout_s"
-        )
+                self.silent.discard(rank, self.call)

@@ -165,7 +165,7 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
     actions: dict[str, Callable[[], Any]] = {
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "hang": lambda: time.sleep(1000),
-        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "stop": stop,
         "wait": lambda: wait_for(Path(folder) / "go"),
     }
     errors = {
@@ -180,6 +180,12 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
         raise errors[fault.kind]
     actions.get(fault.kind, lambda: None)()
     return fault.kind == "differ"
+
+
+def stop() -> None:
+    """The signal may reach another thread first: this one is not to answer before the process has stopped."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)
 
 
 def wait_for(file: Path) -> None:
