@@ -146,12 +146,10 @@ def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Recor
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     exact = load_reward()
     on_cuda, by_vllm = settings.device == "cuda", settings.generator == "vllm"
-    num_samples = settings.num_prompts * settings.group
-    batch = min(num_samples, 64)
     rewards: list[float] = []
 
     def reward(completions: Sequence[Sequence[Mapping[str, str]]], answer: Sequence[str], **_: Any) -> list[float]:
@@ -181,7 +179,30 @@ def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Recor
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token
     held_out = read_rows(work / "held-out.jsonl")
-    config = GRPOConfig(
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=trl_config(seed, settings, work),
+        train_dataset=Dataset.from_list(read_rows(work / f"train-{seed}.jsonl")),
+        processing_class=tokenizer,
+        callbacks=[Watch()],
+    )
+    if by_vllm and not on_cuda:  # vLLM repacks weights on CPU, where TRL's way to load them raises; the rest can still be tried
+        trainer.vllm_generation.sync_weights = lambda: None
+    record.evaluated(held_out_score())
+    record.started()
+    turns.together()
+    trainer.train()
+
+
+def trl_config(seed: int, settings: Settings, work: Path) -> Any:
+    """GRPOConfig of the same work."""
+    from trl import GRPOConfig
+
+    on_cuda, by_vllm = settings.device == "cuda", settings.generator == "vllm"
+    num_samples = settings.num_prompts * settings.group
+    batch = min(num_samples, 64)
+    return GRPOConfig(
         output_dir=str(work / "runs" / f"trl-{seed}"),
         seed=seed,
         max_steps=settings.num_steps,
@@ -214,20 +235,6 @@ def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Recor
         logging_steps=1000,
         disable_tqdm=True,
     )
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=config,
-        train_dataset=Dataset.from_list(read_rows(work / f"train-{seed}.jsonl")),
-        processing_class=tokenizer,
-        callbacks=[Watch()],
-    )
-    if by_vllm and not on_cuda:  # vLLM repacks weights on CPU, where TRL's way to load them raises; the rest can still be tried
-        trainer.vllm_generation.sync_weights = lambda: None
-    record.evaluated(held_out_score())
-    record.started()
-    turns.together()
-    trainer.train()
 
 
 def greedy_by_vllm(trainer: Any, tokenizer: Any, prompts: Sequence[Any], settings: Settings) -> list[str]:

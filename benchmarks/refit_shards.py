@@ -53,17 +53,10 @@ def measure(
     import torch.distributed as dist
 
     from rlcore_torchkit.box_cuts import whole_box, with_rest
-    from rlcore_torchkit.process_group import keep_on_loopback, listening_store
+    from rlcore_torchkit.process_group import listening_store
     from rlcore_torchkit.shard_route import ShardEnd
 
-    keep_on_loopback()
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    is_cuda = device_name == "cuda"
-    device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
-    if is_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + receivers)
-    groups = dist.new_group(list(range(senders))), dist.new_group([0, *range(senders, senders + receivers)])
+    device, groups = join(rank, address, device_name, senders, receivers)
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
@@ -109,6 +102,23 @@ def measure(
     narrow.close()
     del kept
     dist.destroy_process_group()
+
+
+def join(rank: int, address: str, device_name: str, senders: int, receivers: int) -> tuple[Any, tuple[Any, Any]]:
+    """The rank's device, and the groups of the senders, and of the first of them with all receivers."""
+    import torch
+    import torch.distributed as dist
+
+    from rlcore_torchkit.process_group import keep_on_loopback
+
+    keep_on_loopback()
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    is_cuda = device_name == "cuda"
+    device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if is_cuda else "gloo", init_method=address, rank=rank, world_size=senders + receivers)
+    return device, (dist.new_group(list(range(senders))), dist.new_group([0, *range(senders, senders + receivers)]))
 
 
 def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, device: Any) -> None:

@@ -46,27 +46,10 @@ def make_image_model(
 
     make_tokenizer(directory, alphabet)
     ids = _add_marks(directory)
-    heads = hidden_size // HEAD_DIM
-    text: dict[str, Any] = {
+    text = _text_options(architecture, hidden_size, num_layers, tied) | {
         "vocab_size": max(ids.values()) + 1,
-        "hidden_size": hidden_size,
-        "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": max(1, heads // 2),
-        "head_dim": HEAD_DIM,
         "max_position_embeddings": max_length,
         "initializer_range": initializer_range,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [8, 4, 4],
-            "mrope_interleaved": architecture == "qwen3_vl",
-        },
-        "tie_word_embeddings": tied,
-        "eos_token_id": 0,
-        "bos_token_id": None,
-        "pad_token_id": None,
     }
     vision: dict[str, Any] = {
         "depth": 2,
@@ -95,6 +78,28 @@ def make_image_model(
     _save_quietly(model, directory)
     _write_preprocessor(directory, architecture, max_pixels)
     return directory
+
+
+def _text_options(architecture: str, hidden_size: int, num_layers: int, tied: bool) -> dict[str, Any]:
+    heads = hidden_size // HEAD_DIM
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 2),
+        "head_dim": HEAD_DIM,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [8, 4, 4],
+            "mrope_interleaved": architecture == "qwen3_vl",
+        },
+        "tie_word_embeddings": tied,
+        "eos_token_id": 0,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
 
 
 def _vision_options(architecture: str, hidden_size: int) -> dict[str, Any]:

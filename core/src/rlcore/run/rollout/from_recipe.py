@@ -4,7 +4,7 @@ from typing import Any
 
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DatasetConfig
-from rlcore.config.recipe import Recipe
+from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import GeneratorGroup
@@ -38,22 +38,9 @@ def collector_of(
     images of each sample that no agent made, as soon as they are all there."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
-    stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
     data: DatasetConfig = getattr(recipe.data, split)
-    limit = PromptLimit(
-        max_tokens=data.max_prompt_tokens or rollout.max_prompt_tokens,
-        drops=data.on_long_prompt == "drop",
-        key=f"data.{split}",
-        option="rollout.max_prompt_tokens" if data.max_prompt_tokens is None else f"data.{split}.max_prompt_tokens",
-    )
     purpose = "the step" if trains else "the evaluation"
-    sampling = SamplingParams(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        stop_token_ids=stops,
-        stop_strings=rollout.stop_strings,
-    )
+    sampling = _sampling(rollout, options, tokenizer)
     if episodes.runs_agents:
         return AgentCollector(
             generator=generator,
@@ -78,7 +65,7 @@ def collector_of(
         tokenizer=tokenizer,
         sampling=sampling,
         samples_per_prompt=options.samples_per_prompt,
-        prompt_limit=limit,
+        prompt_limit=_prompt_limit(data, split, rollout),
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
         max_turn_tokens=rollout.max_turn_tokens,
@@ -94,6 +81,25 @@ def collector_of(
         on_tokens=on_tokens,
         clock=clock,
         progress=progress,
+    )
+
+
+def _prompt_limit(data: DatasetConfig, split: Split, rollout: RolloutConfig) -> PromptLimit:
+    return PromptLimit(
+        max_tokens=data.max_prompt_tokens or rollout.max_prompt_tokens,
+        drops=data.on_long_prompt == "drop",
+        key=f"data.{split}",
+        option="rollout.max_prompt_tokens" if data.max_prompt_tokens is None else f"data.{split}.max_prompt_tokens",
+    )
+
+
+def _sampling(rollout: RolloutConfig, options: RolloutConfig | EvaluationConfig, tokenizer: Tokenizer) -> SamplingParams:
+    return SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        stop_token_ids=tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids,
+        stop_strings=rollout.stop_strings,
     )
 
 
