@@ -1,8 +1,14 @@
 """Memory that is discarded or copied to the host, and comes back."""
 
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
+from rlcore_torchkit import residency
 from rlcore_torchkit.residency import Discarded, HostCopy, num_bytes, reserved_bytes
 
 
@@ -30,6 +36,32 @@ def test_host_copy_empties_the_storages_and_brings_every_alias_back() -> None:
         assert num_bytes([whole, view, other]) == (12 + 3) * 4
         assert all(torch.equal(found, right) for found, right in zip((whole, view, other), expected, strict=True))
         assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+@given(sizes=st.lists(st.lists(st.integers(0, 40), max_size=8), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_storages_share_blocks_of_host_memory_which_are_kept(sizes: list[list[int]]) -> None:
+    """A storage may lie in several blocks. What the next copies need is what the largest has needed, and no more."""
+    asked: list[int] = []
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            if function is torch.empty and arguments[0]:
+                asked.append(arguments[0])
+            return function(*arguments, **(options or {}))
+
+    copy = HostCopy()
+    with pytest.MonkeyPatch.context() as patch, Counting():
+        patch.setattr(residency, "BLOCK_BYTES", 16)
+        for round_sizes in sizes:
+            tensors = [torch.randint(256, (size,), dtype=torch.uint8) for size in round_sizes]
+            expected = [tensor.clone() for tensor in tensors]
+            copy.offload(tensors[:2])
+            copy.offload(tensors)
+            assert num_bytes(tensors) == 0
+            copy.restore()
+            assert all(torch.equal(found, right) for found, right in zip(tensors, expected, strict=True))
+    assert asked == [16] * -(-max(map(sum, sizes)) // 16)
 
 
 def test_offloading_twice_keeps_the_first_copy() -> None:

@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
 
+BLOCK_BYTES = 2**26
+"""Bytes of a block of host memory: a power of two, which torch gives as it is."""
 COMMON_POOL = (0, 0)
 """torch's id of the pool that tensors are in unless something says otherwise."""
 
@@ -44,12 +46,16 @@ class HostCopy:
     """The content of freed device storages.
 
     A storage is emptied in place, so parameters, FSDP's own records, optimizer state and aliases elsewhere stay valid and
-    find their bytes again after `restore`. Pinned host memory is kept for the next time, since pinning is slow.
+    find their bytes again after `restore`. Pinned host memory is kept for the next time, since pinning is slow. It is asked
+    for in blocks that hold one storage behind another: torch's allocator of it rounds each request up to a power of two.
     """
 
     def __init__(self) -> None:
-        self._freed: list[tuple[UntypedStorage, Tensor]] = []
-        self._spare: dict[int, list[Tensor]] = {}
+        self._freed: list[tuple[UntypedStorage, list[Tensor]]] = []
+        """Storages, and their bytes in pieces of blocks."""
+        self._blocks: list[Tensor] = []
+        self._used = 0
+        """Bytes of the blocks that hold something, counted from the first one's start."""
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
         """Copy the bytes of `tensors` to the host and free their device memory."""
@@ -57,23 +63,37 @@ class HostCopy:
             if storage.nbytes() == 0:
                 continue
             source = _bytes_of(storage)
-            spare = self._spare.get(source.numel())
-            target = spare.pop() if spare else torch.empty(source.numel(), dtype=torch.uint8, pin_memory=source.is_cuda)
-            target.copy_(source, non_blocking=True)
-            self._freed.append((storage, target))
+            pieces = self._pieces(source.numel(), pinned=source.is_cuda)
+            for piece, part in zip(pieces, torch.split(source, [piece.numel() for piece in pieces]), strict=True):
+                piece.copy_(part, non_blocking=True)
+            self._freed.append((storage, pieces))
         self._synchronize()
         for storage, _ in self._freed:
             storage.resize_(0)
 
     def restore(self) -> None:
         """Allocate what was freed and copy the bytes back."""
-        for storage, source in self._freed:
-            storage.resize_(source.numel())
-            _bytes_of(storage).copy_(source, non_blocking=True)
+        for storage, pieces in self._freed:
+            sizes = [piece.numel() for piece in pieces]
+            storage.resize_(sum(sizes))
+            for piece, part in zip(pieces, torch.split(_bytes_of(storage), sizes), strict=True):
+                part.copy_(piece, non_blocking=True)
         self._synchronize()
-        for _, source in self._freed:
-            self._spare.setdefault(source.numel(), []).append(source)
         self._freed.clear()
+        self._used = 0
+
+    def _pieces(self, num_bytes: int, *, pinned: bool) -> list[Tensor]:
+        """Room for so many bytes, in the blocks' order."""
+        pieces = []
+        while num_bytes:
+            number, start = divmod(self._used, BLOCK_BYTES)
+            if number == len(self._blocks):
+                self._blocks.append(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned))
+            piece = self._blocks[number][start : start + num_bytes]
+            pieces.append(piece)
+            self._used += piece.numel()
+            num_bytes -= piece.numel()
+        return pieces
 
     def _synchronize(self) -> None:
         if any(storage.device.type == "cuda" for storage, _ in self._freed):
