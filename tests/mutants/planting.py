@@ -41,6 +41,9 @@ HEAVY = (
     "ray",
 )
 """Imported once for all faults; nothing of rlcore may be among them."""
+LEFT_OUT = ("cacheprovider", "xdist", "unraisableexception")
+"""pytest's plugins that no test is judged by. The last one looks for garbage at its end, through all that the server imported:
+longer than most tests take."""
 SURVIVED, KILLED = 0, 1
 """pytest's exit codes where all tests passed, and where some failed."""
 NEVER_LOADED = 90
@@ -183,8 +186,8 @@ def _run(order: dict[str, str]) -> None:
     os.dup2(descriptor, 2)
     planted = Planted(order["module"], order["source"])
     sys.meta_path.insert(0, planted)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={LIMIT_S}", f"--basetemp={folder / 'base'}"]
-    code = pytest.main([*options, order["killer"]])
+    options = ["-x", "-q", f"--timeout={LIMIT_S}", f"--basetemp={folder / 'base'}"]
+    code = pytest.main([*options, *(f"-pno:{plugin}" for plugin in LEFT_OUT), order["killer"]])
     sys.stdout.flush()
     os._exit(int(code) if planted.is_loaded else NEVER_LOADED)
 
