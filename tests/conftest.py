@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,16 @@ os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
+    "mutants",
     "system",
     "oracle",
     "vllm_generation",
     "conformance",
     "core/run/execution/ray",
-    "mutants",
     "fsdp2_backend",
     "megatron_backend",
 )
-"""Folders whose files take up to minutes each."""
-
+"""Folders whose files take up to minutes each, the one first whose one file takes a quarter of an hour."""
 
 INVARIANT_MODEL = {
     "model_type": "qwen3",
@@ -47,6 +46,16 @@ INVARIANT_MODEL = {
     "vocab_size": 640,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without looking for garbage: what tests import leaves hardly any, and is looked through again and again as it grows."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

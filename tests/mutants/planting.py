@@ -41,6 +41,11 @@ HEAVY = (
     "ray",
 )
 """Imported once for all faults; nothing of rlcore may be among them."""
+LEFT_OUT = ("cacheprovider", "xdist", "unraisableexception")
+"""pytest's plugins that no test is judged by. The last one looks for garbage at its end, through all that the server imported:
+longer than most tests take."""
+PROFILE = "planted"
+"""Hypothesis's, which the child registers."""
 SURVIVED, KILLED = 0, 1
 """pytest's exit codes where all tests passed, and where some failed."""
 NEVER_LOADED = 90
@@ -176,15 +181,19 @@ def _serve() -> None:
 def _run(order: dict[str, str]) -> None:
     """In the child: run the test, and leave."""
     import pytest
+    from hypothesis import HealthCheck, Phase, settings
 
+    # What fails is enough: no smaller example is looked for, and none is kept for tests of the file as it is.
+    phases, patient = (Phase.explicit, Phase.generate), [HealthCheck.too_slow]
+    settings.register_profile(PROFILE, deadline=None, suppress_health_check=patient, phases=phases, database=None)
     folder = Path(order["folder"])
     descriptor = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     planted = Planted(order["module"], order["source"])
     sys.meta_path.insert(0, planted)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={LIMIT_S}", f"--basetemp={folder / 'base'}"]
-    code = pytest.main([*options, order["killer"]])
+    options = ["-x", "-q", f"--timeout={LIMIT_S}", f"--basetemp={folder / 'base'}", f"--hypothesis-profile={PROFILE}"]
+    code = pytest.main([*options, *(f"-pno:{plugin}" for plugin in LEFT_OUT), order["killer"]])
     sys.stdout.flush()
     os._exit(int(code) if planted.is_loaded else NEVER_LOADED)
 

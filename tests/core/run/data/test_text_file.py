@@ -24,7 +24,7 @@ def test_text_is_read_as_it_is(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "name", "command"),
     [
-        (gzip.compress(TEXT), "gzip", "gunzip -k"),
+        (gzip.compress(TEXT, mtime=0), "gzip", "gunzip -k"),  # the time would be in the test's name
         (bz2.compress(TEXT), "bzip2", "bunzip2 -k"),
         (lzma.compress(TEXT), "xz", "unxz -k"),
         (b"\x28\xb5\x2f\xfd\0", "zstd", "unzstd"),

@@ -3,11 +3,15 @@
 import os
 import re
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rlcore.run.execution.ray import silence
@@ -17,6 +21,10 @@ from .conftest import Notes, read_metrics  # type: ignore[import-not-found]
 pytestmark = pytest.mark.usefixtures("local_ray")
 POOL = ("cluster.gpus_per_node=2", "evaluation.at_start=false", "run.num_steps=2")
 SILENT = re.compile(r"(\w+): rank 1 \(node 127\.0\.0\.1, process (\d+)\) has answered nothing for 1 s")
+
+
+UNNAMED_S = 30
+"""After so long a stopped process goes on that no warning has named, so that the test fails and does not wait for ever."""
 
 
 class Waking(Notes):
@@ -34,6 +42,28 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "SILENT_S", 1.0)
 
 
+@pytest.fixture
+def none_stopped_for_long() -> Iterator[None]:
+    """What this process has started, whatever it is, is not stopped for longer than UNNAMED_S."""
+    over, stopped_s = threading.Event(), Counter[int]()
+
+    def wake() -> None:
+        while not over.wait(1.0):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    is_stopped = process.status() == psutil.STATUS_STOPPED
+                    stopped_s[process.pid] = stopped_s[process.pid] + 1 if is_stopped else 0
+                    if stopped_s[process.pid] > UNNAMED_S:
+                        process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("none_stopped_for_long")
 @pytest.mark.parametrize(
     ("role", "hook", "calls"),
     [
