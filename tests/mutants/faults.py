@@ -1438,6 +1438,13 @@ FAULTS = (
         "tests/core/run/plan/test_schedule_notes.py::test_the_rate_is_what_the_note_says_and_a_longer_continuation_reaches_it",
     ),
     Fault(
+        "a schedule that the trainer replaces is told with its own figure",
+        "rlcore.run.plan.schedule_notes",
+        'if any(note.startswith("schedule: ") for note in plan.notes):',
+        "if False:",
+        "tests/core/run/plan/test_schedule_notes.py::test_nothing_is_said_of_a_schedule_that_the_trainer_replaces",
+    ),
+    Fault(
         "endpoints are shown the key for their list of models alone",
         "rlcore_openai.endpoint",
         'headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}',
