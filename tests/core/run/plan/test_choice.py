@@ -142,7 +142,7 @@ class Exact(FakeAlgorithm):
 
 @pytest.mark.parametrize("name", ["auto", "fake", "other"])
 @pytest.mark.parametrize(("declared", "taken"), [(False, False), (True, False), (True, True)])
-def test_log_probabilities_are_exact_unless_a_trainer_that_may_be_taken_rounds(
+def test_log_probabilities_are_exact_unless_the_trainer_that_is_taken_rounds(
     prepared: Callable[..., RunPlan], name: str, declared: bool, taken: bool
 ) -> None:
     exact = {capabilities.EXACT_LOGPROBS}
@@ -156,4 +156,30 @@ def test_log_probabilities_are_exact_unless_a_trainer_that_may_be_taken_rounds(
     others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
     plan = prepared(f"trainer.name={name}", "trainer.fake={}", registry=registry)
-    assert plan.algorithm.needs.previous_logprobs == (taken and name != "other")
+    assert plan.chosen["trainer"].name == ("fake" if name == "fake" else "other")
+    assert plan.algorithm.needs.previous_logprobs == (taken and name == "fake")
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_trainer_that_rounds_and_lacks_what_the_algorithm_then_needs_is_passed_over(
+    prepared: Callable[..., RunPlan], rounds: bool
+) -> None:
+    """Which `auto` takes, and what the algorithm needs, follow from each other."""
+    exact = frozenset({capabilities.EXACT_LOGPROBS})
+    rounding = evolve(
+        FAKE_TRAINER,
+        name="rounding",
+        priority=99,
+        capabilities=(FAKE_TRAINER.capabilities | exact) - {capabilities.PREVIOUS_LOGPROBS},
+        disabled_capabilities=lambda _config: exact if rounds else frozenset(),
+    )
+    providers = {
+        "algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:Exact")],
+        "trainer": [evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities | exact), rounding],
+    }
+    others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    plan = prepared("trainer.name=auto", registry=registry)
+    assert plan.chosen["trainer"].name == ("fake" if rounds else "rounding")
+    assert plan.algorithm.needs.previous_logprobs == rounds
+    assert any("'rounding' (priority 99) cannot be" in note for note in plan.notes) == rounds
