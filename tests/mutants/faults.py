@@ -631,6 +631,13 @@ FAULTS = (
         "tests/system/test_previous_logprobs.py",
     ),
     Fault(
+        "groups are replaced by rewards that nothing reads",
+        "rlcore.run.plan.checks",
+        "if not needs.rewards:",
+        "if False:",
+        "tests/system/test_distillation.py::test_groups_are_not_replaced_by_rewards_that_nobody_gives",
+    ),
+    Fault(
         "a trainer that rounds counts as exact",
         "rlcore.run.plan.choice",
         "if trainer is None or capabilities.EXACT_LOGPROBS not in trainer.taken_away:",
