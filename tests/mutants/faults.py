@@ -631,6 +631,13 @@ FAULTS = (
         "tests/system/test_previous_logprobs.py",
     ),
     Fault(
+        "a Hub out of reach is left to its client",
+        "rlcore.run.data.hub_reach",
+        "    reason = why_unreachable()",
+        "    reason = None",
+        "tests/core/serve/test_serving.py::test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it",
+    ),
+    Fault(
         "groups are replaced by rewards that nothing reads",
         "rlcore.run.plan.checks",
         "if not needs.rewards:",

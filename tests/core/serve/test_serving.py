@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 from click.testing import CliRunner, Result
+from huggingface_hub import constants
 
 import rlcore.run.plan.sections
 import rlcore.serve.generator_server
@@ -308,6 +310,21 @@ def test_a_checkpoint_of_another_model_is_refused(serve: Serve, run: Path) -> No
     assert not (run / "exports").exists()
 
 
+def test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
+    start = time.monotonic()
+    result = serve("no-such/model", generators=(evolve(generator("large", 2), reads_model=True),))
+    assert time.monotonic() - start < 10
+    assert result.exit_code == 5, result.stderr
+    assert "RUN_OR_MODEL: found 'no-such/model', which is no directory here, while the Hub cannot be reached" in result.stderr
+    assert "HF_ENDPOINT" in result.stderr
+
+
 def test_a_model_that_is_nowhere_is_named_and_not_its_length(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -316,6 +333,7 @@ def test_a_model_that_is_nowhere_is_named_and_not_its_length(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
     monkeypatch.setattr(rlcore.serve.generator_server, "model_file", lambda model, name: None)
+    monkeypatch.setattr(rlcore.serve.generator_server, "hub_problem", lambda model: None)
     result = serve("frist", generators=(evolve(generator("large", 2), reads_model=True),))
     assert result.exit_code == 5, result.stderr
     assert "RUN_OR_MODEL: found 'frist', which is no directory here and did not load from the Hub" in result.stderr

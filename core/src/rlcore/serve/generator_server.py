@@ -14,6 +14,7 @@ from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
 from rlcore.registry.binding import build_generator, engine_tool_parser, require_module, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
+from rlcore.run.data.hub_reach import hub_problem
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
@@ -57,6 +58,9 @@ def serve_generator(
 
     ModelError or ConfigError where generator and model do not fit, before either is loaded."""
     chat = evolve(chat, path=model.path, revision=model.revision)
+    reads_model = entry.provider is not None and entry.provider.reads_model
+    if reads_model and (problem := hub_problem(chat)) is not None:
+        raise spi.ModelError([evolve(problem, path="RUN_OR_MODEL")])
     limit = max_sequence_length or _own_limit(chat, entry)
     require_module(entry)
     checked = spi.CheckContext(model=model, device=device, world_size=1, max_sequence_length=limit)

@@ -11,9 +11,9 @@ from attrs import evolve, field, frozen
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
-from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name, read_object
+from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
-from rlcore.schema.homes import expanded
+from rlcore.run.data.hub_reach import hub_problem
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
@@ -176,28 +176,6 @@ class PretrainedTokenizer:
         return self._chat.render(messages, tools, answered=True)
 
 
-def is_here(model: ModelConfig) -> bool:
-    """Whether the tokenizer is to be read from this machine: from the model's directory, or what was fetched
-    from the Hub before. True too where there is neither and the path can be no name on the Hub."""
-    if expanded(model.path).exists() or not is_hub_name(model.path):
-        return True
-    try:
-        from transformers.utils import cached_file
-    except ImportError:
-        return True  # load_tokenizer says what is missing
-
-    found = cached_file(
-        model.path,
-        "tokenizer_config.json",
-        revision=model.revision or "main",
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
-    return found is not None
-
-
 def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     """The tokenizer of a model directory or Hub name; ModelError where it has none or `transformers` is missing."""
     try:
@@ -208,6 +186,8 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
             "the package that reads tokenizers",
             "Install it: pip install 'rlcore[tokenizer]'",
         ) from error
+    if (problem := hub_problem(model)) is not None:
+        raise ModelError([problem])
     try:
         backend = AutoTokenizer.from_pretrained(
             model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
