@@ -638,6 +638,20 @@ FAULTS = (
         "tests/core/run/storage/test_resuming.py::test_rows_of_an_environment_that_change_from_start_to_start_are_told",
     ),
     Fault(
+        "layers that stay in bfloat16 are planned in 8 bits",
+        "rlcore_megatron.plan",
+        "        wide_layers=wide_layers(config),",
+        "        wide_layers=(0, 0),",
+        "tests/megatron_backend/test_plan.py::test_what_of_float8_the_section_takes_back_is_planned_so",
+    ),
+    Fault(
+        "gradients of weights that stay in bfloat16 are planned in 8 bits",
+        "rlcore_megatron.plan",
+        "        float8_weight_gradients=weight_gradients_are_narrow(config),",
+        "        float8_weight_gradients=True,",
+        "tests/megatron_backend/test_plan.py::test_what_of_float8_the_section_takes_back_is_planned_so",
+    ),
+    Fault(
         "a Hub out of reach is left to its client",
         "rlcore.run.data.hub_reach",
         "    reason = why_unreachable()",
