@@ -30,15 +30,29 @@ def hub_problem(model: ModelConfig) -> Problem | None:
     reason = why_unreachable()
     if reason is None:
         return None
-    path = expanded(model.path)
-    near = similar_path(path) if path.parent.is_dir() else ""
+    remedy = "Name a directory, or set HF_ENDPOINT to a mirror; HF_HUB_ETAG_TIMEOUT is how many seconds an answer may take."
     return Problem(
         path="model.path",
         found=f"{model.path!r}, which is no directory here, while the Hub cannot be reached ({reason})",
         expected="a model directory, or a name on a Hub that can be reached",
-        remedy=near
-        or "Name a directory, or set HF_ENDPOINT to a mirror; HF_HUB_ETAG_TIMEOUT is how many seconds an answer may take.",
+        remedy=_near(model.path) or remedy,
     )
+
+
+def absent_remedy(path: str) -> str:
+    """What to do about a model that is neither here nor came from the Hub."""
+    from huggingface_hub import constants
+
+    if near := _near(path):
+        return near
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and nothing of it was fetched before: fetch it, or name a directory"
+    return "Look for a slip in the name; a model that is private or gated needs HF_TOKEN, or: hf auth login"
+
+
+def _near(path: str) -> str:
+    there = expanded(path)
+    return similar_path(there) if there.parent.is_dir() else ""
 
 
 def _is_no_name(model: ModelConfig) -> bool:

@@ -13,7 +13,8 @@ from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
-from rlcore.run.data.hub_reach import hub_problem
+from rlcore.run.data.hub_reach import absent_remedy, hub_problem
+from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
@@ -193,10 +194,11 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
             model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
         )
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
+        save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"
         raise _model_error(
             _what_is_there(model.path, error),
             "a Hugging Face directory with a tokenizer (tokenizer.json, tokenizer_config.json), or a name on the Hub",
-            "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)",
+            save if expanded(model.path).exists() else absent_remedy(model.path),
         ) from error
     if model.chat_template is not None:
         backend.chat_template = model.chat_template
@@ -272,14 +274,21 @@ def model_number(model: ModelConfig, name: str) -> int | None:
 
 
 def model_file(model: ModelConfig, name: str) -> Path | None:
-    """A file of a model, fetched where that is on the Hub; None where it has none of that name."""
+    """A file of a model, fetched where that is on the Hub; None where it has none of that name. ModelError where the Hub cannot
+    be reached, or shows no such model, which may be private or gated."""
     from transformers.utils import cached_file
 
-    found = cached_file(
-        model.path,
-        name,
-        revision=model.revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    if (problem := hub_problem(model)) is not None:
+        raise ModelError([problem])
+    try:
+        found = cached_file(
+            model.path,
+            name,
+            revision=model.revision or "main",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError as error:
+        found = _what_is_there(model.path, error)
+        raise _model_error(found, "a model directory, or a name on the Hub", absent_remedy(model.path)) from error
     return None if found is None else Path(found)
