@@ -151,7 +151,7 @@ class Indifferent(FakeAlgorithm):
         return evolve(super().needs, rewards=False)
 
 
-UNREWARDED = evolve(FAKE_ENVIRONMENT, capabilities=FAKE_ENVIRONMENT.capabilities | {capabilities.UNREWARDED})
+UNREWARDED = evolve(FAKE_ENVIRONMENT, capabilities=FAKE_ENVIRONMENT.capabilities | {capabilities.NO_REWARDS})
 
 
 @pytest.mark.parametrize(

@@ -283,9 +283,9 @@ class PromptsBySeed(FakeEnvironment):
         return evolve(await super().reset(row, seed), observation=Observation(text=f"{row['prompt']}{seed}"))
 
 
-@killed_by("test_the_unrewarded_give_no_rewards")
+@killed_by("test_no_rewards_are_given_where_none_are_promised")
 class RewardsDenied(FakeEnvironment):
-    declares = frozenset({capabilities.UNREWARDED})
+    declares = frozenset({capabilities.NO_REWARDS})
 
 
 @killed_by("test_a_call_can_be_cancelled")

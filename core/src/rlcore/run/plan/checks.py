@@ -226,8 +226,8 @@ def _equal_by_nature(plan: RunPlan) -> tuple[str, str, str] | None:
     if plan.recipe.rollout.samples_per_prompt == 1:
         expected = "groups of several samples: the rewards of one are always equal"
         return "samples_per_prompt = 1", expected, "Raise rollout.samples_per_prompt"
-    environments, unrewarded = plan.environments, capabilities.UNREWARDED
-    if environments and all(one.provider is not None and unrewarded in one.provider.capabilities for one in environments):
+    environments, none = plan.environments, capabilities.NO_REWARDS
+    if environments and all(one.provider is not None and none in one.provider.capabilities for one in environments):
         names = " and ".join(repr(one.name) for one in environments)
         return f"environment {names}, whose rewards are all 0", "rewards that can differ", "Take an environment that rewards"
     return None

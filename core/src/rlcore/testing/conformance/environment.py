@@ -133,9 +133,11 @@ class EnvironmentConformance(EnvironmentFixtures):
 
         asyncio.run(check())
 
-    def test_the_unrewarded_give_no_rewards(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+    def test_no_rewards_are_given_where_none_are_promised(
+        self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]
+    ) -> None:
         """Groups are not told apart by them."""
-        require(environment.provider, capabilities.UNREWARDED)
+        require(environment.provider, capabilities.NO_REWARDS)
 
         async def check() -> None:
             for answer in answers:
