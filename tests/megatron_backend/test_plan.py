@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.planner.devices import DEVICES
-from rlcore.spi import ConfigError
+from rlcore.spi import ConfigError, PlanOption
 from rlcore.testing.plans import TrainerPlans, plan_context
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.plan import EXCHANGE_BYTES, plan
@@ -50,6 +50,30 @@ def test_ranks_that_exchange_tokens_keep_more_beside_their_state() -> None:
         held = option.memory["weights"] + option.memory["optimizer state"]
         assert option.idle["none"] == held + kept
         assert option.idle["all"] == kept
+
+
+def test_what_of_float8_the_section_takes_back_is_planned_so() -> None:
+    context = evolve(CONTEXT, device=DEVICES["H200"], as_configured=True, max_microbatch_tokens=32768)
+    sizes = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)
+
+    def planned(fp8: bool = True, **transformer: object) -> PlanOption:
+        config = MegatronConfig(**sizes, fp8=fp8, transformer_engine=True, transformer=transformer)
+        (option,) = plan(context, config)
+        return option
+
+    plain, narrow = planned(fp8=False), planned()
+    kept = planned(fp8_recipe="tensorwise", first_last_layers_bf16=True, num_layers_at_start_in_bf16=2)
+    gradients = planned(fp8_wgrad=False)
+    for phase in ("training", "log-probabilities"):
+        assert narrow.seconds[phase] < kept.seconds[phase] < plain.seconds[phase]
+    assert narrow.seconds["training"] < gradients.seconds["training"] < plain.seconds["training"]
+    assert gradients.seconds["log-probabilities"] == narrow.seconds["log-probabilities"]
+    assert planned(fp8_recipe="tensorwise", fp8_wgrad=False).seconds == narrow.seconds, "with delayed scaling alone"
+    assert planned(num_layers_at_end_in_bf16=4).seconds == narrow.seconds, "a number alone keeps nothing"
+    assert plain.memory["weights"] < kept.memory["weights"] < narrow.memory["weights"]
+    num_layers = int(context.model["num_hidden_layers"])
+    copies = narrow.memory["weights"] - plain.memory["weights"]
+    assert kept.memory["weights"] - plain.memory["weights"] == pytest.approx(copies * (num_layers - 3) / num_layers)
 
 
 def test_float8_makes_products_of_layers_and_experts_faster() -> None:

@@ -23,7 +23,7 @@ WARMS_UP = evolve(CONTEXT, schedule=ScheduleSpec(warmup_steps=10))
 
 def texts(context: CheckContext, scheduler: dict[str, Any]) -> list[str]:
     config = MegatronConfig(scheduler=scheduler)
-    return [str(found) for found in (*course_problems(context, config), *course_notes(context, config))]
+    return list(map(str, [*course_problems(context, config)] or course_notes(context, config)))
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,42 @@ def test_values_that_the_run_has_no_room_for(context: CheckContext, scheduler: d
 def test_what_fits_the_run_is_right(scheduler: dict[str, Any]) -> None:
     assert texts(CONTEXT, scheduler) == []
     assert texts(evolve(CONTEXT, num_train_steps=None), {"lr_warmup_steps": 99}) == []
+
+
+REACHED = "while the run makes 10 optimizer steps: {} is all that it reaches"
+PLACE = "schedule: trainer.megatron.scheduler takes its place: "
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scheduler", "expected"),
+    [
+        (
+            ScheduleSpec(warmup_steps=40),
+            {"lr_warmup_steps": 18, "lr_decay_steps": 40},
+            [
+                f"{PLACE}its lr_warmup_steps is read, and no warmup_steps",
+                f"trainer.megatron.scheduler.lr_warmup_steps: 18, {REACHED.format('0.005')}",
+            ],
+        ),
+        (
+            ScheduleSpec(warmup_steps=18),
+            {"lr_decay_steps": 40, "min_lr": 0.001},
+            [
+                f"{PLACE}it takes from here what it does not say itself",
+                f"schedule.warmup_steps: 18, {REACHED.format('0.005')}",
+            ],
+        ),
+        (
+            ScheduleSpec(warmup_steps=40, decay="linear", min_learning_rate_ratio=0.1),
+            {"lr_warmup_steps": 2, "lr_decay_style": "cosine", "min_lr": 0.001},
+            [
+                f"{PLACE}its lr_warmup_steps is read, and no warmup_steps, its lr_decay_style is read, and no decay, "
+                "its min_lr is read, and no min_learning_rate_ratio"
+            ],
+        ),
+    ],
+)
+def test_of_two_schedules_the_one_that_is_used_is_told(
+    schedule: ScheduleSpec, scheduler: dict[str, Any], expected: list[str]
+) -> None:
+    assert texts(evolve(CONTEXT, schedule=schedule), scheduler) == expected

@@ -106,6 +106,19 @@ def test_a_student_reaches_its_teacher(school: Path) -> None:
     assert divergence(run / "model", school / "teacher") < 0.01 < 0.5 < before
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "found"), [("distill", "algorithm 'distill', which reads no"), ("dapo", "environment 'unrewarded'")]
+)
+def test_groups_are_not_replaced_by_rewards_that_nobody_gives(school: Path, algorithm: str, found: str) -> None:
+    with contextlib.chdir(school):
+        options = (f"algorithm.name={algorithm}", "rollout.refill_equal_rewards=true")
+        refused = Workplace(school).rlcore("check", "distill.toml", *options)
+    assert refused.exit_code == 2, refused.output
+    told = " ".join(refused.output.split())
+    assert "rollout.refill_equal_rewards: found true" in told
+    assert found in told
+
+
 DIVIDED_TEACHER = ("cluster.gpus_per_node=3", "cluster.reference_gpus_per_node=2", "reference.trainer={tensor_parallel=2}")
 DIVIDED_STUDENT = (
     "cluster.gpus_per_node=3",

@@ -128,10 +128,13 @@ def test_what_its_schedule_is_too_long_for_is_told(workplace: Workplace) -> None
     assert refused.exit_code == 2, refused.output
     assert f"{table}.lr_warmup_steps: found 3" in refused.output
     assert f"{table}.min_lr: found 0.1" in refused.output
-    longer = (*options, f"{table}.lr_warmup_steps=8", f"{table}.lr_decay_steps=9")
+    longer = (*options, f"{table}.lr_warmup_steps=8", f"{table}.lr_decay_steps=9", "schedule.warmup_steps=50")
     noted = workplace.rlcore("check", "grpo.toml", *longer)
     assert noted.exit_code == 0, noted.output
-    assert "the run makes 3 optimizer steps: 0.0025 is all that it reaches" in " ".join(noted.output.split())
+    told = " ".join(noted.output.split())
+    assert "the run makes 3 optimizer steps: 0.0025 is all that it reaches" in told
+    assert "takes its place: its lr_warmup_steps is read, and no warmup_steps" in told
+    assert told.count("is all that it reaches") == 1, "the recipe's own warm-up is not that of the run"
     metrics = read_metrics(workplace.train("grpo.toml", *longer, *SHORT))
     rates = [record["learning_rate"] for record in metrics if record["updates"]]
     assert max(rates) == pytest.approx(0.0025)

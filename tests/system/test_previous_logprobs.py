@@ -45,3 +45,10 @@ def test_a_trainer_in_float8_is_compared_with_itself(workplace: Workplace, fp8: 
         assert ("importance_weight" in record) == (taken == "trainer")
         assert record["ratio_max"] == pytest.approx(1, abs=0 if taken == "trainer" else 1e-4)
         assert (record["token_mult_prob_error"] > 1.0005) == (fp8 == "true")
+
+
+def test_a_section_of_a_trainer_that_is_not_taken_rounds_nothing(workplace: Workplace) -> None:
+    options = (*OPTIONS, "trainer.name=auto", "trainer.megatron.fp8=true", "training.updates_per_step=1")
+    records = [record for record in read_metrics(workplace.train("grpo.toml", *options)) if record["updates"]]
+    assert records
+    assert not any("importance_weight" in record for record in records), "the generator's are exact, as fsdp2's are"

@@ -170,11 +170,14 @@ NARROW = evolve(DEVICE, float8_flops=4e15)
 
 
 def test_products_of_8_bits_are_those_of_layers_without_head_routers_and_attention() -> None:
-    assert float8_parameters(DENSE, "all") == active_parameters(DENSE) - 128256 * 4096
-    assert float8_parameters(DENSE, "none") == 0.0
+    assert float8_parameters(DENSE, Layout(float8="all")) == active_parameters(DENSE) - 128256 * 4096
+    assert float8_parameters(DENSE, Layout()) == 0.0
     experts = 48 * 8 * 3 * 2048 * 768
-    assert float8_parameters(EXPERTS, "all") == active_parameters(EXPERTS) - 151936 * 2048 - 48 * 2048 * 128
-    assert float8_parameters(EXPERTS, "without experts") == float8_parameters(EXPERTS, "all") - experts
+    assert float8_parameters(EXPERTS, Layout(float8="all")) == active_parameters(EXPERTS) - 151936 * 2048 - 48 * 2048 * 128
+    assert (
+        float8_parameters(EXPERTS, Layout(float8="without experts"))
+        == float8_parameters(EXPERTS, Layout(float8="all")) - experts
+    )
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -182,10 +185,34 @@ def test_products_of_8_bits_take_their_own_share_of_their_own_peak(trains: bool)
     """What else a pass takes is the same; on devices without such a peak nothing is gained."""
     tokens = evolve(TOKENS, per_microbatch=65536)  # so many that no pass waits for its kernels' launches
     whole, narrow = (pass_seconds(DENSE, NARROW, tokens, Layout(float8=kind), trains=trains) for kind in ("none", "all"))
-    flops = 2 * float8_parameters(DENSE, "all") * TOKENS.number * (3 if trains else 1)
+    flops = 2 * float8_parameters(DENSE, Layout(float8="all")) * TOKENS.number * (3 if trains else 1)
     saved = flops * (1 / PRODUCTS / NARROW.flops - 1 / FLOAT8_PRODUCTS / 4e15)
     assert whole - narrow == pytest.approx(saved)
     assert pass_seconds(DENSE, DEVICE, tokens, Layout(float8="all"), trains=trains) == whole
+
+
+def test_layers_that_stay_wide_and_gradients_of_weights_are_left_out() -> None:
+    tokens = evolve(TOKENS, per_microbatch=65536)
+    layout = Layout(float8="all")
+    none, all_of_it, wide, without_gradients = (
+        pass_seconds(DENSE, NARROW, tokens, changed, trains=True)
+        for changed in (
+            Layout(),
+            layout,
+            evolve(layout, wide_layers=(1, 3)),
+            evolve(layout, float8_weight_gradients=False),
+        )
+    )
+    saved = none - all_of_it
+    assert none - wide == pytest.approx(saved * (DENSE.num_layers - 4) / DENSE.num_layers)
+    assert none - without_gradients == pytest.approx(saved * 2 / 3)
+    forward = [
+        pass_seconds(DENSE, NARROW, tokens, evolve(layout, float8_weight_gradients=said), trains=False)
+        for said in (True, False)
+    ]
+    assert forward[0] == forward[1], "a forward pass makes none"
+    assert float8_parameters(EXPERTS, evolve(layout, wide_layers=(24, 24))) == 0.0
+    assert float8_parameters(EXPERTS, evolve(layout, wide_layers=(40, 40))) == 0.0
 
 
 def test_small_layers_wait_for_the_kernels_that_round() -> None:

@@ -3,13 +3,18 @@
 import json
 import shutil
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve, frozen
 from click.testing import CliRunner, Result
+from huggingface_hub import constants
 
 import rlcore.run.plan.sections
 import rlcore.serve.generator_server
@@ -308,6 +313,21 @@ def test_a_checkpoint_of_another_model_is_refused(serve: Serve, run: Path) -> No
     assert not (run / "exports").exists()
 
 
+def test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
+    start = time.monotonic()
+    result = serve("no-such/model", generators=(evolve(generator("large", 2), reads_model=True),))
+    assert time.monotonic() - start < 10
+    assert result.exit_code == 5, result.stderr
+    assert "RUN_OR_MODEL: found 'no-such/model', which is no directory here, while the Hub cannot be reached" in result.stderr
+    assert "HF_ENDPOINT" in result.stderr
+
+
 def test_a_model_that_is_nowhere_is_named_and_not_its_length(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -321,3 +341,48 @@ def test_a_model_that_is_nowhere_is_named_and_not_its_length(
     assert "RUN_OR_MODEL: found 'frist', which is no directory here and did not load from the Hub" in result.stderr
     assert "Did you mean first?" in result.stderr
     assert "--max-length" not in result.stderr
+
+
+@contextmanager
+def hub_without_models(monkeypatch: pytest.MonkeyPatch, status: int) -> Iterator[None]:
+    """A Hub that answers each request as one for a repository that it does not show."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_name_that_the_hub_does_not_know_is_no_defect(serve: Serve, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """As the Hub answers who is not logged in and who is: it does not tell a private model from none."""
+    monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
+    with hub_without_models(monkeypatch, status):
+        result = serve("no-such/model", generators=(evolve(generator("large", 2), reads_model=True),))
+    assert result.exit_code == 5, result.stderr
+    assert "RUN_OR_MODEL: found 'no-such/model', which is no directory here and did not load from the Hub" in result.stderr
+    assert "HF_TOKEN" in result.stderr
+    assert "defect" not in result.stderr

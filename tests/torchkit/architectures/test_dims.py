@@ -60,3 +60,14 @@ def test_sizes_of_multi_latent_attention_are_those_of_its_keys() -> None:
     assert dims.latent == LatentDims(query_rank=12, key_rank=16, plain_width=8, rotary_width=4, value_width=6)
     assert dims.latent.key_width == 12
     assert without_rank.latent == evolve(dims.latent, query_rank=None)
+
+
+def test_ends_are_left_out_with_what_their_layers_have() -> None:
+    dims = ModelDims.of({**MODEL, "num_hidden_layers": 4, "num_experts": 2, "mlp_only_layers": [0]})
+    assert dims is not None
+    assert dims.has_experts == (False, True, True, True)
+    inner = dims.without_ends(1, 2)
+    assert (inner.num_layers, inner.num_moe_layers, inner.num_dense_layers) == (1, 1, 0)
+    assert dims.without_ends(0, 0) == dims
+    assert dims.without_ends(0, 3).has_experts == (False,)
+    assert dims.without_ends(3, 3).num_layers == 0

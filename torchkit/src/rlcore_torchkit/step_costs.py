@@ -69,6 +69,10 @@ class Layout:
     """Whether the weights of each layer are gathered from the data ranks for each microbatch and pass."""
     float8: Float8 = "none"
     """Which products of the decoder's layers are of 8 bits: all but attention's and routers', or without experts' either."""
+    wide_layers: tuple[int, int] = (0, 0)
+    """How many layers at the start and at the end have none of them."""
+    float8_weight_gradients: bool = True
+    """Whether the products that make the gradients of weights are among them, a third of a training step's."""
 
 
 @frozen(kw_only=True)
@@ -113,12 +117,13 @@ def active_parameters(dims: ModelDims) -> float:
     return plain + experts * dims.num_experts_per_token / max(dims.num_experts, 1) + dims.vocab_size * dims.hidden_size
 
 
-def float8_parameters(dims: ModelDims, float8: Float8) -> float:
+def float8_parameters(dims: ModelDims, layout: Layout) -> float:
     """Active parameters whose products are of 8 bits; neither the head's nor routers'."""
+    dims = dims.without_ends(*layout.wide_layers)
     plain, experts = layer_parameters(dims)
     linear = plain - dims.num_moe_layers * dims.hidden_size * dims.num_experts
     active = experts * dims.num_experts_per_token / max(dims.num_experts, 1)
-    return {"none": 0.0, "without experts": linear, "all": linear + active}[float8]
+    return {"none": 0.0, "without experts": linear, "all": linear + active}[layout.float8]
 
 
 def attention_flops(dims: ModelDims, squared: float) -> float:
@@ -159,11 +164,12 @@ def pass_seconds(
 def _product_seconds(dims: ModelDims, device: DeviceSpec, layout: Layout, passes: float, *, trains: bool) -> float:
     """Seconds of one token's products, but for attention's."""
     head = 2.0 * dims.vocab_size * dims.hidden_size * (1 if trains else 0)  # its logits are computed again in chunks
-    narrow = 0.0 if device.float8_flops is None else float8_parameters(dims, layout.float8)
-    seconds = (2 * (active_parameters(dims) - narrow) * passes + head) / PRODUCTS / device.flops
-    if device.float8_flops is not None:
-        seconds += 2 * narrow * passes / FLOAT8_PRODUCTS / device.float8_flops
-    return seconds
+    products = 2 * active_parameters(dims) * passes + head
+    if device.float8_flops is None:
+        return products / PRODUCTS / device.flops
+    narrow_passes = passes - (1 if trains and not layout.float8_weight_gradients else 0)
+    narrow = 2 * float8_parameters(dims, layout) * narrow_passes
+    return (products - narrow) / PRODUCTS / device.flops + narrow / FLOAT8_PRODUCTS / device.float8_flops
 
 
 def update_seconds(device: DeviceSpec, layout: Layout, num_trained: float, bytes_touched: float) -> float:
@@ -186,7 +192,8 @@ def _launches(dims: ModelDims, device: DeviceSpec, layout: Layout, *, trains: bo
     """Kernels of one microbatch in one stage."""
     shared = dims.num_dense_layers * LAUNCHES + dims.num_moe_layers * EXPERT_LAUNCHES
     of_each = dims.num_moe_layers * EACH_EXPERT_LAUNCHES * dims.num_experts / layout.expert
-    shared += 0 if layout.float8 == "none" else dims.num_layers * FLOAT8_LAUNCHES
+    rounding = 0 if layout.float8 == "none" else dims.without_ends(*layout.wide_layers).num_layers
+    shared += rounding * FLOAT8_LAUNCHES
     forward = shared + (0 if device.name in GROUPED else of_each)
     backward = BACKWARD_LAUNCHES * forward + (of_each if device.name in GROUPED else 0)
     return (forward * (2 if trains and recomputes else 1) + (backward if trains else 0)) / layout.pipeline

@@ -165,6 +165,7 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
         "untruncated_sampling",
         "margins",
         "whole_groups",
+        "rewards",
         "dynamic_sampling",
         "critic",
     ):

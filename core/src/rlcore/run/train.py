@@ -12,6 +12,7 @@ from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.binding import build_sink
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import finish, run_to_end
 from rlcore.run.execution.backends import OpenBackends, execution
@@ -66,9 +67,9 @@ def train(
     _ = starting(Progress().note)  # before anything is made there
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
-        digest = inputs.train_digest()
+        digests = inputs.train_digests()
         if checkpoint is not None:
-            check_rows(checkpoint, digest, progress.note, allow_changes=allow_changes)
+            check_rows(checkpoint, digests, progress.note, allow_changes=allow_changes)
         prepared = evolve(prepared, continues=checkpoint is not None).observed(directory.path)
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
@@ -83,7 +84,7 @@ def train(
             run = _Run(
                 prepared=prepared,
                 inputs=inputs,
-                digest=digest,
+                digests=digests,
                 directory=directory,
                 sinks=sinks,
                 evaluations=evaluations,
@@ -138,7 +139,7 @@ class _Run:
 
     prepared: RunPlan
     inputs: Inputs
-    digest: str | None
+    digests: RowDigests
     """What LoopState keeps as `data`."""
     directory: RunDirectory
     sinks: Sinks
@@ -189,7 +190,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     """Run the loop from a checkpoint, or from the beginning, to its end."""
     prepared, inputs, directory, progress = run.prepared, run.inputs, run.directory, run.progress
     recipe, algorithm, generator = prepared.recipe, prepared.algorithm, backends.generator
-    saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory, data=run.digest)
+    saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory, digests=run.digests)
     position, critic = LoopPosition(), _critic(run, backends)
     residency = Residency.of(prepared, backends, run.clock, None if critic is None else critic.residency.make_room)
     if resume:

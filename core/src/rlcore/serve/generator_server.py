@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from attrs import evolve, frozen
 
@@ -14,12 +13,12 @@ from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
 from rlcore.registry.binding import build_generator, engine_tool_parser, require_module, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
+from rlcore.run.data.hub_reach import absent_remedy
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
 from rlcore.run.rollout.session_sampler import SessionSampler
-from rlcore.schema.suggestions import similar_path
 from rlcore.serve.sampling_defaults import sampling_defaults
 from rlcore.sessions.served_model import ServedModel
 from rlcore.sessions.server import serving
@@ -82,11 +81,17 @@ def serve_generator(
 
 def _own_limit(model: ModelConfig, entry: Entry) -> int:
     """The most tokens that a model is made for, by its config.json; ModelError where it is not there, on the Hub neither."""
-    config = model_file(model, CONFIG_FILE)
-    if config is None and entry.provider is not None and entry.provider.reads_model:
+    reads_model = entry.provider is not None and entry.provider.reads_model
+    try:
+        config = model_file(model, CONFIG_FILE)
+    except spi.ModelError as error:
+        if reads_model:
+            raise spi.ModelError([evolve(problem, path="RUN_OR_MODEL") for problem in error.problems]) from error
+        config = None
+    if config is None and reads_model:
         found = f"{model.path!r}, which is no directory here and did not load from the Hub"
         expected = "a run directory, a model directory, or a name on the Hub"
-        problem = spi.Problem(path="RUN_OR_MODEL", found=found, expected=expected, remedy=similar_path(Path(model.path)))
+        problem = spi.Problem(path="RUN_OR_MODEL", found=found, expected=expected, remedy=absent_remedy(model.path))
         raise spi.ModelError([problem])
     limit = None if config is None else config_number(str(config.parent), "max_position_embeddings")
     if limit is None:

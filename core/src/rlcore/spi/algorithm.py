@@ -49,6 +49,9 @@ class AlgorithmNeeds:
     whole_groups: bool = False
     """The loss compares the sequences of a group: each microbatch holds whole groups, whose sequences are adjacent and in their
     order. A group of more than training.max_tokens_per_microbatch tokens gets a microbatch of its own."""
+    rewards: bool = True
+    """The training reads the rewards of rollouts. Where they are only reported, a recipe that replaces groups by them
+    (rollout.refill_equal_rewards) is refused."""
     dynamic_sampling: bool = False
     """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.refill_equal_rewards is true
     unless the recipe says otherwise."""

@@ -174,6 +174,7 @@ class CheckContext:
     optimizer: OptimizerSpec | None = None
     """TrainerContext.optimizer, as it will be; like the next two None where nothing is known of a training."""
     schedule: ScheduleSpec | None = None
-    """TrainerContext.schedule, as it will be."""
+    """TrainerContext.schedule, as it will be. A trainer whose options replace it says so by a Note with the path `schedule`:
+    the core's own notes of a schedule that the run is too short for are left out then."""
     num_train_steps: int | None = None
     """TrainerContext.num_train_steps, as it will be."""

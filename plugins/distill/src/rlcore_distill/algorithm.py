@@ -21,6 +21,7 @@ class Distill:
             source="rollouts" if sampled else "demonstrations",
             reference_logprobs=True,
             reference_model=True,
+            rewards=False,
             untruncated_sampling=sampled,
             corrects_staleness=sampled,
         )

@@ -14,5 +14,5 @@ UNREWARDED = Provider(
     spi=(2, 0),
     config=UnrewardedConfig,
     backend="rlcore_distill.environment:Unrewarded",
-    capabilities={capabilities.CHEAP_RESET},
+    capabilities={capabilities.CHEAP_RESET, capabilities.NO_REWARDS},
 )

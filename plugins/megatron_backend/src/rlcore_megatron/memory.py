@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from rlcore.spi import LoraSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.float8_share import narrow_dims
 from rlcore_megatron.models import find_family
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.stages import layer_numbers_of_stages, layers_of_stages
@@ -193,8 +194,11 @@ def _lent_embedding(dims: ModelDims, config: MegatronConfig) -> float:
 
 def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
     """Bytes of weights' copies in 8 bits: by rows and by columns, since a GPU of Hopper multiplies along one side alone.
-    Embedding and head have none."""
-    return 2 * Parameters.of(evolve(dims, vocab_size=0), config).total if config.fp8 else 0
+    Embedding and head have none, nor have layers kept in bfloat16, which are counted where another stage may be the fullest."""
+    if not config.fp8:
+        return 0
+    narrow = narrow_dims(dims, config) if int(config.pipeline_parallel) == 1 else evolve(dims, vocab_size=0)
+    return 2 * Parameters.of(narrow, config).total if narrow.num_layers else 0
 
 
 def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> int:

@@ -9,6 +9,7 @@ from rlcore.spi import PlanContext, PlanOption
 from rlcore_megatron.auto_layout import candidate_sizes, choose
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families.registry import FAMILIES
+from rlcore_megatron.float8_share import weight_gradients_are_narrow, wide_layers
 from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems
 from rlcore_megatron.memory import Estimate, Workload, adapter_parameters, estimate
 from rlcore_torchkit.step_costs import Layout
@@ -120,4 +121,6 @@ def _layout(context: PlanContext, config: MegatronConfig) -> Layout:
         crosses_nodes=crossing(sizes, context.local_size),
         kernels=FUSED if config.transformer_engine else PLAIN,
         float8="all" if config.fp8 else "none",
+        wide_layers=wide_layers(config),
+        float8_weight_gradients=weight_gradients_are_narrow(config),
     )

@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from rlcore.spi import CheckContext, Note, Problem
+from rlcore.spi import CheckContext, Note, Problem, ScheduleSpec
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout_check import SECTION, option_problem
+
+OWN_NAMES = {"lr_warmup_steps": "warmup_steps", "lr_decay_style": "decay", "min_lr": "min_learning_rate_ratio"}
+"""What Megatron calls each field of `[schedule]`."""
 
 
 @frozen(kw_only=True)
@@ -61,10 +64,19 @@ def course_problems(context: CheckContext, config: MegatronConfig) -> Iterator[P
 
 
 def course_notes(context: CheckContext, config: MegatronConfig) -> Iterator[Note]:
-    """A warm-up that is longer than the run."""
-    course = Course.of(context, config)
-    if course is not None and course.warmup > course.num_steps:
+    """A table that stands before the recipe's `[schedule]`, and a warm-up that is longer than the run."""
+    course, schedule = Course.of(context, config), context.schedule
+    if course is None or schedule is None:
+        return
+    default = ScheduleSpec()
+    if schedule != default:
+        given = [own for own, name in OWN_NAMES.items() if getattr(schedule, name) != getattr(default, name)]
+        unread = [f"its {own} is read, and no {OWN_NAMES[own]}" for own in given if own in config.scheduler]
+        told = ", ".join(unread) or "it takes from here what it does not say itself"
+        yield Note(path="schedule", text=f"{SECTION}.scheduler takes its place: {told}")
+    if course.warmup > course.num_steps:
         # Megatron's course begins with init_lr itself, in step 0.
         reached = course.first_rate + (course.peak - course.first_rate) * (course.num_steps - 1) / course.warmup
         text = f"{course.warmup}, while the run makes {course.num_steps} optimizer steps: {reached:.3g} is all that it reaches"
-        yield Note(path=f"{SECTION}.scheduler.lr_warmup_steps", text=text)
+        is_own = "lr_warmup_steps" in config.scheduler
+        yield Note(path=f"{SECTION}.scheduler.lr_warmup_steps" if is_own else "schedule.warmup_steps", text=text)

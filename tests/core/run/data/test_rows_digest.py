@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from rlcore.run.data.rows_digest import rows_digest
+from rlcore.run.data.rows_digest import NUM_LOOKED_AT, rows_digest, sampled
+from rlcore.spi import LazyRows
 
 ROW = {
     "prompt": [{"role": "user", "content": "a\ud800"}],
@@ -54,3 +55,14 @@ def test_no_address_and_no_order_of_a_set_is_in_it():
         for seed in "12"
     }
     assert len(found) == 1
+
+
+def test_of_many_rows_some_are_looked_at_and_their_number():
+    made = []
+    rows = LazyRows(10**9, lambda number: made.append(number) or {"prompt": number})
+    digest = rows_digest(sampled(rows))
+    assert len(set(made)) == NUM_LOOKED_AT
+    assert {made[0], made[-1]} == {0, 10**9 - 1}
+    assert digest != rows_digest(sampled(rows[:-1]))
+    assert [row.get("prompt") for row in sampled(rows[:3])] == [None, 0, 1, 2]
+    assert list(sampled(rows[:0])) == [{"rows": 0}]

@@ -10,10 +10,20 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
-from rlcore.spi import AlgorithmContext, AlgorithmNeeds, ConfigError, PluginError, RolloutBatch, TrainingBatch, capabilities
+from rlcore.spi import (
+    AlgorithmContext,
+    AlgorithmNeeds,
+    ConfigError,
+    PluginError,
+    Provider,
+    Role,
+    RolloutBatch,
+    TrainingBatch,
+    capabilities,
+)
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.algorithm import FakeAlgorithm, FakeAlgorithmConfig
-from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_TRAINER
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_TRAINER
 
 Run = Callable[..., dict[str, Any]]
 
@@ -133,6 +143,47 @@ def test_what_dynamic_sampling_does_not_go_with_names_the_algorithm(prepared: Ca
     assert "algorithm 'fake' is meant for" in found["rollout.refill_equal_rewards"]
 
 
+class Indifferent(FakeAlgorithm):
+    """An algorithm that is shown rewards, and reads none."""
+
+    @property
+    def needs(self) -> AlgorithmNeeds:
+        return evolve(super().needs, rewards=False)
+
+
+UNREWARDED = evolve(FAKE_ENVIRONMENT, capabilities=FAKE_ENVIRONMENT.capabilities | {capabilities.NO_REWARDS})
+
+
+@pytest.mark.parametrize(
+    ("providers", "overrides", "found"),
+    [
+        ({"algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:Indifferent")]}, (), "algorithm 'fake', which reads no"),
+        ({}, ("algorithm.fake.source=demonstrations",), "algorithm 'fake', which trains on no rollouts"),
+        ({"environment": [UNREWARDED]}, (), "environment 'fake', whose rewards are all 0"),
+        ({}, ("rollout.samples_per_prompt=1",), "samples_per_prompt = 1"),
+    ],
+)
+def test_groups_that_rewards_cannot_tell_apart_are_not_replaced(
+    prepared: Callable[..., RunPlan], providers: dict[Role, list[Provider]], overrides: tuple[str, ...], found: str
+) -> None:
+    others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    with pytest.raises(ConfigError) as raised:
+        prepared("rollout.refill_equal_rewards=true", *overrides, registry=registry)
+    (problem,) = [one for one in raised.value.problems if one.path == "rollout.refill_equal_rewards"]
+    assert problem.found.startswith(f"true, with {found}")
+
+
+def test_an_environment_that_rewards_beside_one_that_does_not_tells_groups_apart(prepared: Callable[..., RunPlan]) -> None:
+    providers = {"environment": [UNREWARDED, evolve(FAKE_ENVIRONMENT, name="other")]}
+    others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    both = 'data.train.mix={one={source="environment"}, two={source="environment", environment="other"}}'
+    plan = prepared("rollout.refill_equal_rewards=true", both, registry=registry)
+    assert len(plan.environments) == 2
+    assert plan.recipe.rollout.refill_equal_rewards
+
+
 class Exact(FakeAlgorithm):
     """An algorithm that tells whether it may take the generator's log-probabilities for the trainer's."""
 
@@ -142,7 +193,7 @@ class Exact(FakeAlgorithm):
 
 @pytest.mark.parametrize("name", ["auto", "fake", "other"])
 @pytest.mark.parametrize(("declared", "taken"), [(False, False), (True, False), (True, True)])
-def test_log_probabilities_are_exact_unless_a_trainer_that_may_be_taken_rounds(
+def test_log_probabilities_are_exact_unless_the_trainer_that_is_taken_rounds(
     prepared: Callable[..., RunPlan], name: str, declared: bool, taken: bool
 ) -> None:
     exact = {capabilities.EXACT_LOGPROBS}
@@ -156,4 +207,30 @@ def test_log_probabilities_are_exact_unless_a_trainer_that_may_be_taken_rounds(
     others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
     plan = prepared(f"trainer.name={name}", "trainer.fake={}", registry=registry)
-    assert plan.algorithm.needs.previous_logprobs == (taken and name != "other")
+    assert plan.chosen["trainer"].name == ("fake" if name == "fake" else "other")
+    assert plan.algorithm.needs.previous_logprobs == (taken and name == "fake")
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_trainer_that_rounds_and_lacks_what_the_algorithm_then_needs_is_passed_over(
+    prepared: Callable[..., RunPlan], rounds: bool
+) -> None:
+    """Which `auto` takes, and what the algorithm needs, follow from each other."""
+    exact = frozenset({capabilities.EXACT_LOGPROBS})
+    rounding = evolve(
+        FAKE_TRAINER,
+        name="rounding",
+        priority=99,
+        capabilities=(FAKE_TRAINER.capabilities | exact) - {capabilities.PREVIOUS_LOGPROBS},
+        disabled_capabilities=lambda _config: exact if rounds else frozenset(),
+    )
+    providers = {
+        "algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:Exact")],
+        "trainer": [evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities | exact), rounding],
+    }
+    others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    plan = prepared("trainer.name=auto", registry=registry)
+    assert plan.chosen["trainer"].name == ("fake" if rounds else "rounding")
+    assert plan.algorithm.needs.previous_logprobs == rounds
+    assert any("'rounding' (priority 99) cannot be" in note for note in plan.notes) == rounds

@@ -1,12 +1,18 @@
 """What a run says of a schedule that it is too short for."""
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
+from rlcore.spi import CheckContext, Note
+from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 Run = Callable[..., dict[str, Any]]
 RUN = "the run makes 12 optimizer steps (run.num_steps · training.updates_per_step)"
@@ -59,3 +65,20 @@ def test_the_rate_is_what_the_note_says_and_a_longer_continuation_reaches_it(run
     assert "20, while the run makes 10 optimizer steps" in note
     assert "50% of the learning rate" in note
     assert told("run.num_steps=10", resume=True) == []
+
+
+def has_own_schedule(_context: CheckContext, _config: object) -> list[Note]:
+    """The check of a trainer whose options replace the schedule."""
+    return [Note(path="schedule", text="the trainer's own takes its place")]
+
+
+def test_nothing_is_said_of_a_schedule_that_the_trainer_replaces(
+    prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_schedule", SimpleNamespace(check=has_own_schedule))
+    trainer = evolve(FAKE_TRAINER, check="own_schedule:check")
+    registry = Registry.from_providers(
+        {"trainer": [trainer], "generator": [FAKE_GENERATOR], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+    )
+    plan = prepared("schedule.warmup_steps=48", registry=registry)
+    assert [note for note in plan.notes if note.startswith("schedule")] == ["schedule: the trainer's own takes its place"]

@@ -2,14 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.report.progress import Progress
-from rlcore.spi import CheckpointError
+from rlcore.run.storage.checkpoint import read_loop_state
+from rlcore.run.storage.resuming import check_rows
+from rlcore.spi import CheckpointError, Row
+from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.generator import FakeGenerator
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
@@ -170,3 +174,48 @@ def test_a_resumed_run_has_the_rows_that_it_began_with(run: Run, tmp_path: Path)
     write("8")
     with pytest.raises(CheckpointError, match="other rows"):
         run("run.num_steps=8", *data, resume=True)
+
+
+class ChangingRows(FakeEnvironment):
+    """Rows that do not follow from the seed alone."""
+
+    start = 0
+
+    def rows(self, split: str) -> Sequence[Row]:
+        return [{**row, "start": self.start} for row in super().rows(split)]
+
+
+def test_rows_of_an_environment_that_change_from_start_to_start_are_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, registry_with: Callable[..., Any]
+) -> None:
+    registry = registry_with(environment=ChangingRows)
+
+    def told(*options: str, resume: bool = True) -> int:
+        notes = Notes()
+        run(*options, registry=registry, resume=resume, progress=notes)
+        return sum("the environment brings other rows" in text for text in notes.texts)
+
+    assert told("run.num_steps=2", resume=False) == 0
+    assert told("run.num_steps=3") == 0
+    monkeypatch.setattr(ChangingRows, "start", 1)
+    assert told("run.num_steps=4") == 1
+    assert told("run.num_steps=5") == 0, "of the rows that it went on with"
+
+
+def test_rows_of_an_environment_in_a_mix_are_told_and_a_checkpoint_that_knows_none_says_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry_with: Callable[..., Any]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
+    file = f'two={{source="jsonl", path="{tmp_path / "rows.jsonl"}"}}'
+    mix, registry = f'data.train.mix={{one={{source="environment"}}, {file}}}', registry_with(environment=ChangingRows)
+    notes = Notes()
+    run(mix, "run.num_steps=2", registry=registry)
+    monkeypatch.setattr(ChangingRows, "start", 1)
+    run(mix, "run.num_steps=3", registry=registry, resume=True, progress=notes)
+    assert sum("the environment brings other rows" in text for text in notes.texts) == 1
+    note: list[str] = []
+    checkpoint = tmp_path / "runs" / "run" / "checkpoints" / "step-000003"
+    state = read_loop_state(checkpoint)
+    assert state.own_rows is not None
+    check_rows(checkpoint, RowDigests(read=state.data), note.append, allow_changes=False)
+    assert note == []

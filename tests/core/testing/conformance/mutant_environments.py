@@ -8,7 +8,7 @@ from types import MappingProxyType
 from attrs import evolve
 from mutants import killed_by
 
-from rlcore.spi import Observation, ResetResult
+from rlcore.spi import Observation, ResetResult, capabilities
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 
 TWO_TURNS = FakeEnvironmentConfig(num_turns=2)
@@ -281,6 +281,11 @@ class StateThatPicklesToAnother(FakeEnvironment):
 class PromptsBySeed(FakeEnvironment):
     async def reset(self, row, seed):
         return evolve(await super().reset(row, seed), observation=Observation(text=f"{row['prompt']}{seed}"))
+
+
+@killed_by("test_no_rewards_are_given_where_none_are_promised")
+class RewardsDenied(FakeEnvironment):
+    declares = frozenset({capabilities.NO_REWARDS})
 
 
 @killed_by("test_a_call_can_be_cancelled")

@@ -46,7 +46,8 @@ FIXTURES = {"options": "config", "timeout_s": "timeout_s"}
 
 def make_class(name, mutant):
     kit, provider = next(found for base, found in KITS.items() if issubclass(mutant, base))
-    mutated = evolve(provider, backend=f"{mutant.__module__}:{mutant.__name__}")
+    declared = provider.capabilities | getattr(mutant, "declares", frozenset())
+    mutated = evolve(provider, backend=f"{mutant.__module__}:{mutant.__name__}", capabilities=declared)
     others = [check for check in dir(kit) if check.startswith("test_") and check != mutant.killed_by]
     assert hasattr(kit, mutant.killed_by), f"{name} names no check of the kit: {mutant.killed_by}"
     given = {

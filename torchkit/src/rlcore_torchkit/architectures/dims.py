@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
@@ -97,6 +97,11 @@ class ModelDims:
     @property
     def num_dense_layers(self) -> int:
         return self.num_layers - self.num_moe_layers
+
+    def without_ends(self, at_start: int, at_end: int) -> "ModelDims":
+        """The sizes without so many layers at the start and at the end; of no layers where these are all."""
+        kept = self.has_experts[at_start : max(at_start, self.num_layers - at_end)]
+        return evolve(self, num_layers=len(kept), has_experts=kept)
 
 
 def expert_layers(model: Mapping[str, Any]) -> list[bool]:

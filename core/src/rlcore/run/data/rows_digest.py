@@ -3,12 +3,26 @@
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 import numpy as np
+from attrs import frozen
 
 from rlcore.spi import Row
+
+NUM_LOOKED_AT = 256
+"""Rows of an environment's own that are looked at: each may take long to make, and they may be millions."""
+
+
+@frozen(kw_only=True)
+class RowDigests:
+    """What is known of the rows to train on."""
+
+    read: str | None = None
+    """Digest of those that files, the Hub or a program bring; None where there are none, or it is not known."""
+    own: str | None = None
+    """Digest of some of those that environments bring themselves, and of how many they are; None likewise."""
 
 
 def rows_digest(rows: Iterable[Row]) -> str:
@@ -19,6 +33,13 @@ def rows_digest(rows: Iterable[Row]) -> str:
         digest.update(json.dumps(dict(row), skipkeys=True, default=_plain).encode(errors="surrogatepass"))
         digest.update(b"\n")
     return digest.hexdigest()
+
+
+def sampled(rows: Sequence[Row]) -> Iterable[Row]:
+    """How many rows there are, and NUM_LOOKED_AT of them, spread evenly; all where they are no more."""
+    yield {"rows": len(rows)}
+    for number in np.linspace(0, len(rows) - 1, min(len(rows), NUM_LOOKED_AT)).astype(int).tolist():
+        yield rows[number]
 
 
 def _plain(value: object) -> object:

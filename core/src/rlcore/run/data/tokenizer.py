@@ -11,8 +11,9 @@ from attrs import evolve, field, frozen
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
-from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name, read_object
+from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
+from rlcore.run.data.hub_reach import absent_remedy, hub_problem
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
@@ -176,28 +177,6 @@ class PretrainedTokenizer:
         return self._chat.render(messages, tools, answered=True)
 
 
-def is_here(model: ModelConfig) -> bool:
-    """Whether the tokenizer is to be read from this machine: from the model's directory, or what was fetched
-    from the Hub before. True too where there is neither and the path can be no name on the Hub."""
-    if expanded(model.path).exists() or not is_hub_name(model.path):
-        return True
-    try:
-        from transformers.utils import cached_file
-    except ImportError:
-        return True  # load_tokenizer says what is missing
-
-    found = cached_file(
-        model.path,
-        "tokenizer_config.json",
-        revision=model.revision or "main",
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
-    return found is not None
-
-
 def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     """The tokenizer of a model directory or Hub name; ModelError where it has none or `transformers` is missing."""
     try:
@@ -208,15 +187,18 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
             "the package that reads tokenizers",
             "Install it: pip install 'rlcore[tokenizer]'",
         ) from error
+    if (problem := hub_problem(model)) is not None:
+        raise ModelError([problem])
     try:
         backend = AutoTokenizer.from_pretrained(
             model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
         )
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
+        save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"
         raise _model_error(
             _what_is_there(model.path, error),
             "a Hugging Face directory with a tokenizer (tokenizer.json, tokenizer_config.json), or a name on the Hub",
-            "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)",
+            save if expanded(model.path).exists() else absent_remedy(model.path),
         ) from error
     if model.chat_template is not None:
         backend.chat_template = model.chat_template
@@ -292,14 +274,21 @@ def model_number(model: ModelConfig, name: str) -> int | None:
 
 
 def model_file(model: ModelConfig, name: str) -> Path | None:
-    """A file of a model, fetched where that is on the Hub; None where it has none of that name."""
+    """A file of a model, fetched where that is on the Hub; None where it has none of that name. ModelError where the Hub cannot
+    be reached, or shows no such model, which may be private or gated."""
     from transformers.utils import cached_file
 
-    found = cached_file(
-        model.path,
-        name,
-        revision=model.revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    if (problem := hub_problem(model)) is not None:
+        raise ModelError([problem])
+    try:
+        found = cached_file(
+            model.path,
+            name,
+            revision=model.revision or "main",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError as error:
+        found = _what_is_there(model.path, error)
+        raise _model_error(found, "a model directory, or a name on the Hub", absent_remedy(model.path)) from error
     return None if found is None else Path(found)

@@ -20,7 +20,7 @@ from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.schema.homes import expanded
-from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem
+from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem, capabilities
 
 
 def check_plan(plan: RunPlan) -> tuple[Note, ...]:
@@ -33,6 +33,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *hub_problems(recipe),
         *program_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
+        *_refills(plan),
         *agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
     ]
@@ -190,19 +191,20 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             expected="0, or an algorithm that corrects for older weights by the ratio to the probabilities sampled with",
             remedy="Leave the key out, or turn the algorithm's importance correction on.",
         )
-    yield from _refills(recipe.rollout, recipe.algorithm.name, needs)
     yield from _pointless(recipe, needs)
 
 
-def _refills(rollout: RolloutConfig, algorithm: str, needs: AlgorithmNeeds) -> Iterator[Problem]:
-    """What dynamic sampling does not go with. `rollout` says whether it is wanted."""
-    meant = f"which algorithm {algorithm!r} is meant for, " if needs.dynamic_sampling else ""
-    if rollout.refill_equal_rewards and rollout.samples_per_prompt == 1:
+def _refills(plan: RunPlan) -> Iterator[Problem]:
+    """What dynamic sampling does not go with."""
+    rollout, needs, algorithm = plan.recipe.rollout, plan.algorithm.needs, plan.recipe.algorithm.name
+    if rollout.refill_equal_rewards and (found := _equal_by_nature(plan)) is not None:
+        meant = f"which algorithm {algorithm!r} is meant for, " if needs.dynamic_sampling else ""
+        why, expected, remedy = found
         yield Problem(
             path="rollout.refill_equal_rewards",
-            found=f"true, {meant}with samples_per_prompt = 1",
-            expected="groups of several samples: the rewards of one are always equal",
-            remedy="Raise rollout.samples_per_prompt, or set rollout.refill_equal_rewards = false.",
+            found=f"true, {meant}with {why}",
+            expected=expected,
+            remedy=f"{remedy}, or set rollout.refill_equal_rewards = false." if remedy else "Leave the key out.",
         )
     if not rollout.refill_equal_rewards and rollout.max_refill_ratio != RolloutConfig().max_refill_ratio:
         yield Problem(
@@ -211,6 +213,24 @@ def _refills(rollout: RolloutConfig, algorithm: str, needs: AlgorithmNeeds) -> I
             expected="the default: no group is replaced",
             remedy="Set rollout.refill_equal_rewards = true, or leave the key out.",
         )
+
+
+def _equal_by_nature(plan: RunPlan) -> tuple[str, str, str] | None:
+    """Why no group teaches more than another by its rewards: what is found, what is expected, and another remedy than to keep
+    such groups, if any."""
+    needs, algorithm = plan.algorithm.needs, f"algorithm {plan.recipe.algorithm.name!r}"
+    if needs.source != "rollouts":
+        return f"{algorithm}, which trains on no rollouts", "false: there are no groups", ""
+    if not needs.rewards:
+        return f"{algorithm}, which reads no rewards", "false: groups of equal rewards teach as much as others", ""
+    if plan.recipe.rollout.samples_per_prompt == 1:
+        expected = "groups of several samples: the rewards of one are always equal"
+        return "samples_per_prompt = 1", expected, "Raise rollout.samples_per_prompt"
+    environments, none = plan.environments, capabilities.NO_REWARDS
+    if environments and all(one.provider is not None and none in one.provider.capabilities for one in environments):
+        names = " and ".join(repr(one.name) for one in environments)
+        return f"environment {names}, whose rewards are all 0", "rewards that can differ", "Take an environment that rewards"
+    return None
 
 
 def _reference_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:

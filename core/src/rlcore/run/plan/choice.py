@@ -29,6 +29,17 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
 
     PluginError tells of all that the recipe names and cannot be used; ConfigError where an observer lacks options.
     """
+    registry = _as_configured(recipe, registry)
+    plan = _choose(recipe, registry, device, measures_own, rounds=False)
+    trainer = plan.chosen.get("trainer")
+    if trainer is None or capabilities.EXACT_LOGPROBS not in trainer.taken_away:
+        return plan
+    # Which trainer "auto" takes depends on what the algorithm needs, and that on whether the trainer rounds.
+    return _choose(recipe, registry, device, measures_own, rounds=True)
+
+
+def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bool, *, rounds: bool) -> RunPlan:
+    """The plan for a trainer that `rounds`, by its section, and so computes other log-probabilities than a plain pass."""
     errors: list[PluginError] = []
     unusable: list[PluginError] = []
 
@@ -39,8 +50,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
 
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
-    registry, dtype = _as_configured(recipe, registry), dtype_of(recipe, device)
-    rounds = _trainer_may_round(recipe, registry)
+    dtype = dtype_of(recipe, device)
     sinks = tuple(entry for name in recipe.sinks.names for entry in take("sink", name, needs={}))
     needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
     others: list[Entry] = []
@@ -195,15 +205,6 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
         ) from error
     provider, lost = evolve(provider, capabilities=provider.capabilities - lost), provider.capabilities & lost
     return evolve(entry, provider=provider, taken_away=lost)
-
-
-def _trainer_may_round(recipe: Recipe, registry: Registry) -> bool:
-    """Whether a trainer that the recipe may take computes other log-probabilities than a plain pass, by its section.
-
-    Which one `auto` takes depends on what the algorithm needs, and that on the answer: any of them counts.
-    """
-    found = (entry for entry in registry.of("trainer") if recipe.trainer.name in (AUTO, entry.name))
-    return any(capabilities.EXACT_LOGPROBS in entry.taken_away for entry in found)
 
 
 def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName, *, exact: bool) -> AlgorithmHandle:

@@ -22,7 +22,7 @@ from rlcore.run.data.levels import LEVEL_WINDOW, NO_LEVEL, Levels, levels_of
 from rlcore.run.data.mixed_rows import MixedRows, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.row_fields import PROMPT
-from rlcore.run.data.rows_digest import rows_digest
+from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of, observer_of, within_limits
 from rlcore.run.plan.reference_check import check_vocabulary
@@ -70,11 +70,14 @@ class Inputs:
     train_levels: Int64Array | None = None
     """int64 [train_kept]: the levels of the rows to train on; None where rows of all levels come."""
 
-    def train_digest(self) -> str | None:
-        """What the rows to train on hold, all of them gone through: those aside that an environment makes, which its options
-        may change; None where there are no others."""
-        sets = [one for one in self.train_sets if one.config.source != "environment"]
-        return rows_digest(of_set(row, one.name) for one in sets for row in one.rows) if sets else None
+    def train_digests(self) -> RowDigests:
+        """What the rows to train on hold: all of them gone through, but of those that an environment makes."""
+        own = [one for one in self.train_sets if one.config.source == "environment"]
+        read = [one for one in self.train_sets if one.config.source != "environment"]
+        return RowDigests(
+            read=rows_digest(of_set(row, one.name) for one in read for row in one.rows) if read else None,
+            own=rows_digest(of_set(row, one.name) for one in own for row in sampled(one.rows)) if own else None,
+        )
 
     @property
     def left_out(self) -> Iterator[str]:

@@ -6,8 +6,9 @@ from attrs import frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.datasets import Split
+from rlcore.run.data.hub_reach import is_here
 from rlcore.run.data.prompts import encode_prompts
-from rlcore.run.data.tokenizer import Tokenizer, is_here, load_tokenizer
+from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan

@@ -7,7 +7,11 @@ from rlcore.spi import Note
 
 
 def schedule_notes(plan: RunPlan) -> Iterator[Note]:
-    """A warm-up that does not end, and a decay that does not begin."""
+    """A warm-up that does not end, and a decay that does not begin. None where the trainer's plugin has said what it does with
+    `[schedule]`: the rate's course is its own then.
+    """
+    if any(note.startswith("schedule: ") for note in plan.notes):
+        return
     schedule, num_updates = plan.recipe.schedule, plan.num_train_steps
     warmup, decays = schedule.warmup_steps, schedule.decay != "constant"
     run = f"the run makes {num_updates} optimizer steps (run.num_steps · training.updates_per_step)"

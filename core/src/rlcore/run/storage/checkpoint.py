@@ -47,7 +47,9 @@ class LoopState:
     critic: str | None = None
     """Digest of the model that the critic began with, or its Hub name; None where none is trained."""
     data: str | None = None
-    """Digest of the rows to train on, those aside that an environment makes; None where there are none, or it is not known."""
+    """RowDigests.read of the rows to train on."""
+    own_rows: str | None = None
+    """RowDigests.own of them."""
     critic_version: int = 0
     """The number of the critic's optimizer steps that are done."""
     unlogged: Mapping[str, float] | None = None

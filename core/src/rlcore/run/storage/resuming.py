@@ -7,6 +7,7 @@ from typing import TypeAlias
 import tomli
 
 from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
+from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
 from rlcore.run.storage.algorithm_state import state_for
@@ -107,10 +108,16 @@ def check_trainer(prepared: RunPlan, checkpoint: Path, state: LoopState) -> None
         )
 
 
-def check_rows(checkpoint: Path, digest: str | None, note: Note, *, allow_changes: bool) -> None:
-    """Say where the rows to train on are others than those of a checkpoint's run; CheckpointError unless `allow_changes`.
-    `digest` is that of LoopState, as it is now."""
-    before = read_loop_state(checkpoint).data
+def check_rows(checkpoint: Path, digests: RowDigests, note: Note, *, allow_changes: bool) -> None:
+    """Say where the rows to train on are others than those of a checkpoint's run; CheckpointError unless `allow_changes`, or
+    they are an environment's own, which its options may change. `digests` are of the rows as they are now."""
+    state, digest = read_loop_state(checkpoint), digests.read
+    if digests.own is not None and state.own_rows is not None and digests.own != state.own_rows:
+        note(
+            f"the environment brings other rows to train on than it did when {checkpoint} was saved, so that the run is not "
+            "what it would have been. Rows that follow from EnvironmentContext.seed and the options alone stay the same"
+        )
+    before = state.data
     if before is None or digest is None or before == digest:
         return
     found = f"data.train holds other rows than it did when {checkpoint} was saved (digest {digest:.12}, {before:.12} before)"

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.chat_template import with_defaults
+from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, CollectedRollouts, Group, LoopPosition
@@ -70,8 +71,8 @@ class RunSaver:
     backends: Backends
     tokenizer: Tokenizer
     directory: RunDirectory
-    data: str | None = None
-    """What LoopState keeps as `data`."""
+    digests: RowDigests = RowDigests()
+    """What is known of the rows to train on."""
     model: str = field(init=False)
     """`model_digest` of the recipe's model."""
     reference: str | None = field(init=False)
@@ -103,7 +104,8 @@ class RunSaver:
             reference=self.reference,
             trainer=self.plan.chosen["trainer"].name,
             critic=self.critic,
-            data=self.data,
+            data=self.digests.read,
+            own_rows=self.digests.own,
             critic_version=position.critic_version,
             unlogged=position.unlogged,
         )

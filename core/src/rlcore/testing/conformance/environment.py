@@ -133,6 +133,19 @@ class EnvironmentConformance(EnvironmentFixtures):
 
         asyncio.run(check())
 
+    def test_no_rewards_are_given_where_none_are_promised(
+        self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]
+    ) -> None:
+        """Groups are not told apart by them."""
+        require(environment.provider, capabilities.NO_REWARDS)
+
+        async def check() -> None:
+            for answer in answers:
+                result = await environment.step((await environment.reset(row)).state, answer)
+                assert result.reward == 0, f"the answer {answer[:20]!r} is rewarded by {result.reward}"
+
+        asyncio.run(check())
+
     def test_a_call_can_be_cancelled(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
         """It ends soon, and the environment goes on."""
 
