@@ -353,6 +353,27 @@ FAULTS = (
         "tests/core/run/execution/ray/test_silence.py::test_a_stopped_rank_is_named_and_the_run_goes_on_with_it[stream]",
     ),
     Fault(
+        "a rank that answers again is told as silent by the next call that looks",
+        "rlcore.run.execution.ray.silence",
+        "self._heard[rank] = waiting_time()",
+        "pass",
+        "tests/core/run/execution/ray/test_silence.py::test_a_silent_rank_is_told_once_and_again_when_it_answers",
+    ),
+    Fault(
+        "a driver that was stopped takes its ranks for silent",
+        "rlcore.run.execution.ray.waiting_time",
+        "self._left_out_s += now - self._last",
+        "pass",
+        "tests/core/run/execution/ray/test_silence.py::test_no_rank_is_silent_while_the_driver_itself_stood_still",
+    ),
+    Fault(
+        "a stream waits for a stopped rank as long as for a whole generation",
+        "rlcore.run.execution.ray.calls",
+        "self._check_late(wait)  # what is asked beside the calls is answered at once",
+        "pass",
+        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
+    ),
+    Fault(
         "work that waits keeps the rest waiting",
         "rlcore.run.rollout.lanes",
         "self._call()  # this work may wait, and is not to keep the rest",
