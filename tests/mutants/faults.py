@@ -374,6 +374,13 @@ FAULTS = (
         "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
     ),
     Fault(
+        "the driver waits for ever for a raylet that stands still",
+        "rlcore.run.execution.ray.last_words",
+        "os.kill(pid, signal.SIGKILL)",
+        "pass",
+        "tests/core/run/execution/ray/test_last_words.py::test_a_raylet_that_stands_still_is_ended_and_told",
+    ),
+    Fault(
         "work that waits keeps the rest waiting",
         "rlcore.run.rollout.lanes",
         "self._call()  # this work may wait, and is not to keep the rest",
