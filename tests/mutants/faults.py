@@ -374,6 +374,13 @@ FAULTS = (
         "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
     ),
     Fault(
+        "an engine that stands still as it generates is waited for as long as for a whole generation",
+        "rlcore_vllm.process",
+        'events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "refit_timeout_s")',
+        'events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "generate_timeout_s")',
+        "tests/vllm_generation/test_process.py::test_an_engine_that_stands_still_as_it_generates_is_ended_long_before_a_generation_may_be",
+    ),
+    Fault(
         "the driver waits for ever for a raylet that stands still",
         "rlcore.run.execution.ray.last_words",
         "os.kill(pid, signal.SIGKILL)",
