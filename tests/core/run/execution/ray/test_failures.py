@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.registry.plugin_errors import blame, owner_of
-from rlcore.run.execution.ray.failures import RemoteError, last_lines
+from rlcore.run.execution.ray.failures import RemoteError, WorkerInfo, cause_of_death, last_lines
 from rlcore.spi import DataError, ModelError, Problem, RlcoreError, WorkerError
 
 
@@ -17,6 +17,15 @@ def test_the_first_line_of_a_death_stands_by_itself(tmp_path: Path) -> None:
     assert last_lines(log) == f"Its output is in {log}, where it wrote nothing"
     log.write_text("one\ntwo\n")
     assert last_lines(log) == f"Its output is in {log}.\nIts last lines:\n  one\n  two"
+
+
+def test_a_rank_out_of_reach_has_rays_own_words_on_one_line(tmp_path: Path) -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = exceptions.ActorUnavailableError("keepalive\nwatchdog timeout", bytes(16))
+    cause = cause_of_death(error, WorkerInfo(rank=1, log_file=tmp_path / "log"))
+    assert "its process is stopped, or its node has left the cluster. Ray says: " in cause
+    assert "keepalive watchdog timeout" in cause
+    assert not cause.endswith("."), "a sentence follows"
 
 
 def test_an_error_keeps_its_class_and_what_it_holds(tmp_path: Path) -> None:
