@@ -160,7 +160,7 @@ def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed:
 
 def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path) -> None:
     """As one is in what all compute together: what a stream asks of its ranks is answered at once."""
-    late = pytest.raises(WorkerError, match=r"stream_begin: no answer 2 s after the first rank's from rank 1 \(node")
+    late = pytest.raises(WorkerError, match=r"stream_begin: .* 2 s after .* rank 1 \(node")
     feed = Feed(lambda _: None)
     with late as caught, opened(tmp_path, "cluster.late_timeout_s=2") as pool:
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
