@@ -128,5 +128,5 @@ def test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be(raylet: str, ends: 
     monkeypatch.setattr(ray, "nodes", nodes)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
-    last_words._end_where_it_stands_still(raylet, is_over)
+    last_words.end_where_it_stands_still(raylet, is_over)
     assert killed == ([] if ends else [(os.getpid(), signal.SIGKILL)])

@@ -56,7 +56,7 @@ def said_for_ray() -> Iterator[None]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
         is_over = threading.Event()
         arguments = node.raylet_socket_name, is_over
-        watching = threading.Thread(target=_end_where_it_stands_still, args=arguments, name="raylet", daemon=True)
+        watching = threading.Thread(target=end_where_it_stands_still, args=arguments, name="raylet", daemon=True)
         watching.start()
         try:
             yield
@@ -68,7 +68,7 @@ def said_for_ray() -> Iterator[None]:
             waiting.kill()
 
 
-def _end_where_it_stands_still(raylet: str, is_over: threading.Event) -> None:
+def end_where_it_stands_still(raylet: str, is_over: threading.Event) -> None:
     """End the raylet that listens at a socket, once the cluster has given its node up: one that goes on learns so, and ends."""
     import ray
 
