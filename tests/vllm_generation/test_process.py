@@ -134,6 +134,23 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     assert backend.generate(request_of(version=3)).tokens.tolist() == expected.tokens.tolist()
 
 
+def test_an_engine_that_stands_still_as_it_generates_is_ended_long_before_a_generation_may_be(backend, monkeypatch):
+    replica, stopped, ended = backend._replicas[1], engine_processes()["vllm-1"], []
+
+    def stop(number, sample):
+        ended.append(number)
+        if len(ended) == 3:  # so both engines have their requests
+            stopped.suspend()
+
+    request = request_of(4, 280, on_finished=stop)
+    request.max_tokens[::4] = 1
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "_config", evolve(replica._config, refit_timeout_s=5.0))
+        with pytest.raises(WorkerError, match=r"vllm-1 .* generate within 5 s .*\.refit_timeout_s"):
+            backend.generate(request)
+    assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
+
+
 class NeverReady:
     """Stands for a process whose engine starts for ever."""
 

@@ -85,7 +85,8 @@ class VllmConfig:
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""
     refit_timeout_s: Seconds = 120.0
-    """Most seconds that a refit may wait for an engine, or a request until an engine has it."""
+    """Most seconds that a refit may wait for an engine, a request until an engine has it, or a stream until its
+    process, which may stand still, says whether samples have ended."""
     generate_timeout_s: Seconds = 3600.0
     """Most seconds for the samples of one step."""
     mirrors: tuple[Annotated[str, _ADDRESS], ...] = ()

@@ -134,7 +134,8 @@ class ProcessReplica:
             if child is not None and time.monotonic() - min(call.began for call in calls.values()) > limit_s:
                 child.expire("generate", limit_s, "generate_timeout_s")
             try:
-                events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "generate_timeout_s")
+                # It is answered within COLLECT_S, whether samples have ended or not, unless the process stands still.
+                events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "refit_timeout_s")
             except RlcoreError as error:
                 with self._lock:
                     self._collector = None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 class Progress:
-    """Receives a run's events, in the driver's thread but for `samples`, `pool` and `span`: started first, finished last.
+    """A run's events, in the driver's thread but for `samples`, `pool`, `span` and `note`: started first, finished last.
 
     A run that fails or is interrupted has no `finished`. Displays override what they show; the rest does nothing. They must not
     raise and must be quick: they are called inside the step.
@@ -36,7 +36,7 @@ class Progress:
         """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""
 
     def note(self, text: str) -> None:
-        """A warning, one line."""
+        """A warning, one line. Called from any thread."""
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """The run is complete; `summary` holds what summary.json does."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from ray.exceptions import ActorUnavailableError
 
 from rlcore.registry.plugin_errors import blame, owner_of
 from rlcore.run.execution.ray.failures import RemoteError, WorkerInfo, cause_of_death, last_lines
@@ -20,13 +19,14 @@ def test_the_first_line_of_a_death_stands_by_itself(tmp_path: Path) -> None:
     assert last_lines(log) == f"Its output is in {log}.\nIts last lines:\n  one\n  two"
 
 
-def test_a_rank_out_of_reach_has_rays_own_words(tmp_path: Path) -> None:
-    error = ActorUnavailableError(
-        "The actor is temporarily unavailable: RpcError: keepalive watchdog timeout rpc_code: 14", None
+def test_a_rank_out_of_reach_has_rays_own_words_on_one_line(tmp_path: Path) -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = exceptions.ActorUnavailableError(
+        "The actor is temporarily unavailable: RpcError: keepalive\nwatchdog timeout", None
     )
     cause = cause_of_death(error, WorkerInfo(rank=1, log_file=tmp_path / "log"))
     assert cause.startswith("cannot be reached any more: its process is stopped, or")
-    assert cause.endswith(" Ray says: RpcError: keepalive watchdog timeout rpc_code: 14")
+    assert cause.endswith(" Ray says: RpcError: keepalive watchdog timeout"), "a sentence follows"
 
 
 def test_an_error_keeps_its_class_and_what_it_holds(tmp_path: Path) -> None:

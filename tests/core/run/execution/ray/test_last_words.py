@@ -5,11 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+
+from rlcore.run.execution.ray import last_words
 
 pytest.importorskip("ray")
 
@@ -69,14 +73,60 @@ def test_an_interrupt_is_the_drivers_own(raylet: str) -> None:
     assert told == ""
 
 
-def test_the_raylets_death_is_told() -> None:
-    """Ray's core ends the driver by the next thing that it asks of its store."""
+def raylet_gets(number: signal.Signals) -> tuple[int, str]:
+    """How a driver ends whose raylet gets a signal, and what is said of it."""
     command = [sys.executable, "-c", WITH_RAY]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+    soon = {
+        "RAY_health_check_period_ms": "500",
+        "RAY_health_check_timeout_ms": "1000",
+        "RAY_health_check_failure_threshold": "15",
+    }
+    variables = {**os.environ, **soon}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "begun\n"
         children = psutil.Process(driver.pid).children()
-        next(each for each in children if Path(each.cmdline()[0]).name == "raylet").send_signal(signal.SIGKILL)
-        said = driver.communicate(timeout=120)[1]
-    assert driver.returncode == 1
+        raylet = next(each for each in children if Path(each.cmdline()[0]).name == "raylet")
+        raylet.send_signal(number)
+        try:
+            said = driver.communicate(timeout=120)[1]
+        finally:
+            if driver.poll() is None:
+                raylet.kill()
+        return driver.returncode, said
+
+
+def test_the_raylets_death_is_told() -> None:
+    """Ray's core ends the driver by the next thing that it asks of its store."""
+    code, said = raylet_gets(signal.SIGKILL)
+    assert code == 1
     assert "Ray's core ended it" in said
+    assert "answers nothing" not in said
+
+
+def test_a_raylet_that_stands_still_is_ended_and_told() -> None:
+    """The driver would wait for its store for ever."""
+    code, said = raylet_gets(signal.SIGSTOP)
+    assert code == 1
+    assert "(the raylet, process" in said
+    assert "Ray's core ended it" in said
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be(raylet: str, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself does so then. Else it is ended, by the number that its socket tells: here this process's."""
+    import ray
+
+    is_over, killed = threading.Event(), list[tuple[int, int]]()
+
+    def nodes() -> list[dict[str, object]]:
+        if ends:
+            is_over.set()
+        return [{"NodeID": "there", "Alive": True}, {"NodeID": "here", "Alive": False}]
+
+    monkeypatch.setattr(last_words, "LOOK_S", 0.0)
+    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
+    last_words.end_where_it_stands_still(raylet, is_over)
+    assert killed == ([] if ends else [(os.getpid(), signal.SIGKILL)])

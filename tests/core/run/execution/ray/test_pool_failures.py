@@ -158,6 +158,18 @@ def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed:
     assert read_metrics(tmp_path / "runs" / "run") == undisturbed
 
 
+def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path) -> None:
+    """As one is in what all compute together: what a stream asks of its ranks is answered at once."""
+    late = pytest.raises(WorkerError, match=r"stream_begin: .* 2 s after .* rank 1 \(node")
+    feed = Feed(lambda _: None)
+    with late as caught, opened(tmp_path, "cluster.late_timeout_s=2") as pool:
+        os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
+        with streaming(pool, feed) as running:
+            running.result(30.0)
+    assert "which does not answer at all. If it only needs longer, raise cluster.late_timeout_s" in str(caught.value)
+    assert not pool.generator.is_usable
+
+
 def test_a_rank_without_a_generator_that_dies_ends_the_stream(tmp_path: Path) -> None:
     """Within seconds, while no call waits for it, and the generator has more to do than it ends."""
     apart = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")

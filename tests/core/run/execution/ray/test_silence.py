@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from rlcore.run.execution.ray import silence
+from rlcore.run.execution.ray.waiting_time import waiting_time
 
 from .conftest import Notes, read_metrics  # type: ignore[import-not-found]
 
@@ -90,23 +91,55 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_with_it(
     assert read_metrics(tmp_path / "runs" / "run") == read_metrics(tmp_path / "runs" / "undisturbed")
 
 
+LIMIT = "for 30 s at most"
+
+
+def watch_of(call: str, replies: dict[int, Any], silent: silence.SilentRanks) -> silence.SilenceWatch:
+    watch = silence.SilenceWatch(call=call, ask=replies.__getitem__, silent=silent, limit=LIMIT)
+    watch.next_probe = waiting_time()
+    return watch
+
+
+def look_for(seconds: float, watch: silence.SilenceWatch, ranks: list[int]) -> None:
+    started = time.monotonic()
+    while time.monotonic() < started + seconds:
+        watch.look(ranks)
+
+
 def test_a_silent_rank_is_told_once_and_again_when_it_answers() -> None:
     import ray
 
     never, answered = ray.ObjectRef.from_random(), ray.put("in train_step, at loss.py:7 in loss")
-    replies, told = {0: answered, 1: never}, []
+    told: list[str] = []
     silent = silence.SilentRanks(lambda rank: f"rank {rank}", told.append)
-    watch = silence.SilenceWatch(call="train_step", ask=replies.__getitem__, silent=silent)
-    beside = silence.SilenceWatch(call="stream_collect", ask=replies.__getitem__, silent=silent)
-    watch.next_probe = beside.next_probe = 0.0
+    watch, beside = (watch_of(call, {0: answered, 1: never}, silent) for call in ("train_step", "stream_collect"))
     while not told:
         watch.look([0, 1])
-    started = time.monotonic()
-    while time.monotonic() < started + 1.2:
-        beside.look([1])
+    look_for(1.2, beside, [1])
     watch.look([0, 1])
     assert len(told) == 1
     assert told[0].startswith("train_step: rank 1 has answered nothing for 1 s: ")
-    silent.discard(1, "stream_collect")
-    silent.discard(1, "train_step")
+    assert told[0].endswith(f"The run waits for it {LIMIT}")
+    silent.heard(1, "stream_collect")
+    silent.heard(1, "train_step")
     assert told[1:] == ["stream_collect: rank 1 answers again"]
+    watch.look([0, 1])
+    assert len(told) == 2, "its answer to this question is on its way"
+    look_for(1.2, watch, [1])
+    assert len(told) == 3, "it has fallen silent once more"
+
+
+def test_no_rank_is_silent_while_the_driver_itself_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers have come, but nobody has taken them yet."""
+    import ray
+
+    told: list[str] = []
+    silent = silence.SilentRanks(lambda rank: f"rank {rank}", told.append)
+    watch = watch_of("train_step", {0: ray.ObjectRef.from_random()}, silent)
+    watch.look([0])
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 60.0)
+    watch.look([0])
+    assert told == []
+    look_for(1.2, watch, [0])
+    assert len(told) == 1

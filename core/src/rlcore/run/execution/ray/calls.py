@@ -11,6 +11,7 @@ from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
 from rlcore.run.execution.ray.pending_call import Outcome, PendingCall, values
 from rlcore.run.execution.ray.silence import SilenceWatch, SilentRanks
+from rlcore.run.execution.ray.waiting_time import waiting_time
 from rlcore.run.report.progress import Progress
 from rlcore.spi import WorkerError
 
@@ -28,6 +29,7 @@ CLOSE_S = 30.0
 _GENERATOR = dict.fromkeys(("build_generator", "move_generator", "save_generator", "load_generator"), ("generator",))
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
 """The pools that work in a call, by its name; a call that is not named is the trainer's, or the reference's."""
+_USUAL_LIMIT = "until cluster.late_timeout_s after the first rank's answer, or cluster.call_timeout_s"
 
 
 class PoolLostError(WorkerError):
@@ -102,12 +104,12 @@ class Calls:
         return dict(sorted(self._apart(name, arguments, None).outcomes.items()))
 
     def _apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], limit_s: float | None) -> PendingCall:
-        wait = self._begin(name, arguments)
+        wait = self._begin(name, arguments, limit_s)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
                 self._check_limit(wait, limit_s)
-                if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S and not wait.goes_on:
+                if _keeps_others(wait):
                     break
         return wait
 
@@ -116,7 +118,7 @@ class Calls:
     ) -> dict[int, Outcome]:
         """What every rank returned or raised. WorkerError where one died or hangs; the error of one for which others wait."""
         given = [arguments] * len(self.ranks) if each is None else each
-        wait = self._begin(name, dict(enumerate(given)))
+        wait = self._begin(name, dict(enumerate(given)), limit_s)
         with self._under_way(wait):
             while wait.pending:
                 self._collect(wait)
@@ -143,10 +145,11 @@ class Calls:
         while wait.pending:
             self._collect(wait)
             self._check_limit(wait, None)
+            self._check_late(wait)  # what is asked beside the calls is answered at once
         return wait
 
     def require_progress(self, name: str, rank: int, since: float) -> None:
-        """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of time.monotonic) for
+        """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of waiting_time()) for
         as long as a call may take. From any thread."""
         self._check_limit(PendingCall(name=name, began=since, pending={None: rank}), None)
 
@@ -205,10 +208,15 @@ class Calls:
     def _ask(self, rank: int, name: str) -> Any:
         return getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote()
 
-    def _watch(self, name: str) -> SilenceWatch:
-        return SilenceWatch(call=name, ask=lambda rank: self._ask(rank, "where"), silent=self._silent)
+    def _watch(self, name: str, limit_s: float | None = None) -> SilenceWatch:
+        return SilenceWatch(
+            call=name,
+            ask=lambda rank: self._ask(rank, "where"),
+            silent=self._silent,
+            limit=_USUAL_LIMIT if limit_s is None else f"for {limit_s:g} s at most",
+        )
 
-    def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> PendingCall:
+    def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]], limit_s: float | None) -> PendingCall:
         self._require_workers(name)
         while self._left_behind:
             wait = self._left_behind[0]
@@ -218,7 +226,7 @@ class Calls:
             self._left_behind.remove(wait)
         references = {self.ranks[rank].actor.call.remote(name, *given): rank for rank, given in arguments.items()}
         have_arrived = all(worker.pid for worker in self.workers)
-        return PendingCall(name=name, pending=references, watch=self._watch(name) if have_arrived else None)
+        return PendingCall(name=name, pending=references, watch=self._watch(name, limit_s) if have_arrived else None)
 
     @contextlib.contextmanager
     def _under_way(self, wait: PendingCall) -> Iterator[None]:
@@ -259,7 +267,7 @@ class Calls:
                 self._require_workers(wait.name)
                 raise self._death(rank, wait, error) from None
             wait.take(rank, outcome)
-            self._silent.discard(rank, wait.name)
+            self._silent.heard(rank, wait.name)
 
     def _outcome(self, rank: int, reply: Reply) -> Outcome:
         if not reply.is_usable:
@@ -278,17 +286,20 @@ class Calls:
     def _check_limit(self, wait: PendingCall, limit_s: float | None) -> None:
         """Give the pool up where a rank takes too long."""
         limit = self.cluster.call_timeout_s if limit_s is None else limit_s
-        if wait.pending and time.monotonic() - wait.began > limit:
+        if wait.pending and waiting_time() - wait.began > limit:
             self._give_up(wait, f"no answer within {limit:g} s", "cluster.call_timeout_s" if limit_s is None else None)
 
     def _check_others(self, wait: PendingCall, limit_s: float | None) -> None:
         """Give the pool up where a rank lags behind the first, or waits for one that has failed."""
-        if not wait.pending or wait.first_answer is None:
-            return
-        now, late_s = time.monotonic(), self.cluster.late_timeout_s
-        if wait.first_failure is not None and now - wait.first_failure > GRACE_S and not wait.goes_on:
+        if wait.pending and _keeps_others(wait):
             self._abandon(wait)
-        if limit_s is None and now - wait.first_answer > late_s:
+        if limit_s is None:
+            self._check_late(wait)
+
+    def _check_late(self, wait: PendingCall) -> None:
+        """Give the pool up where a rank lags behind the first."""
+        late_s = self.cluster.late_timeout_s
+        if wait.pending and wait.first_answer is not None and waiting_time() - wait.first_answer > late_s:
             self._give_up(wait, f"no answer {late_s:g} s after the first rank's", "cluster.late_timeout_s")
 
     def _abandon(self, wait: PendingCall) -> None:
@@ -314,6 +325,11 @@ class Calls:
         ranks = sorted(wait.pending.values())
         found = self.query(ranks, "where", "which does not answer at all")
         return "; ".join(f"{self.workers[rank]} {position}" for rank, position in zip(ranks, found, strict=True))
+
+
+def _keeps_others(wait: PendingCall) -> bool:
+    """Whether a rank has failed for which the others wait, and they have had their time to fail too."""
+    return wait.first_failure is not None and waiting_time() - wait.first_failure > GRACE_S and not wait.goes_on
 
 
 def _on_ranks(name: str, num_ranks: int) -> str:

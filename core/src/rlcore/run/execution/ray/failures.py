@@ -124,7 +124,7 @@ def cause_of_death(error: Exception, worker: WorkerInfo) -> str:
     if "OOM" in text and "memory monitor" in text.lower():
         return "was ended by Ray, since its node ran out of memory"
     if isinstance(error, ray.exceptions.ActorUnavailableError):
-        said = text.rpartition("unavailable: ")[2].partition(". The task may")[0]
+        said = " ".join(text.split()).rpartition("unavailable: ")[2].partition(". The task may")[0]
         return f"cannot be reached any more: its process is stopped, or its node has left the cluster. Ray says: {said}"
     return "died: it was killed (by a signal, or for lack of memory) or ended by itself"
 

@@ -1,10 +1,17 @@
-"""What Ray leaves unsaid: where its process on this machine dies, Ray's core ends the driver at once, without a word."""
+"""What Ray leaves unsaid: where its process on this machine dies, Ray's core ends the driver at once, without a word, and where
+that stands still, so does the driver for ever."""
 
+import os
+import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 CLOSE_S = 5.0
 """Most seconds for the process that waits to end."""
@@ -12,6 +19,12 @@ MESSAGE = (
     "error: this run's process has ended without a word of its own: it was killed, or Ray's core ended it, as it does where "
     "Ray's own process on the machine (the raylet) dies. Ray's logs are in {logs}. What was saved before is intact: start the "
     "run again, with --resume to go on from there."
+)
+LOOK_S = 5.0
+"""Seconds between two questions to the cluster whether it has given this machine up."""
+STANDS_STILL = (
+    "error: Ray's own process on this machine (the raylet, process {pid}) answers nothing, and its cluster has given it up. It "
+    "is ended, since this run's process would wait for it for ever."
 )
 _FAREWELL = b"."
 _WAIT = f"""
@@ -30,7 +43,8 @@ died of its driver's death, as one that this started does."""
 
 @contextmanager
 def said_for_ray() -> Iterator[None]:
-    """While this process uses Ray, another one is there to say on stderr what ended this one, where Ray's core does."""
+    """While this process uses Ray, another one is there to say on stderr what ended this one, where Ray's core does. So it does
+    where Ray's process on this machine stands still: a thread ends that, once the cluster has given it up."""
     from ray._private import worker
 
     node = worker._global_node
@@ -40,9 +54,40 @@ def said_for_ray() -> Iterator[None]:
     message = MESSAGE.format(logs=Path(node.get_logs_dir_path()))
     command = [sys.executable, "-I", "-S", "-c", _WAIT, node.raylet_socket_name, message]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+        is_over = threading.Event()
+        arguments = node.raylet_socket_name, is_over
+        watching = threading.Thread(target=end_where_it_stands_still, args=arguments, name="raylet", daemon=True)
+        watching.start()
         try:
             yield
         finally:
+            is_over.set()
+            watching.join(CLOSE_S)
             with suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 waiting.communicate(_FAREWELL, CLOSE_S)
             waiting.kill()
+
+
+def end_where_it_stands_still(raylet: str, is_over: threading.Event) -> None:
+    """End the raylet that listens at a socket, once the cluster has given its node up: one that goes on learns so, and ends."""
+    import ray
+
+    while not is_over.wait(LOOK_S):
+        with suppress(Exception):  # where the cluster's head answers nothing, Ray's core ends this process
+            here = ray.get_runtime_context().get_node_id()
+            nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+            is_given_up = any(each["NodeID"] == here and not each["Alive"] for each in nodes)
+            if is_given_up and not is_over.is_set():  # at the end Ray itself gives it up
+                pid = _listening_at(raylet)
+                print(STANDS_STILL.format(pid=pid), file=sys.stderr, flush=True)
+                os.kill(pid, signal.SIGKILL)
+                return
+
+
+def _listening_at(name: str) -> int:
+    """The process that has opened a socket of Unix, also where it stands still; OSError where it is gone."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(name)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid

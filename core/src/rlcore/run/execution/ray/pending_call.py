@@ -8,6 +8,7 @@ from attrs import define, field
 
 from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.execution.ray.silence import SilenceWatch
+from rlcore.run.execution.ray.waiting_time import waiting_time
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
 Outcome: TypeAlias = Any
@@ -19,7 +20,8 @@ class PendingCall:
     """What has come of it so far."""
 
     name: str
-    began: float = field(factory=time.monotonic)
+    began: float = field(factory=waiting_time)
+    """As `first_answer` and `first_failure`, by waiting_time()."""
     began_counting: float = field(factory=time.perf_counter)
     """That moment by the clock that spans are told by."""
     pending: dict[Any, int]
@@ -50,7 +52,7 @@ class PendingCall:
 
     def take(self, rank: int, outcome: Outcome) -> None:
         """A rank has answered."""
-        now = time.monotonic()
+        now = waiting_time()
         self.outcomes[rank] = outcome
         self.seconds[rank] = time.perf_counter() - self.began_counting
         self.first_answer = self.first_answer or now

@@ -1,7 +1,6 @@
 """A stream over all generators of a pool."""
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,6 +11,7 @@ from attrs import evolve
 from rlcore.run.execution.ray.calls import COLLECT, Calls, PoolLostError
 from rlcore.run.execution.ray.engines import Engines
 from rlcore.run.execution.ray.stream_dealer import StreamDealer
+from rlcore.run.execution.ray.waiting_time import waiting_time
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest
 from rlcore.run.execution.streams import not_begun
 from rlcore.run.protocols import ResponseFeed
@@ -123,7 +123,7 @@ class PoolStream:
 
     def _collect(self, host: int) -> BaseException | None:
         """Return what the host's generator raised. Errors of the driver's own are raised: no engine is to blame for them."""
-        rank, since = self._hosts[host], time.monotonic()
+        rank, since = self._hosts[host], waiting_time()
         while True:
             collected: Collected | BaseException = self._calls.outcome_beside("stream_collect", rank, COLLECT)
             if isinstance(collected, BaseException):
@@ -136,7 +136,7 @@ class PoolStream:
                 self._require_ending(rank)
                 return None
             if collected.parts or not (self._dealer.is_busy(host) or self._is_ending.is_set()):
-                since = time.monotonic()
+                since = waiting_time()
             self._calls.require_progress("stream", rank, since)
 
     def _give_way(self, host: int, error: BaseException) -> None:

@@ -2,11 +2,12 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define, field
+
+from rlcore.run.execution.ray.waiting_time import waiting_time
 
 PROBE_S = 5.0
 """Seconds between two questions to a rank."""
@@ -16,34 +17,39 @@ SILENT_S = 15.0
 
 @define(eq=False)
 class SilentRanks:
-    """The ranks of a pool that answer nothing: each is told once, whichever of the calls that wait for it sees that first."""
+    """The ranks of a pool that answer nothing: each is told once, whichever of the calls that wait for it sees that first. From
+    any thread."""
 
     name: Callable[[int], str]
     """How messages call a rank."""
     tell: Callable[[str], None]
     _ranks: set[int] = field(factory=set, init=False)
+    _heard: dict[int, float] = field(factory=dict, init=False)
+    """When each rank answered last, by waiting_time()."""
     _changing: threading.Lock = field(factory=threading.Lock, init=False)
+    """Held while something is told too, so that it is told in the order in which it happens."""
 
-    def add(self, rank: int, call: str, position: str) -> None:
-        """A call has heard nothing from a rank; `position` is what it answered last, or nothing."""
+    def unanswered(self, rank: int, since: float, call: str, position: str, limit: str) -> None:
+        """A call has asked a rank at some time, by waiting_time(), and heard nothing. `position` is what it answered last, or
+        nothing, and `limit` how long the call waits."""
         with self._changing:
-            if rank in self._ranks:
+            # What it has answered to another call tells that it goes on, and that this question's answer is on its way.
+            if rank in self._ranks or waiting_time() - max(since, self._heard.get(rank, since)) <= SILENT_S:
                 return
             self._ranks.add(rank)
-        known = f", {position}" if position else ""
-        self.tell(
-            f"{call}: {self.name(rank)} has answered nothing for {SILENT_S:g} s{known}: its process is stopped, its "
-            "machine does not answer, or it is in native code that lets nothing else run. The run waits for it until "
-            "cluster.late_timeout_s after the first rank's answer, or cluster.call_timeout_s"
-        )
+            known = f", {position}" if position else ""
+            self.tell(
+                f"{call}: {self.name(rank)} has answered nothing for {SILENT_S:g} s{known}: its process is stopped, its "
+                f"machine does not answer, or it is in native code that lets nothing else run. The run waits for it {limit}"
+            )
 
-    def discard(self, rank: int, call: str) -> None:
+    def heard(self, rank: int, call: str) -> None:
         """A rank has answered."""
         with self._changing:
-            if rank not in self._ranks:
-                return
-            self._ranks.remove(rank)
-        self.tell(f"{call}: {self.name(rank)} answers again")
+            self._heard[rank] = waiting_time()
+            if rank in self._ranks:
+                self._ranks.remove(rank)
+                self.tell(f"{call}: {self.name(rank)} answers again")
 
 
 @define(kw_only=True, eq=False)
@@ -54,7 +60,10 @@ class SilenceWatch:
     ask: Callable[[int], Any]
     """Returns Ray's reference to a rank's answer."""
     silent: SilentRanks
-    next_probe: float = field(factory=lambda: time.monotonic() + PROBE_S)
+    limit: str
+    """How long the call waits, as messages say it."""
+    next_probe: float = field(factory=lambda: waiting_time() + PROBE_S)
+    """By waiting_time(), as all times here."""
     _asked: dict[int, tuple[Any, float]] = field(factory=dict)
     """The question that is open at each rank, and since when."""
     _positions: dict[int, str] = field(factory=dict)
@@ -62,14 +71,14 @@ class SilenceWatch:
 
     def look(self, ranks: Sequence[int]) -> None:
         """Take what has been answered, ask anew, and tell of those ranks that are silent. Never waits."""
-        now = time.monotonic()
+        now = waiting_time()
         self._take_answers(ranks)
         if now >= self.next_probe:
             self.next_probe = now + PROBE_S
             self._asked |= {rank: (self.ask(rank), now) for rank in ranks if rank not in self._asked}
         for rank in ranks:
             if rank in self._asked and now - self._asked[rank][1] > SILENT_S:
-                self.silent.add(rank, self.call, self._positions.get(rank, ""))
+                self.silent.unanswered(rank, self._asked[rank][1], self.call, self._positions.get(rank, ""), self.limit)
 
     def _take_answers(self, ranks: Sequence[int]) -> None:
         import ray
@@ -81,4 +90,4 @@ class SilenceWatch:
             del self._asked[rank]
             with contextlib.suppress(ray.exceptions.RayError):  # that it died, the call itself says
                 self._positions[rank] = ray.get(reference)
-                self.silent.discard(rank, self.call)
+                self.silent.heard(rank, self.call)
