@@ -94,22 +94,25 @@ class PackedSequences:
     @cached_property
     def plan(self) -> AttentionPlan | None:
         """Buckets of similar length for batched attention; None where all sequences are equally long already."""
-        lengths = np.diff(self.offsets)
-        if lengths.min() == lengths.max():
-            return None
-        restore = np.empty(self.num_tokens, np.int64)
-        buckets, num_places = [], 0
-        for members in _similar_lengths(lengths):
-            longest = int(lengths[members[0]])
-            within, own = np.arange(longest), lengths[members, None]
-            gather = (self.offsets[members, None] + np.minimum(within, own - 1)).reshape(-1)
-            real = np.flatnonzero(within < own)
-            restore[gather[real]] = num_places + real
-            num_places += len(gather)
-            buckets.append(
-                SequenceBucket(num_sequences=len(members), length=longest, gather=torch.from_numpy(gather).to(self.device))
-            )
-        return AttentionPlan(buckets=tuple(buckets), restore=torch.from_numpy(restore).to(self.device))
+        return attention_plan(self.offsets, self.device)
+
+
+def attention_plan(offsets: Int64Array, device: torch.device) -> AttentionPlan | None:
+    """Of the sequences with these offsets, int64 [N+1]; None where all are equally long."""
+    lengths = np.diff(offsets)
+    if lengths.min() == lengths.max():
+        return None
+    restore = np.empty(int(offsets[-1]), np.int64)
+    buckets, num_places = [], 0
+    for members in _similar_lengths(lengths):
+        longest = int(lengths[members[0]])
+        within, own = np.arange(longest), lengths[members, None]
+        gather = (offsets[members, None] + np.minimum(within, own - 1)).reshape(-1)
+        real = np.flatnonzero(within < own)
+        restore[gather[real]] = num_places + real
+        num_places += len(gather)
+        buckets.append(SequenceBucket(num_sequences=len(members), length=longest, gather=torch.from_numpy(gather).to(device)))
+    return AttentionPlan(buckets=tuple(buckets), restore=torch.from_numpy(restore).to(device))
 
 
 def _similar_lengths(lengths: Int64Array) -> list[Int64Array]:
