@@ -19,6 +19,7 @@ from rlcore.spi import ModelError, Problem
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.models import architecture_of, dims_of
 from rlcore_torchkit.onednn import add_linear, linear
+from rlcore_torchkit.rms_norm import rms_norm
 from rlcore_transformers.attention import Attend
 
 Linear: TypeAlias = tuple[Tensor, Tensor | None]
@@ -120,7 +121,7 @@ class FamilyDecoder:
         return linear(hidden, self._head)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, weight.shape, weight, self._config["rms_norm_eps"])
+        return rms_norm(rows, weight, self._config["rms_norm_eps"])
 
     def _heads(self, rows: Tensor, layer: Layer, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query [R, A, D] and key [R, K, D], and value [R, K, D]."""
