@@ -52,18 +52,19 @@ def test_activation_checkpointing_changes_no_gradient_and_recomputes(model_direc
 
 
 @pytest.mark.parametrize(
-    ("architecture", "lora", "shares"),
+    ("architecture", "dtype", "lora", "shares"),
     [
-        ("qwen3", None, True),
-        ("qwen3", LoraSpec(rank=2), True),
-        ("qwen3", LoraSpec(rank=2, dropout=0.1), False),
-        ("qwen3_moe", None, False),
+        ("qwen3", "float32", None, True),
+        ("qwen3", "bfloat16", None, False),
+        ("qwen3", "float32", LoraSpec(rank=2), True),
+        ("qwen3", "float32", LoraSpec(rank=2, dropout=0.1), False),
+        ("qwen3_moe", "float32", None, False),
     ],
 )
-def test_common_prompts_are_computed_once_where_nothing_tells_them_apart(architecture, lora, shares, model_directory):
-    context = evolve(make_context(model_directory(architecture)), lora=lora)
+def test_common_prompts_are_computed_once_where_nothing_tells_them_apart(architecture, dtype, lora, shares, model_directory):
+    context = evolve(make_context(model_directory(architecture), dtype=dtype), lora=lora)
     if lora is None:
-        model, _ = make_policy(context.model, make_config(), None, CPU)
+        model = make_reference(context.model, make_config(), None, CPU)
     else:
         model, _, _ = make_adapted_policy(context, make_config(), None, CPU)
     computed = []

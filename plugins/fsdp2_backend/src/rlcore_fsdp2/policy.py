@@ -130,8 +130,10 @@ def _place_on_device(
         fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
-    # A token is computed for all that share its beginning where nothing tells them apart, as replayed experts do too.
-    decode = packed_forward if drops or any(expert_modules(model)) else shared_forward
+    # Nothing may tell tokens with one beginning apart, as replayed experts do; and their gradients, which are added up in the
+    # model's dtype, may not be rounded each time.
+    shares = not drops and not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32
+    decode = shared_forward if shares else packed_forward
     _divide(model, spec, meshes, invariant_head(model) if config.batch_invariant else None, decode)
     if config.compile_layers:
         for layer in layers_of(model):
