@@ -513,14 +513,14 @@ FAULTS = (
     ),
     Fault(
         "samples share the token at which they part",
-        "rlcore_torchkit.shared_prefixes",
+        "rlcore_torchkit.attention",
         "return int(differs.argmax()) if differs.any() else length",
         "return int(differs.argmax()) + 1 if differs.any() else length",
         WITH_KL,
     ),
     Fault(
         "tokens behind a beginning that was computed once stand at the places of others",
-        "rlcore_torchkit.shared_prefixes",
+        "rlcore_torchkit.attention",
         "position_ids=packed.position_ids.index_select(1, first),",
         "position_ids=packed.position_ids[:, : len(first)],",
         WITH_KL,
