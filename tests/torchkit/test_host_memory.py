@@ -22,6 +22,8 @@ new_pages()
 print(min(new_pages() for _ in range(3)))
 """
 NUM_BYTES = 4 * 2 * (2**24 + 2**23 + 2**24)
+ASKED = {"MALLOC_TOP_PAD_": "131072"}
+"""The C library's own value."""
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="this C library is not glibc"
 )
@@ -33,9 +35,10 @@ def new_pages(**variables: str) -> int:
 
 
 def test_large_tensors_get_the_pages_of_those_before_them():
-    assert new_pages() < 100
+    """Most of them: in some processes, one of a few, the C library finds no place for one of the blocks."""
+    assert new_pages() < new_pages(**ASKED) / 3
 
 
-@pytest.mark.parametrize("variables", [{"MALLOC_TOP_PAD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}])
+@pytest.mark.parametrize("variables", [ASKED, {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}])
 def test_what_the_environment_says_holds(variables):
     assert new_pages(**variables) > NUM_BYTES / 2**21, "pages of 2 MiB at most"
