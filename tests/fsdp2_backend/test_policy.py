@@ -1,13 +1,17 @@
 """The trained model, its narrow copy and its frozen reference on one rank; on several they are compared in test_load."""
 
+import numpy as np
 import pytest
 import torch
-from fsdp2_support import TEMPERATURE, WEIGHTED, assert_same, make_batch, make_config
+from attrs import evolve
+from fsdp2_support import TEMPERATURE, WEIGHTED, assert_same, make_batch, make_config, make_context
 from transformers import AutoModelForCausalLM
 
-from rlcore.spi import ModelSpec
+from rlcore.spi import LoraSpec, ModelSpec
 from rlcore_fsdp2.gradients import accumulate
-from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
+from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
+from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.logprobs import packed_logprobs
 from rlcore_torchkit.microbatch import move
 
 CPU = torch.device("cpu")
@@ -45,3 +49,26 @@ def test_activation_checkpointing_changes_no_gradient_and_recomputes(model_direc
         calls.append(len(seen))
     assert calls == [1, 2]
     assert_same(*gradients, tolerance=0.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "lora", "shares"),
+    [
+        ("qwen3", "float32", None, True),
+        ("qwen3", "bfloat16", None, False),
+        ("qwen3", "float32", LoraSpec(rank=2), True),
+        ("qwen3", "float32", LoraSpec(rank=2, dropout=0.1), False),
+        ("qwen3_moe", "float32", None, False),
+    ],
+)
+def test_common_prompts_are_computed_once_where_nothing_tells_them_apart(architecture, dtype, lora, shares, model_directory):
+    context = evolve(make_context(model_directory(architecture), dtype=dtype), lora=lora)
+    if lora is None:
+        model = make_reference(context.model, make_config(), None, CPU)
+    else:
+        model, _, _ = make_adapted_policy(context, make_config(), None, CPU)
+    computed = []
+    model.model.embed_tokens.register_forward_hook(lambda *arguments: computed.append(arguments[2].shape[1]))
+    tokens, packed = torch.arange(10).repeat(3), PackedSequences.from_offsets(np.array([0, 10, 20, 30]), CPU)
+    packed_logprobs(model, tokens, packed, temperature=1.0)
+    assert computed == [10 if shares else 30]

@@ -33,6 +33,7 @@ TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
 IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
 PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
+COMMON_PROMPTS = "tests/fsdp2_backend/test_policy.py::test_common_prompts_are_computed_once_where_nothing_tells_them_apart"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 MINIBATCHES = "rlcore.run.train_step.minibatches"
 
@@ -544,6 +545,27 @@ FAULTS = (
         "upstreams = Upstream.scaled_by(-1.0 / ctx.temperature, grad_logprobs, grad_entropy, entropies)",
         "upstreams = Upstream.scaled_by(-1.0, grad_logprobs, grad_entropy, entropies)",
         WITH_KL,
+    ),
+    Fault(
+        "samples share the token at which they part",
+        "rlcore_torchkit.attention",
+        "return int(differs.argmax()) if differs.any() else length",
+        "return int(differs.argmax()) + 1 if differs.any() else length",
+        WITH_KL,
+    ),
+    Fault(
+        "tokens behind a beginning that was computed once stand at the places of others",
+        "rlcore_torchkit.attention",
+        "position_ids=packed.position_ids.index_select(1, first),",
+        "position_ids=packed.position_ids[:, : len(first)],",
+        WITH_KL,
+    ),
+    Fault(
+        "adapters drop the same inputs in all samples of a prompt",
+        "rlcore_fsdp2.policy",
+        "shares = not drops and not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32",
+        "shares = not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32",
+        f"{COMMON_PROMPTS}[qwen3-float32-lora3-False]",
     ),
     # The plugins
     Fault(

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore_torchkit import onednn
-from rlcore_torchkit.onednn import OneDnnLinear, use_onednn
+from rlcore_torchkit.onednn import FEWEST_ROWS, OneDnnLinear, add_linear, add_weight_gradient, linear, use_onednn
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch has no oneDNN")
 
@@ -41,6 +42,55 @@ def test_other_dtypes_take_the_usual_way():
     layer = OneDnnLinear(8, 4).bfloat16()
     input = torch.randn(3, 8, dtype=torch.bfloat16)
     assert torch.equal(layer(input), nn.functional.linear(input, layer.weight, layer.bias))
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The products that oneDNN computes, as on a processor where it is faster."""
+    seen = Products()
+    monkeypatch.setattr(onednn, "is_faster", lambda: True)
+    with seen:
+        yield seen.names
+
+
+class Products(TorchDispatchMode):
+    """Names of the operations that are called, of oneDNN's alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        if operation.namespace == "mkldnn":
+            self.names.append(operation.name())
+        return operation(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("num_rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS, 1100])
+@pytest.mark.parametrize("bias", [None, torch.randn(5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)])
+def test_products_without_a_gradient_equal_those_of_float64(num_rows, bias, products):
+    generator = torch.Generator().manual_seed(num_rows)
+    exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((num_rows, 9), (5, 9), (num_rows, 5))]
+    rows, weight, others = (factor.float() for factor in exact)
+    narrow = None if bias is None else bias.float()
+    expected = exact[0] @ exact[1].T + (0.0 if bias is None else bias)
+    torch.testing.assert_close(linear(rows, weight, narrow).double(), expected, rtol=1e-5, atol=1e-5)
+    added = add_linear(others, rows, weight, narrow).double()
+    torch.testing.assert_close(added, exact[2] + expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(others, exact[2].float()), "what is added to stays"
+    total = torch.ones(5, 9)
+    add_weight_gradient(total, others, rows)
+    torch.testing.assert_close(total.double(), 1.0 + exact[2].T @ exact[0], rtol=1e-4, atol=1e-4)
+    assert bool(products) == (num_rows >= FEWEST_ROWS)
+
+
+def test_products_of_other_dtypes_and_under_autocast_are_torchs_own(products):
+    rows, weight = torch.randn(64, 9), torch.randn(5, 9)
+    for dtype in (torch.bfloat16, torch.float64):
+        assert torch.equal(linear(rows.to(dtype), weight.to(dtype)), nn.functional.linear(rows.to(dtype), weight.to(dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(rows, weight).dtype == torch.bfloat16
+    assert products == []
 
 
 @pytest.mark.parametrize(

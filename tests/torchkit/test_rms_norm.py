@@ -8,7 +8,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
-from rlcore_torchkit.rms_norm import FusedRMSNorm, fuse_norms
+from rlcore_torchkit.rms_norm import FusedRMSNorm, fuse_norms, rms_norm
 
 
 @pytest.mark.parametrize("norm", [LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm])
@@ -38,3 +38,18 @@ def test_other_modules_are_left_alone():
     model = nn.Sequential(nn.RMSNorm(4), nn.LayerNorm(4))
     fuse_norms(model)
     assert [type(module) for module in model] == [nn.RMSNorm, nn.LayerNorm]
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (7, 4, 16), (300, 16)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12), (torch.bfloat16, 1e-2)])
+def test_without_a_gradient_it_is_that_of_float64(shape, dtype, tolerance):
+    generator = torch.Generator().manual_seed(2)
+    rows, weight = (torch.randn(size, generator=generator).to(dtype) for size in (shape, (16,)))
+    rows[0] *= 1e-4  # where epsilon counts
+    exact = rows.double()
+    expected = weight.double() * exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    before = rows.clone()
+    found = rms_norm(rows, weight, 1e-5)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(rows, before)

@@ -1,11 +1,15 @@
 """Attention over packed sequences, registered with transformers: no padding, and no [T, T] mask.
 
-Shapes: T tokens of the packed microbatch, N sequences, H heads, D head dimension.
+Beginnings that sequences have in common, as samples have their prompt, are computed once: what a causal model makes of a token
+depends on that token and those before it alone.
+
+Shapes: T tokens of the packed microbatch, N sequences, R rows that the model computes for them, H heads, D head dimension.
 """
 
 import inspect
 from functools import cache, cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +25,9 @@ PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
+Tokens: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]"
+WORTHWHILE = 0.95
+"""Rows by tokens up to which beginnings are shared: gathering costs a little as well."""
 _BUCKET_SLACK_TOKENS = 16
 _BUCKET_SLACK_SHARE = 0.25
 
@@ -94,22 +101,66 @@ class PackedSequences:
     @cached_property
     def plan(self) -> AttentionPlan | None:
         """Buckets of similar length for batched attention; None where all sequences are equally long already."""
-        lengths = np.diff(self.offsets)
-        if lengths.min() == lengths.max():
-            return None
-        restore = np.empty(self.num_tokens, np.int64)
-        buckets, num_places = [], 0
-        for members in _similar_lengths(lengths):
-            longest = int(lengths[members[0]])
-            within, own = np.arange(longest), lengths[members, None]
-            gather = (self.offsets[members, None] + np.minimum(within, own - 1)).reshape(-1)
-            real = np.flatnonzero(within < own)
-            restore[gather[real]] = num_places + real
-            num_places += len(gather)
-            buckets.append(
-                SequenceBucket(num_sequences=len(members), length=longest, gather=torch.from_numpy(gather).to(self.device))
-            )
-        return AttentionPlan(buckets=tuple(buckets), restore=torch.from_numpy(restore).to(self.device))
+        return attention_plan(self.offsets, self.device)
+
+
+def attention_plan(offsets: Int64Array, device: torch.device) -> AttentionPlan | None:
+    """Buckets for the sequences with these offsets, int64 [N+1]; None where all are equally long."""
+    lengths = np.diff(offsets)
+    if lengths.min() == lengths.max():
+        return None
+    restore = np.empty(int(offsets[-1]), np.int64)
+    buckets, num_places = [], 0
+    for members in _similar_lengths(lengths):
+        longest = int(lengths[members[0]])
+        within, own = np.arange(longest), lengths[members, None]
+        gather = (offsets[members, None] + np.minimum(within, own - 1)).reshape(-1)
+        real = np.flatnonzero(within < own)
+        restore[gather[real]] = num_places + real
+        num_places += len(gather)
+        buckets.append(SequenceBucket(num_sequences=len(members), length=longest, gather=torch.from_numpy(gather).to(device)))
+    return AttentionPlan(buckets=tuple(buckets), restore=torch.from_numpy(restore).to(device))
+
+
+@frozen(kw_only=True, eq=False)
+class SharedSequences(PackedSequences):
+    """Packed sequences of which the model computes R rows in place of T tokens, on CPU."""
+
+    first: Tensor
+    """int64 [R]: a packed token of each row."""
+    rows: Tensor
+    """int64 [T]: the row of each packed token."""
+
+    @classmethod
+    def of(cls, packed: PackedSequences, first: Tensor, rows: Tensor) -> "SharedSequences":
+        """`packed` by such rows."""
+        return cls(
+            offsets=packed.offsets,
+            device=packed.device,
+            cu_seqlens=packed.cu_seqlens,
+            position_ids=packed.position_ids.index_select(1, first),
+            max_length=packed.max_length,
+            first=first,
+            rows=rows,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """R: what a model is given."""
+        return len(self.first)
+
+    @cached_property
+    def plan(self) -> AttentionPlan:
+        """Each sequence reads the rows of its tokens; of tokens that share one, which attend alike, one is kept."""
+        plan = attention_plan(self.offsets, self.device)
+        if plan is None:
+            whole = SequenceBucket(num_sequences=self.num_sequences, length=self.max_length, gather=self.rows)
+            return AttentionPlan(buckets=(whole,), restore=self.first)
+        buckets = (
+            SequenceBucket(num_sequences=bucket.num_sequences, length=bucket.length, gather=self.rows[bucket.gather])
+            for bucket in plan.buckets
+        )
+        return AttentionPlan(buckets=tuple(buckets), restore=plan.restore[self.first])
 
 
 def _similar_lengths(lengths: Int64Array) -> list[Int64Array]:
@@ -149,6 +200,47 @@ def packed_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) ->
     output = decoder(input_ids=tokens[None], position_ids=packed.position_ids, use_cache=False, packed=packed)
     hidden: Tensor = output.last_hidden_state
     return hidden.squeeze(0)
+
+
+def shared_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) -> Tensor:
+    """Hidden states [T, hidden], as `packed_forward` computes them, by a row for each beginning in place of each token.
+
+    On CPU alone; elsewhere, and where sequences have little in common, it is `packed_forward`. Nothing in the model may tell
+    one token from another with the same beginning, as dropout does.
+    """
+    if tokens.device.type != "cpu":
+        return packed_forward(model, tokens, packed)
+    first, rows = common_beginnings(tokens.numpy(), packed.offsets)
+    if len(first) > WORTHWHILE * len(rows):
+        return packed_forward(model, tokens, packed)
+    shared = SharedSequences.of(packed, torch.from_numpy(first), torch.from_numpy(rows))
+    _ = shared.plan  # made now: what compiles layers cannot look into its making
+    return packed_forward(model, tokens.index_select(0, shared.first), shared).index_select(0, shared.rows)
+
+
+def common_beginnings(tokens: Tokens, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """int64 [R]: a packed token of each row; and int64 [T]: the row of each packed token. Two tokens have one row where they,
+    and all before them in their sequences, are the same."""
+    sequences = [tokens[start:end] for start, end in pairwise(offsets)]
+    # In the order of their bytes, sequences with a common beginning are neighbours; which order that is does not matter.
+    order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
+    rows, first = np.empty(len(tokens), np.int64), []
+    num_rows, before = 0, order[0]
+    for index in order:
+        start, end = int(offsets[index]), int(offsets[index + 1])
+        common = 0 if index == before else _common(sequences[before], sequences[index])
+        rows[start : start + common] = rows[offsets[before] : offsets[before] + common]
+        rows[start + common : end] = np.arange(num_rows, num_rows + end - start - common)
+        first.append(np.arange(start + common, end))
+        num_rows, before = num_rows + end - start - common, index
+    return np.concatenate(first), rows
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """Tokens of the common beginning."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def packed_attention(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlcore.spi.errors import ContractError
 from rlcore.spi.images import Images
 from rlcore_torchkit.attention import PackedSequences, packed_forward
+from rlcore_torchkit.onednn import add_weight_gradient, linear
 from rlcore_torchkit.sampling_mask import KeptTokens, head_logits
 from rlcore_torchkit.soft_cap import cap_slopes
 
@@ -135,7 +136,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_logits = _grad_logits(logits, kept is not None, targets[chunk, None], upstream, dtype)
             grad_logits = (grad_logits if slopes is None else grad_logits.mul_(slopes)).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden.index_copy_(0, chunk, grad_logits @ head)
+                grad_hidden.index_copy_(0, chunk, linear(grad_logits, head.T))
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
         return grad_hidden, grad_weight.total if grad_weight is not None else None, *(None,) * 7
@@ -234,7 +235,7 @@ class WeightGradient:
 
     def add(self, grad_logits: Tensor, states: Tensor) -> None:
         if grad_logits.dtype == self.total.dtype:
-            self.total.addmm_(grad_logits.T, states)
+            add_weight_gradient(self.total, grad_logits, states)
         elif grad_logits.is_cuda:
             torch.addmm(self.total, grad_logits.T, states, out_dtype=self.total.dtype, out=self.total)
         else:

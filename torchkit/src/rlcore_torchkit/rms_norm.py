@@ -1,5 +1,6 @@
 """RMS normalisation in one kernel, in place of the eight that transformers' modules launch."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,3 +20,15 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """What FusedRMSNorm computes of rows [..., H] with weight [H]; no gradient goes through it.
+
+    float32 on CPU, for which torch has no fused kernel, takes half the time in these operations.
+    """
+    if rows.device.type != "cpu" or rows.dtype != torch.float32:
+        return F.rms_norm(rows, weight.shape, weight, epsilon)
+    lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    scales = lengths.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
+    return torch.mul(rows, scales).mul_(weight)

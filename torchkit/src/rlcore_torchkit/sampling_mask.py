@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi.sampling_mask import SamplingMask
+from rlcore_torchkit.onednn import linear
 from rlcore_torchkit.soft_cap import soft_capped
 
 _FLOOR = -1e30
@@ -77,8 +78,8 @@ def head_logits(
     states: Tensor, head: Tensor, kept: KeptTokens | None, cap: float | None = None, product: Product | None = None
 ) -> Tensor:
     """[C, W] from states [C, H] and head [W, H]: of the kept tokens alone, where there are any; bounded by a soft `cap`.
-    `product` takes the place of the matrix product in the dtype of the states."""
-    logits = states @ head.T if product is None else product(states, head)
+    `product` takes the place of the matrix product in the dtype of the states. No gradient goes through it."""
+    logits = (product or linear)(states, head)
     if cap is not None:
         logits = soft_capped(logits, cap)
     return logits if kept is None else kept.mask_(logits)

@@ -19,9 +19,10 @@ from rlcore_fsdp2.plan_parallel import parallelize_by_plan, plan_problems
 from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
+from rlcore_torchkit.attention import packed_forward, shared_forward
 from rlcore_torchkit.decoders import is_described, layers_of
 from rlcore_torchkit.image_forward import freeze_vision, patch_any_decoder
-from rlcore_torchkit.logprobs import HeadLogprobs, patch_head
+from rlcore_torchkit.logprobs import Decode, HeadLogprobs, patch_head
 from rlcore_torchkit.models import load_model
 from rlcore_torchkit.onednn import use_onednn
 from rlcore_torchkit.packing_probe import probe_packing
@@ -52,7 +53,7 @@ def make_adapted_policy(
     exporter = Exporter(model, context.lora)
     _checkpoint(model, config)
     adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
-    _place_on_device(model, context.model, config, meshes, device)
+    _place_on_device(model, context.model, config, meshes, device, drops=context.lora.dropout > 0.0)
     adapters.initialise(model)
     _probe(model, context.model, meshes, device)
     return model, exporter, adapters
@@ -115,7 +116,10 @@ def _checkpoint(model: Any, config: Fsdp2Config) -> None:
         layer.training = True
 
 
-def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> None:
+def _place_on_device(
+    model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device, *, drops: bool = False
+) -> None:
+    """`drops`: whether adapters drop some of their inputs."""
     if config.fp8:
         use_float8(model, device)
     described = is_described(model)
@@ -125,7 +129,11 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
         fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
-    _divide(model, spec, meshes, invariant_head(model) if config.batch_invariant else None)
+    # Nothing may tell tokens with one beginning apart, as replayed experts do; and their gradients, which are added up in the
+    # model's dtype, may not be rounded each time.
+    shares = not drops and not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32
+    decode = shared_forward if shares else packed_forward
+    _divide(model, spec, meshes, invariant_head(model) if config.batch_invariant else None, decode)
     if config.compile_layers:
         for layer in layers_of(model):
             layer.forward = torch.compile(layer.forward)
@@ -137,9 +145,9 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
         load(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
 
 
-def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None, head: HeadLogprobs | None) -> None:
+def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None, head: HeadLogprobs | None, decode: Decode) -> None:
     """Give this rank its part of every layer and of the tokens, and the model a head that knows of it; `head` is that of a
-    model whose layers are whole, where it has one of its own."""
+    model whose layers are whole, where it has one of its own, and `decode` what computes one that is whole."""
     if not is_described(model):
         size = 1 if meshes is None else meshes.layout.tensor
         if meshes is not None and size > 1 and not plan_problems(model, size):
@@ -147,7 +155,7 @@ def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None, head: HeadLogpro
         patch_any_decoder(model, spec)
         return
     if meshes is None:
-        patch_value_head(model) if has_value_head(model) else patch_head(model, head)
+        patch_value_head(model) if has_value_head(model) else patch_head(model, head, decode)
         return
     layout = meshes.layout
     if layout.tensor > 1:

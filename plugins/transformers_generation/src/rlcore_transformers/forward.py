@@ -18,6 +18,8 @@ from transformers.activations import ACT2FN
 from rlcore.spi import ModelError, Problem
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.models import architecture_of, dims_of
+from rlcore_torchkit.onednn import add_linear, linear
+from rlcore_torchkit.rms_norm import rms_norm
 from rlcore_transformers.attention import Attend
 
 Linear: TypeAlias = tuple[Tensor, Tensor | None]
@@ -105,10 +107,10 @@ class FamilyDecoder:
         for index, layer in enumerate(self._layers):
             rows = self._norm(hidden, layer.input_norm)
             mixed = attend(index, *self._heads(rows, layer, cos, sin))
-            hidden = _add_linear(hidden, mixed, layer.output)
+            hidden = add_linear(hidden, mixed, *layer.output)
             rows = self._norm(hidden, layer.mlp_norm)
             if layer.router is None:
-                hidden = _add_linear(hidden, self._gated(rows, layer.mlps[0]), layer.mlps[0].down)
+                hidden = add_linear(hidden, self._gated(rows, layer.mlps[0]), *layer.mlps[0].down)
             else:
                 chosen = None if routed is None else routed[:, index]
                 hidden = hidden + self._experts(rows, layer.router, layer.mlps, chosen)
@@ -116,15 +118,15 @@ class FamilyDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, V] in the weights' dtype, from final hidden states [R, H]."""
-        return F.linear(hidden, self._head)
+        return linear(hidden, self._head)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, weight.shape, weight, self._config["rms_norm_eps"])
+        return rms_norm(rows, weight, self._config["rms_norm_eps"])
 
     def _heads(self, rows: Tensor, layer: Layer, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query [R, A, D] and key [R, K, D], and value [R, K, D]."""
         num_heads, width = self.dims.num_heads, self.dims.head_dim
-        query, key, value = (F.linear(rows, *part).view(len(rows), -1, width) for part in (layer.query, layer.key, layer.value))
+        query, key, value = (linear(rows, *part).view(len(rows), -1, width) for part in (layer.query, layer.key, layer.value))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         both = torch.cat((query, key), 1)
@@ -133,11 +135,11 @@ class FamilyDecoder:
         return rotated[:, :num_heads], rotated[:, num_heads:], value
 
     def _gated(self, rows: Tensor, mlp: Mlp) -> Tensor:
-        return self._activation(F.linear(rows, *mlp.gate)).mul_(F.linear(rows, *mlp.up))
+        return self._activation(linear(rows, *mlp.gate)).mul_(linear(rows, *mlp.up))
 
     def _experts(self, rows: Tensor, router: Tensor, experts: tuple[Mlp, ...], routed: Tensor | None) -> Tensor:
         """Sum over each row's chosen experts, weighted; rows are sorted by expert, to wait for the device once."""
-        scores, chosen = F.linear(rows, router).softmax(-1, torch.float32).topk(self.dims.num_experts_per_token)
+        scores, chosen = linear(rows, router).softmax(-1, torch.float32).topk(self.dims.num_experts_per_token)
         if routed is not None:
             routed.copy_(chosen)
         if self._config["norm_topk_prob"]:
@@ -146,36 +148,30 @@ class FamilyDecoder:
         counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
         sources = order // chosen.shape[1]
         parts = rows[sources].split(counts)
-        outputs = [F.linear(self._gated(part, mlp), *mlp.down) for part, mlp in zip(parts, experts, strict=True) if len(part)]
+        outputs = [linear(self._gated(part, mlp), *mlp.down) for part, mlp in zip(parts, experts, strict=True) if len(part)]
         weighted = torch.cat(outputs) * scores.to(rows.dtype).flatten()[order, None]
         return torch.zeros_like(rows).index_add_(0, sources, weighted)
-
-
-def _add_linear(residual: Tensor, rows: Tensor, linear: Linear) -> Tensor:
-    weight, bias = linear
-    added = torch.addmm(residual, rows, weight.t())
-    return added if bias is None else added + bias
 
 
 def _layer(left: dict[str, Tensor], prefix: str, names: ModuleNames, num_experts: int) -> Layer:
     """The tensors whose names begin with `prefix`, taken out of `left`."""
 
-    def linear(name: str) -> Linear:
+    def linear_of(name: str) -> Linear:
         return left.pop(f"{prefix}{name}.weight"), left.pop(f"{prefix}{name}.bias", None)
 
     def mlp(name: str) -> Mlp:
-        return Mlp(*(linear(f"{name}.{part}") for part in (names.gate, names.up, names.down)))
+        return Mlp(*(linear_of(f"{name}.{part}") for part in (names.gate, names.up, names.down)))
 
     router = left.pop(f"{prefix}{names.router}.weight", None)
     mlps = [names.mlp] if router is None else [f"{names.experts}.{expert}" for expert in range(num_experts)]
     return Layer(
         input_norm=left.pop(f"{prefix}{names.input_norm}.weight"),
-        query=linear(names.query),
-        key=linear(names.key),
-        value=linear(names.value),
+        query=linear_of(names.query),
+        key=linear_of(names.key),
+        value=linear_of(names.value),
         query_norm=left.pop(f"{prefix}{names.query_norm}.weight", None),
         key_norm=left.pop(f"{prefix}{names.key_norm}.weight", None),
-        output=linear(names.output),
+        output=linear_of(names.output),
         mlp_norm=left.pop(f"{prefix}{names.mlp_norm}.weight"),
         router=router,
         mlps=tuple(mlp(name) for name in mlps),
