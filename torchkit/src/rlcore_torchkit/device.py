@@ -4,14 +4,11 @@ import torch
 
 from rlcore.spi.context import RankInfo
 from rlcore.spi.errors import ConfigError, Problem
-from rlcore_torchkit.host_memory import keep_freed_memory
 
 
 def use_device(rank_info: RankInfo) -> torch.device:
-    """The rank's device, made this process's current one; ConfigError where torch has none such. On CPU the
-    process keeps the memory that it frees."""
+    """The rank's device, made this process's current one; ConfigError where torch has none such."""
     if rank_info.device == "cpu":
-        keep_freed_memory()
         return torch.device("cpu")
     number = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if rank_info.local_rank >= number:
