@@ -384,7 +384,7 @@ FAULTS = (
     Fault(
         "the driver waits for ever for a raylet that stands still",
         "rlcore.run.execution.ray.last_words",
-        "os.kill(pid, signal.SIGKILL)",
+        "signal.pidfd_send_signal(process, signal.SIGKILL)",
         "pass",
         "tests/core/run/execution/ray/test_last_words.py::test_a_raylet_that_stands_still_is_ended_and_told",
     ),
