@@ -386,7 +386,7 @@ FAULTS = (
         "rlcore.run.execution.ray.last_words",
         "signal.pidfd_send_signal(process, signal.SIGKILL)",
         "pass",
-        "tests/core/run/execution/ray/test_last_words.py::test_a_raylet_that_stands_still_is_ended_and_told",
+        "tests/core/run/execution/ray/test_last_words.py::test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be",
     ),
     Fault(
         "work that waits keeps the rest waiting",
