@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -81,3 +83,28 @@ def test_a_socket_that_does_not_listen_yet_is_waited_for():
         assert not child._connects(manager)
     with child.HostManager(address=address, authkey=b"key"):
         assert child._connects(manager)
+
+
+STOPPED_MEANWHILE = """
+import time
+from rlcore_vllm.child import limited
+
+with limited(3.0, lambda: print("ended", flush=True)):
+    print("begun", flush=True)
+    input()
+    time.sleep(0.5)
+print("answered")
+with limited(0.5, lambda: print("ended", flush=True)):
+    time.sleep(2)
+"""
+
+
+def test_no_engine_is_late_while_the_process_that_waits_for_it_stood_still():
+    command = [sys.executable, "-c", STOPPED_MEANWHILE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout.readline() == "begun\n"
+        waiting.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        waiting.send_signal(signal.SIGCONT)
+        said, _ = waiting.communicate("\n", timeout=60)
+    assert said == "answered\nended\n"

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from rlcore_vllm.settings import EngineSettings
 
 NUM_LOG_LINES = 30
 START_POLL_S = 0.02
+LOOK_S = 1.0
+"""Most seconds that a time counts in which this process itself stood still: no engine is late by it."""
 
 
 class Child:
@@ -73,11 +76,9 @@ class Child:
         """function(host), in this thread. WorkerError where the process dies, or takes too long, for which it is killed; `key`
         of the recipe's section says how long that is."""
 
-        timer = threading.Timer(timeout_s, self.expire, (what, timeout_s, key))
-        timer.daemon = True
-        timer.start()
         try:
-            return function(self._host)
+            with limited(timeout_s, partial(self.expire, what, timeout_s, key)):
+                return function(self._host)
         except WorkerError as error:
             raise self.with_output(error) from error
         except RlcoreError:
@@ -86,8 +87,6 @@ class Child:
             raise self._death() from error
         except Exception as error:
             raise WorkerError(f"{self._name} failed in {what}: {error}\n{self._output_note()}") from error
-        finally:
-            timer.cancel()
 
     def expire(self, what: str, timeout_s: float, key: str | None = None) -> None:
         """Kill it, since it takes too long."""
@@ -133,6 +132,26 @@ class Child:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
         return ""
+
+
+@contextlib.contextmanager
+def limited(timeout_s: float, expire: Callable[[], None]) -> Iterator[None]:
+    """Call `expire` in a thread of its own where the block takes longer."""
+    is_over = threading.Event()
+
+    def wait() -> None:
+        left_s = timeout_s
+        while left_s > 0:
+            if is_over.wait(min(LOOK_S, left_s)):
+                return
+            left_s -= LOOK_S
+        expire()
+
+    threading.Thread(target=wait, name="limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _connects(manager: HostManager) -> bool:

@@ -81,6 +81,73 @@ def test_a_proxy_is_what_has_to_be_reached(monkeypatch: pytest.MonkeyPatch, clos
     assert "hub.invalid:443" in (why_unreachable() or "")
 
 
+@pytest.mark.parametrize("rules", [".hub.invalid", "other.invalid,*", "hub.invalid:443"])
+def test_either_way_will_do_where_no_proxy_may_be_read_as_both(
+    monkeypatch: pytest.MonkeyPatch, closed: int, rules: str
+) -> None:
+    """The Hub's client goes through the proxy for `.NAME`, where Python does not."""
+    monkeypatch.setenv("no_proxy", rules)
+    with listening() as port:
+        monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        assert why_unreachable() is None
+        monkeypatch.setattr(constants, "ENDPOINT", f"https://127.0.0.1:{port}")
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed}")
+        assert why_unreachable() is None
+
+
+@pytest.mark.parametrize("proxy", ["http://user:pass#word@127.0.0.1:3128", "http://[::1"])
+def test_what_is_no_url_is_left_to_the_hubs_client(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setenv("https_proxy", proxy)
+    assert why_unreachable() is None
+    monkeypatch.delenv("https_proxy")
+    monkeypatch.setattr(constants, "ENDPOINT", "hub.invalid")
+    assert why_unreachable() is None
+
+
+def test_a_proxy_with_credentials_is_asked_without_them(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{closed}")
+    assert why_unreachable() == f"127.0.0.1:{closed}: Connection refused"
+
+
+def test_an_address_that_leads_nowhere_keeps_no_other_one_from_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose IPv6 leads nowhere."""
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 2)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    with full() as nowhere, listening() as port:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", number)) for number in (nowhere, port)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert why_unreachable() is None
+
+
+def test_a_tokenizer_that_does_not_load_is_no_slip_in_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its model was found."""
+    from transformers import AutoTokenizer
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no tokenizer there")
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
+    fetch(tmp_path, "config.json")
+    with pytest.raises(ModelError, match="Save the tokenizer"):
+        load_tokenizer(ModelConfig(path="no-such/model"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
+        load_tokenizer(ModelConfig(path="no-such/model"))
+
+
+def fetch(cache: Path, name: str) -> None:
+    """Put a file of no-such/model where the Hub's client would."""
+    folder = cache / "models--no-such--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("a" * 40)
+    (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (folder / "snapshots" / ("a" * 40) / name).write_text("{}")
+
+
 def test_nothing_is_asked_where_the_hub_is_ruled_out(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -106,10 +173,6 @@ def test_what_was_fetched_before_needs_no_hub(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     model = ModelConfig(path="no-such/model")
     assert hub_problem(model) is not None
-    folder = tmp_path / "models--no-such--model"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("a" * 40)
-    (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
-    (folder / "snapshots" / ("a" * 40) / "config.json").write_text("{}")
+    fetch(tmp_path, "config.json")
     assert hub_problem(model) is None
     assert not is_here(model)

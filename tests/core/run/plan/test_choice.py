@@ -174,6 +174,26 @@ def test_groups_that_rewards_cannot_tell_apart_are_not_replaced(
     assert problem.found.startswith(f"true, with {found}")
 
 
+class DynamicAndIndifferent(FakeAlgorithm):
+    """An algorithm that is meant for such groups only where it reads rewards."""
+
+    @property
+    def needs(self) -> AlgorithmNeeds:
+        return evolve(super().needs, dynamic_sampling=True, rewards=False)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides"), [("DynamicAndIndifferent", ()), ("Dynamic", ("algorithm.fake.source=demonstrations",))]
+)
+def test_a_recipe_that_does_not_ask_for_it_is_not_refused_for_what_its_algorithm_is_meant_for(
+    prepared: Callable[..., RunPlan], algorithm: str, overrides: tuple[str, ...]
+) -> None:
+    providers = {"algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:{algorithm}")]}
+    others = tuple(entry for entry in fake_registry().entries if entry.role != "algorithm")
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    assert prepared(*overrides, registry=registry).recipe.rollout.refill_equal_rewards is False
+
+
 def test_an_environment_that_rewards_beside_one_that_does_not_tells_groups_apart(prepared: Callable[..., RunPlan]) -> None:
     providers = {"environment": [UNREWARDED, evolve(FAKE_ENVIRONMENT, name="other")]}
     others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)

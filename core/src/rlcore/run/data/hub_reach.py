@@ -1,9 +1,13 @@
 """Whether a model is on this machine, or the Hugging Face Hub in reach: its own client tries each file for half a minute."""
 
+import os
+import selectors
 import socket
 import time
-from threading import Thread
-from urllib.parse import urlsplit
+from contextlib import ExitStack
+from threading import Event, Thread
+from typing import TypeAlias
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from rlcore.config.model import ModelConfig
@@ -14,7 +18,10 @@ from rlcore.spi import Problem
 
 WAITS_S = (1.0, 2.0)
 """Pauses before another attempt where one fails at once, as while a name does not resolve for a moment."""
+LOOK_S = 0.05
+"""Seconds between two looks at what is being tried."""
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+_Address: TypeAlias = tuple[str, int]
 
 
 def is_here(model: ModelConfig) -> bool:
@@ -25,7 +32,7 @@ def is_here(model: ModelConfig) -> bool:
 
 def hub_problem(model: ModelConfig) -> Problem | None:
     """What is wrong where a model would have to be fetched and the Hub cannot be reached; it is asked once, for all files."""
-    if _is_no_name(model) or any(_is_fetched(model, name) for name in ("tokenizer_config.json", CONFIG_FILE)):
+    if _is_no_name(model) or _is_known(model):
         return None
     reason = why_unreachable()
     if reason is None:
@@ -39,6 +46,17 @@ def hub_problem(model: ModelConfig) -> Problem | None:
     )
 
 
+def is_shown(model: ModelConfig) -> bool:
+    """Whether the Hub has shown a model: some of it was fetched, and the rest may be asked for."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE and _is_known(model)
+
+
+def _is_known(model: ModelConfig) -> bool:
+    return any(_is_fetched(model, name) for name in ("tokenizer_config.json", CONFIG_FILE))
+
+
 def absent_remedy(path: str) -> str:
     """What to do about a model that is neither here nor came from the Hub."""
     from huggingface_hub import constants
@@ -46,7 +64,7 @@ def absent_remedy(path: str) -> str:
     if near := _near(path):
         return near
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, and nothing of it was fetched before: fetch it, or name a directory"
+        return "HF_HUB_OFFLINE is set, and what is missing was not fetched before: fetch it, or name a directory"
     return "Look for a slip in the name; a model that is private or gated needs HF_TOKEN, or: hf auth login"
 
 
@@ -85,34 +103,85 @@ def why_unreachable() -> str | None:
 
     if constants.HF_HUB_OFFLINE:
         return None
-    host, port = _address(constants.ENDPOINT)
-    limit_s, said = float(constants.HF_HUB_ETAG_TIMEOUT), ["no connection"]
+    ways = _ways(constants.ENDPOINT)
+    if not ways:
+        return None
+    limit_s, said, is_reached = float(constants.HF_HUB_ETAG_TIMEOUT), dict[_Address, str](), Event()
+    # Threads of their own: looking up a name has no limit.
+    asking = [Thread(target=_ask, args=(way, limit_s, said, is_reached), name="hub-reach", daemon=True) for way in ways]
+    until = time.monotonic() + limit_s
+    for thread in asking:
+        thread.start()
+    while any(thread.is_alive() for thread in asking) and time.monotonic() < until:
+        if is_reached.wait(LOOK_S):
+            break
+    if is_reached.is_set():
+        return None
+    host, port = ways[0]
+    return f"{host}:{port}: {said[ways[0]]}" if ways[0] in said else f"{host}:{port} does not answer within {limit_s:g} s"
 
-    def connect() -> None:
-        for wait in (0.0, *WAITS_S):
-            time.sleep(wait)
+
+def _ask(way: _Address, limit_s: float, said: dict[_Address, str], is_reached: Event) -> None:
+    reason = ""
+    for wait in (0.0, *WAITS_S):
+        time.sleep(wait)
+        try:
+            _connect(*way, limit_s)
+        except TimeoutError:
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            is_reached.set()
+            return
+    said[way] = reason
+
+
+def _connect(host: str, port: int, limit_s: float) -> None:
+    """Reach one address of a host; OSError where none can be. All are tried at once: one that does not answer, as where IPv6
+    leads nowhere, would take the time of the others."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    until, code = time.monotonic() + limit_s, 0
+    with ExitStack() as opened, selectors.DefaultSelector() as under_way:
+        for family, kind, protocol, _, address in found:
             try:
-                socket.create_connection((host, port), timeout=limit_s).close()
-            except OSError as error:
-                said[:] = [error.strerror or str(error)]
+                connection = opened.enter_context(socket.socket(family, kind, protocol))
+                connection.setblocking(False)
+                connection.connect(address)
+            except BlockingIOError:
+                under_way.register(connection, selectors.EVENT_WRITE, connection)
+            except OSError as error:  # such as no way to any address of IPv6
+                code = error.errno or code
             else:
-                said.clear()
                 return
+        while under_way.get_map():
+            ready = under_way.select(max(0.0, until - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                connection = under_way.unregister(key.fileobj).data
+                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code == 0:
+                    return
+    raise OSError(code, os.strerror(code))
 
-    # A thread of its own: neither looking up a name nor trying each of its addresses has a limit for the whole.
-    asking = Thread(target=connect, name="hub-reach", daemon=True)
-    asking.start()
-    asking.join(limit_s)
-    if asking.is_alive():
-        return f"{host}:{port} does not answer within {limit_s:g} s"
-    return f"{host}:{port}: {said[0]}" if said else None
+
+def _ways(endpoint: str) -> list[_Address]:
+    """Host and port of the first machine on the way to an endpoint, the likely one first: what is said in `no_proxy`, the Hub's
+    client reads otherwise than Python does. None of what is no URL, of which the client tells."""
+    try:
+        parts, proxies = urlsplit(endpoint), getproxies()
+        straight = _address(parts)
+        proxy = proxies.get(parts.scheme) or proxies.get("all")
+        if straight is None or not proxy:
+            return [] if straight is None else [straight]
+        through = _address(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
+    except ValueError:  # such as a port that is no number, as a password's # makes it
+        return []
+    if through is None or "no" not in proxies:
+        return [] if through is None else [through]
+    return [straight, through] if proxy_bypass(":".join(map(str, straight))) else [through, straight]
 
 
-def _address(endpoint: str) -> tuple[str, int]:
-    """Host and port of the first machine on the way to an endpoint."""
-    parts = urlsplit(endpoint)
-    proxies, host = getproxies(), parts.hostname or ""
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if proxy and not proxy_bypass(host):
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
+def _address(parts: SplitResult) -> _Address | None:
+    return None if parts.hostname is None else (parts.hostname, parts.port or _PORTS.get(parts.scheme, 443))

@@ -13,7 +13,7 @@ from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
-from rlcore.run.data.hub_reach import absent_remedy, hub_problem
+from rlcore.run.data.hub_reach import absent_remedy, hub_problem, is_shown
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
@@ -198,7 +198,7 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         raise _model_error(
             _what_is_there(model.path, error),
             "a Hugging Face directory with a tokenizer (tokenizer.json, tokenizer_config.json), or a name on the Hub",
-            save if expanded(model.path).exists() else absent_remedy(model.path),
+            save if expanded(model.path).exists() or is_shown(model) else absent_remedy(model.path),
         ) from error
     if model.chat_template is not None:
         backend.chat_template = model.chat_template

@@ -115,7 +115,9 @@ def _with_dynamic_sampling(recipe: Recipe, algorithm: AlgorithmHandle) -> Recipe
     """The recipe, which says whether groups of equal rewards are replaced: what it says itself, or else the algorithm."""
     if recipe.rollout.refill_equal_rewards is not None:
         return recipe
-    return evolve(recipe, rollout=evolve(recipe.rollout, refill_equal_rewards=algorithm.needs.dynamic_sampling))
+    needs = algorithm.needs
+    tells_apart = needs.dynamic_sampling and needs.source == "rollouts" and needs.rewards
+    return evolve(recipe, rollout=evolve(recipe.rollout, refill_equal_rewards=tells_apart))
 
 
 def generator_needs(recipe: Recipe) -> dict[str, str]:

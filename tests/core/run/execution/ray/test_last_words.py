@@ -3,10 +3,11 @@
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,21 +113,96 @@ def test_a_raylet_that_stands_still_is_ended_and_told() -> None:
     assert "Ray's core ended it" in said
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be(raylet: str, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself does so then. Else it is ended, by the number that its socket tells: here this process's."""
-    import ray
+class GivenUp:
+    """A cluster that has given this node up, and the signals that are sent."""
 
-    is_over, killed = threading.Event(), list[tuple[int, int]]()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import ray
 
-    def nodes() -> list[dict[str, object]]:
-        if ends:
-            is_over.set()
+        self.is_over = threading.Event()
+        self.killed: list[int] = []
+        self.when_asked: Callable[[], object] = lambda: None
+        monkeypatch.setattr(last_words, "LOOK_S", 0.01)
+        monkeypatch.setattr(ray, "nodes", self._nodes)
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+        monkeypatch.setattr(os, "kill", lambda pid, _: self.killed.append(pid))
+        monkeypatch.setattr(signal, "pidfd_send_signal", self._send)
+
+    def _nodes(self) -> list[dict[str, object]]:
+        self.when_asked()
         return [{"NodeID": "there", "Alive": True}, {"NodeID": "here", "Alive": False}]
 
-    monkeypatch.setattr(last_words, "LOOK_S", 0.0)
-    monkeypatch.setattr(ray, "nodes", nodes)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
-    last_words.end_where_it_stands_still(raylet, is_over)
-    assert killed == ([] if ends else [(os.getpid(), signal.SIGKILL)])
+    def _send(self, process: int, _: int) -> None:
+        fields = Path(f"/proc/self/fdinfo/{process}").read_text().split()
+        self.killed.append(int(fields[fields.index("Pid:") + 1]))
+
+
+@pytest.fixture
+def given_up(monkeypatch: pytest.MonkeyPatch) -> GivenUp:
+    return GivenUp(monkeypatch)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be(raylet: str, ends: bool, given_up: GivenUp) -> None:
+    """Ray itself does so then. Else it is ended, by the number that its socket tells: here this process's."""
+    if ends:
+        given_up.when_asked = given_up.is_over.set
+    last_words.end_where_it_stands_still(raylet, given_up.is_over)
+    assert given_up.killed == ([] if ends else [os.getpid()])
+
+
+def test_a_raylet_that_was_started_in_the_place_of_the_one_that_is_gone_is_let_be(
+    given_up: GivenUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It listens at the same socket, and does the work of others."""
+    monkeypatch.chdir(tmp_path)
+    listen = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('raylet'); s.listen(); print(flush=True); input()"
+
+    def start() -> subprocess.Popen[bytes]:
+        begun = subprocess.Popen([sys.executable, "-c", listen], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert begun.stdout is not None
+        begun.stdout.readline()
+        return begun
+
+    started = [start()]
+
+    def replaced() -> None:
+        if len(started) == 1:
+            started[0].communicate()
+            os.unlink("raylet")
+            started.append(start())
+
+    given_up.when_asked = replaced
+    last_words.end_where_it_stands_still("raylet", given_up.is_over)
+    started[1].communicate()
+    assert given_up.killed == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_raylet_of_a_container_that_is_not_seen_is_let_be(
+    raylet: str, given_up: GivenUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system tells its number as 0, by which a signal goes to all of this process's group."""
+    monkeypatch.setattr(struct, "unpack", lambda *_: (0, 0, 0))
+    over = threading.Timer(1.0, given_up.is_over.set)
+    over.start()
+    last_words.end_where_it_stands_still(raylet, given_up.is_over)
+    over.cancel()
+    assert given_up.killed == []
+
+
+def test_a_raylet_that_may_not_be_ended_is_told_once(
+    raylet: str, given_up: GivenUp, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    monkeypatch.setattr(os, "kill", refuse)
+    over = threading.Timer(1.0, given_up.is_over.set)
+    over.start()
+    last_words.end_where_it_stands_still(raylet, given_up.is_over)
+    over.cancel()
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 1
+    assert last_words.NOT_ENDED in said

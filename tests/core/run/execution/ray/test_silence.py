@@ -138,6 +138,7 @@ def test_no_rank_is_silent_while_the_driver_itself_stood_still(monkeypatch: pyte
     watch = watch_of("train_step", {0: ray.ObjectRef.from_random()}, silent)
     watch.look([0])
     monotonic = time.monotonic
+    monkeypatch.setattr("rlcore.run.execution.ray.waiting_time.COUNTED_S", 0.1)
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 60.0)
     watch.look([0])
     assert told == []

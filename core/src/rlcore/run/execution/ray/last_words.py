@@ -2,6 +2,7 @@
 that stands still, so does the driver for ever."""
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -23,9 +24,10 @@ MESSAGE = (
 LOOK_S = 5.0
 """Seconds between two questions to the cluster whether it has given this machine up."""
 STANDS_STILL = (
-    "error: Ray's own process on this machine (the raylet, process {pid}) answers nothing, and its cluster has given it up. It "
-    "is ended, since this run's process would wait for it for ever."
+    "error: Ray's own process on this machine (the raylet, process {pid}) answers nothing, and its cluster has given it up."
 )
+ENDED = "It is ended, since this run's process would wait for it for ever."
+NOT_ENDED = "It is another user's: end it, or this run's process, which waits for it for ever."
 _FAREWELL = b"."
 _WAIT = f"""
 import signal, socket, sys
@@ -69,25 +71,45 @@ def said_for_ray() -> Iterator[None]:
 
 
 def end_where_it_stands_still(raylet: str, is_over: threading.Event) -> None:
-    """End the raylet that listens at a socket, once the cluster has given its node up: one that goes on learns so, and ends."""
+    """End the raylet that listens at a socket now, where it lives on though the cluster has given its node up for LOOK_S: one
+    that goes on learns so by then, and ends. Nothing else is ended, whoever may listen there later."""
     import ray
 
-    while not is_over.wait(LOOK_S):
-        with suppress(Exception):  # where the cluster's head answers nothing, Ray's core ends this process
-            here = ray.get_runtime_context().get_node_id()
-            nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-            is_given_up = any(each["NodeID"] == here and not each["Alive"] for each in nodes)
-            if is_given_up and not is_over.is_set():  # at the end Ray itself gives it up
-                pid = _listening_at(raylet)
-                print(STANDS_STILL.format(pid=pid), file=sys.stderr, flush=True)
-                os.kill(pid, signal.SIGKILL)
-                return
+    with suppress(OSError, AttributeError), _listening_at(raylet) as (pid, process):  # systems without handles of processes
+        while not is_over.wait(LOOK_S):
+            with suppress(Exception):  # where the cluster's head answers nothing, Ray's core ends this process
+                here = ray.get_runtime_context().get_node_id()
+                nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+                is_given_up = any(each["NodeID"] == here and not each["Alive"] for each in nodes)
+                if is_given_up and not is_over.wait(LOOK_S):  # at the end Ray itself gives it up
+                    _end(pid, process)
+                    return
 
 
-def _listening_at(name: str) -> int:
-    """The process that has opened a socket of Unix, also where it stands still; OSError where it is gone."""
+def _end(pid: int, process: int) -> None:
+    handle = select.poll()
+    handle.register(process, select.POLLIN)
+    if handle.poll(0):
+        return  # it has ended
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    except PermissionError:
+        done = NOT_ENDED
+    else:
+        done = ENDED
+    print(f"{STANDS_STILL.format(pid=pid)} {done}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _listening_at(name: str) -> Iterator[tuple[int, int]]:
+    """The process that has opened a socket of Unix, also where it stands still: its number, and a handle, since another may
+    have its number or its socket later. OSError where it is gone, or in a container whose processes this one does not see."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(name)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", credentials)[0]
-    return pid
+    process = os.pidfd_open(pid)  # refused for 0, as which the system tells a process that is not to be seen
+    try:
+        yield pid, process
+    finally:
+        os.close(process)
