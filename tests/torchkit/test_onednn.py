@@ -54,16 +54,37 @@ def products(monkeypatch):
 
 
 class Products(TorchDispatchMode):
-    """Names of the operations that are called, of oneDNN's alone."""
+    """The operations that are called, oneDNN's alone: their names, and weights."""
 
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.weights = [], []
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         if operation.namespace == "mkldnn":
             self.names.append(operation.name())
+            self.weights.append(arguments[1])
         return operation(*arguments, **(options or {}))
+
+
+def test_parts_of_wider_matrices_are_multiplied_as_whole_ones():
+    """Gradients are such parts where a layer's output was put behind another's, and inputs where one was divided."""
+    generator = torch.Generator().manual_seed(4)
+    wide = torch.randn(40, 27, generator=generator)
+    layer = OneDnnLinear(9, 5)
+    rows = wide[:, 9:18].requires_grad_()
+    with Products() as seen:
+        output = layer(rows)
+        torch.cat([output, wide[:, :5]], 1).mul(wide[:, :10]).sum().backward()
+    expected = nn.Linear(9, 5).double()
+    expected.load_state_dict(layer.state_dict())
+    exact = rows.detach().double().requires_grad_()
+    expected(exact).mul(wide[:, :5]).sum().backward()
+    torch.testing.assert_close(rows.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+    for found, right in zip(layer.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found.grad.double(), right.grad, rtol=1e-5, atol=1e-5)
+    assert len(seen.weights) == 3
+    assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen.weights)
 
 
 @pytest.mark.parametrize("num_rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS, 1100])

@@ -109,5 +109,7 @@ def _weight_gradient(grad_rows: Tensor, rows: Tensor) -> Tensor:
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """input [..., K] weight [N, K]ᵀ + bias [N], without a gradient."""
+    if not (weight.is_contiguous() or weight.T.is_contiguous()):
+        weight = weight.contiguous()  # for parts of wider rows oneDNN has no kernel but one a thousand times slower
     output: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return output
