@@ -6,7 +6,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore_torchkit import onednn
-from rlcore_torchkit.onednn import FEWEST_ROWS, OneDnnLinear, add_linear, add_weight_gradient, linear, use_onednn
+from rlcore_torchkit.onednn import (
+    CACHED_OUTPUTS,
+    CACHED_ROWS,
+    FEWEST_ROWS,
+    OneDnnLinear,
+    add_linear,
+    add_weight_gradient,
+    linear,
+    use_onednn,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch has no oneDNN")
 
@@ -112,6 +121,17 @@ def test_products_of_other_dtypes_and_under_autocast_are_torchs_own(products):
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(rows, weight).dtype == torch.bfloat16
     assert products == []
+
+
+@pytest.mark.parametrize("num_rows", [FEWEST_ROWS, CACHED_ROWS, CACHED_ROWS + 1])
+def test_few_rows_make_the_gradient_of_a_large_vocabulary_in_parts(num_rows, products):
+    """A second tensor of its size would cost more time than oneDNN gains, and as much memory as the gradient."""
+    generator = torch.Generator().manual_seed(5)
+    rows, grad_rows = (torch.randn(num_rows, size, generator=generator) for size in (8, 3 * CACHED_OUTPUTS + 1))
+    total = torch.ones(grad_rows.shape[1], 8)
+    add_weight_gradient(total, grad_rows, rows)
+    torch.testing.assert_close(total.double(), 1.0 + grad_rows.double().T @ rows.double(), rtol=1e-4, atol=2e-4)
+    assert len(products) == (4 if num_rows <= CACHED_ROWS else 2)
 
 
 @pytest.mark.parametrize(
