@@ -189,8 +189,11 @@ def test_what_is_not_supported_is_refused(options: dict[str, Any], message: str)
 
 def test_wrong_shapes_are_refused(packed_model: Callable) -> None:
     packed = PackedSequences.from_offsets(np.array([0, 6]), "cpu")
-    with pytest.raises(ContractError, match=r"\[5\]; expected \[6\]"):
-        packed_forward(packed_model("llama"), torch.zeros(5, dtype=torch.int32), packed)
+    for forward in (packed_forward, shared_forward):
+        with pytest.raises(ContractError, match=r"\[5\]; expected \[6\]"):
+            forward(packed_model("llama"), torch.zeros(5, dtype=torch.int32), packed)
+        with pytest.raises(ContractError, match=r"\[7\]; expected \[6\]"):
+            forward(packed_model("llama"), torch.zeros(7, dtype=torch.int32), packed)
     with pytest.raises(ContractError, match="5 tokens"):
         packed_attention(torch.nn.Identity(), *torch.zeros(3, 1, 2, 5, 8), None, packed=packed)
     for offsets in ([0], [0, 3, 3], [1, 2]):

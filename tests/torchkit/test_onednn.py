@@ -6,7 +6,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore_torchkit import onednn
-from rlcore_torchkit.onednn import FEWEST_ROWS, OneDnnLinear, add_linear, add_weight_gradient, linear, use_onednn
+from rlcore_torchkit.onednn import (
+    CACHED_OUTPUTS,
+    CACHED_ROWS,
+    FEWEST_ROWS,
+    OneDnnLinear,
+    add_linear,
+    add_weight_gradient,
+    linear,
+    use_onednn,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch has no oneDNN")
 
@@ -54,16 +63,37 @@ def products(monkeypatch):
 
 
 class Products(TorchDispatchMode):
-    """Names of the operations that are called, of oneDNN's alone."""
+    """The operations that are called, oneDNN's alone: their names, and weights."""
 
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.weights = [], []
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         if operation.namespace == "mkldnn":
             self.names.append(operation.name())
+            self.weights.append(arguments[1])
         return operation(*arguments, **(options or {}))
+
+
+def test_parts_of_wider_matrices_are_multiplied_as_whole_ones():
+    """Gradients are such parts where a layer's output was put behind another's, and inputs where one was divided."""
+    generator = torch.Generator().manual_seed(4)
+    wide = torch.randn(40, 27, generator=generator)
+    layer = OneDnnLinear(9, 5)
+    rows = wide[:, 9:18].requires_grad_()
+    with Products() as seen:
+        output = layer(rows)
+        torch.cat([output, wide[:, :5]], 1).mul(wide[:, :10]).sum().backward()
+    expected = nn.Linear(9, 5).double()
+    expected.load_state_dict(layer.state_dict())
+    exact = rows.detach().double().requires_grad_()
+    expected(exact).mul(wide[:, :5]).sum().backward()
+    torch.testing.assert_close(rows.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+    for found, right in zip(layer.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found.grad.double(), right.grad, rtol=1e-5, atol=1e-5)
+    assert len(seen.weights) == 3
+    assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen.weights)
 
 
 @pytest.mark.parametrize("num_rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS, 1100])
@@ -91,6 +121,17 @@ def test_products_of_other_dtypes_and_under_autocast_are_torchs_own(products):
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(rows, weight).dtype == torch.bfloat16
     assert products == []
+
+
+@pytest.mark.parametrize("num_rows", [FEWEST_ROWS, CACHED_ROWS, CACHED_ROWS + 1])
+def test_few_rows_make_the_gradient_of_a_large_vocabulary_in_parts(num_rows, products):
+    """A second tensor of its size would cost more time than oneDNN gains, and as much memory as the gradient."""
+    generator = torch.Generator().manual_seed(5)
+    rows, grad_rows = (torch.randn(num_rows, size, generator=generator) for size in (8, 3 * CACHED_OUTPUTS + 1))
+    total = torch.ones(grad_rows.shape[1], 8)
+    add_weight_gradient(total, grad_rows, rows)
+    torch.testing.assert_close(total.double(), 1.0 + grad_rows.double().T @ rows.double(), rtol=1e-4, atol=2e-4)
+    assert len(products) == (4 if num_rows <= CACHED_ROWS else 2)
 
 
 @pytest.mark.parametrize(

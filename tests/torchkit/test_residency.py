@@ -72,6 +72,35 @@ def test_offloading_twice_keeps_the_first_copy() -> None:
     assert tensor.tolist() == [0.0, 1.0, 2.0]
 
 
+def test_nothing_is_freed_where_the_host_has_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written afterwards stays: no copy from before comes back over it."""
+    monkeypatch.setattr(residency, "BLOCK_BYTES", 16)
+    before, tensors, copy = torch.ones(16, dtype=torch.uint8), torch.arange(50, dtype=torch.uint8).split(10), HostCopy()
+    tensors = tuple(tensor.clone() for tensor in tensors)
+    copy.offload([before])
+    room = 2
+
+    class Full(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            if function is torch.empty and arguments == (16,):
+                nonlocal room
+                room -= 1
+                if room < 0:
+                    raise MemoryError("no room")
+            return function(*arguments, **(options or {}))
+
+    with Full(), pytest.raises(MemoryError, match="no room"):
+        copy.offload(tensors)
+    assert num_bytes(tensors) == 50
+    for tensor in tensors:
+        tensor += 100
+    copy.offload(tensors[3:])
+    assert num_bytes([before, *tensors]) == 30
+    copy.restore()
+    assert torch.cat(tensors).tolist() == list(range(100, 150))
+    assert before.tolist() == [1] * 16
+
+
 def test_what_the_allocator_keeps_is_counted_used_or_not_without_pools_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [
         {"device": 1, "total_size": 8, "allocated_size": 5, "segment_pool_id": (0, 0)},

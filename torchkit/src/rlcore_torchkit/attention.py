@@ -194,8 +194,7 @@ def packed_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) ->
     `tokens`, int32 or int64 [T], are packed as `packed` says; every sequence sees only itself. The model must have been
     loaded with `attn_implementation=PACKED_ATTENTION`.
     """
-    if tokens.shape != (packed.num_tokens,):
-        raise ContractError(f"tokens: found shape {list(tokens.shape)}; expected [{packed.num_tokens}], as the offsets say")
+    _check_tokens(tokens, packed)
     decoder: Any = model.base_model
     output = decoder(input_ids=tokens[None], position_ids=packed.position_ids, use_cache=False, packed=packed)
     hidden: Tensor = output.last_hidden_state
@@ -210,12 +209,18 @@ def shared_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) ->
     """
     if tokens.device.type != "cpu":
         return packed_forward(model, tokens, packed)
+    _check_tokens(tokens, packed)
     first, rows = common_beginnings(tokens.numpy(), packed.offsets)
     if len(first) > WORTHWHILE * len(rows):
         return packed_forward(model, tokens, packed)
     shared = SharedSequences.of(packed, torch.from_numpy(first), torch.from_numpy(rows))
     _ = shared.plan  # made now: what compiles layers cannot look into its making
     return packed_forward(model, tokens.index_select(0, shared.first), shared).index_select(0, shared.rows)
+
+
+def _check_tokens(tokens: Tensor, packed: PackedSequences) -> None:
+    if tokens.shape != (packed.num_tokens,):
+        raise ContractError(f"tokens: found shape {list(tokens.shape)}; expected [{packed.num_tokens}], as the offsets say")
 
 
 def common_beginnings(tokens: Tokens, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:

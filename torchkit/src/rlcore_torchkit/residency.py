@@ -58,17 +58,24 @@ class HostCopy:
         """Bytes of the blocks that hold something, counted from the first one's start."""
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the bytes of `tensors` to the host and free their device memory."""
-        for storage in storages(tensors):
-            if storage.nbytes() == 0:
-                continue
-            source = _bytes_of(storage)
-            pieces = self._pieces(source.numel(), pinned=source.is_cuda)
-            for piece, part in zip(pieces, torch.split(source, [piece.numel() for piece in pieces]), strict=True):
-                piece.copy_(part, non_blocking=True)
-            self._freed.append((storage, pieces))
+        """Copy the bytes of `tensors` to the host and free their device memory. Where the host has no room for all of them,
+        which is told by torch's error, all stay where they are."""
+        copied, used_before = [], self._used
+        try:
+            for storage in storages(tensors):
+                if storage.nbytes() == 0:
+                    continue
+                source = _bytes_of(storage)
+                pieces = self._pieces(source.numel(), pinned=source.is_cuda)
+                for piece, part in zip(pieces, torch.split(source, [piece.numel() for piece in pieces]), strict=True):
+                    piece.copy_(part, non_blocking=True)
+                copied.append((storage, pieces))
+        except BaseException:
+            self._used = used_before
+            raise
+        self._freed += copied
         self._synchronize()
-        for storage, _ in self._freed:
+        for storage, _ in copied:
             storage.resize_(0)
 
     def restore(self) -> None:
