@@ -11,6 +11,8 @@ from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
 
 BLOCK_BYTES = 2**26
 """Bytes of a block of host memory: a power of two, which torch gives as it is."""
+ALIGNED_BYTES = 512
+"""Where a storage may begin in a block, as in torch's allocator of devices; it divides BLOCK_BYTES."""
 COMMON_POOL = (0, 0)
 """torch's id of the pool that tensors are in unless something says otherwise."""
 
@@ -92,6 +94,7 @@ class HostCopy:
     def _pieces(self, num_bytes: int, *, pinned: bool) -> list[Tensor]:
         """Room for so many bytes, in the blocks' order."""
         pieces = []
+        self._used += -self._used % ALIGNED_BYTES
         while num_bytes:
             number, start = divmod(self._used, BLOCK_BYTES)
             if number == len(self._blocks):
