@@ -145,7 +145,7 @@ def test_an_engine_that_stands_still_as_it_generates_is_ended_long_before_a_gene
     request = request_of(4, 280, on_finished=stop)
     request.max_tokens[::4] = 1
     with monkeypatch.context() as patched:
-        patched.setattr(replica, "_config", evolve(replica._config, refit_timeout_s=5.0))
+        patched.setattr(replica, "_config", evolve(replica._config, refit_timeout_s=5.0, generate_timeout_s=60.0))
         with pytest.raises(WorkerError, match=r"vllm-1 .* generate within 5 s .*\.refit_timeout_s"):
             backend.generate(request)
     assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE

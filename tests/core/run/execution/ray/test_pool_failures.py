@@ -162,7 +162,7 @@ def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path)
     """As one is in what all compute together: what a stream asks of its ranks is answered at once."""
     late = pytest.raises(WorkerError, match=r"stream_begin: .* 2 s after .* rank 1 \(node")
     feed = Feed(lambda _: None)
-    with late as caught, opened(tmp_path, "cluster.late_timeout_s=2") as pool:
+    with late as caught, opened(tmp_path, "cluster.late_timeout_s=2", "cluster.call_timeout_s=20") as pool:
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
         with streaming(pool, feed) as running:
             running.result(30.0)
