@@ -176,3 +176,13 @@ def test_what_was_fetched_before_needs_no_hub(monkeypatch: pytest.MonkeyPatch, t
     fetch(tmp_path, "config.json")
     assert hub_problem(model) is None
     assert not is_here(model)
+
+
+@pytest.mark.parametrize("path", ["a--b", "/no/such/directory"])
+def test_what_can_be_no_name_on_the_hub_is_told_as_any_other(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    with listening() as port:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        with pytest.raises(ModelError) as raised:
+            load_tokenizer(ModelConfig(path=path))
+    (problem,) = raised.value.problems
+    assert problem.found.startswith(f"{path!r}, which is no directory here")

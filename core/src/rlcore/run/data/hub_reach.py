@@ -83,15 +83,18 @@ def _is_fetched(model: ModelConfig, name: str) -> bool:
     except ImportError:
         return True  # load_tokenizer says what is missing
 
-    found = cached_file(
-        model.path,
-        name,
-        revision=model.revision or "main",
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
+    try:
+        found = cached_file(
+            model.path,
+            name,
+            revision=model.revision or "main",
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+    except OSError:  # no name that the Hub could have, such as a path; or a cache that cannot be read
+        return False
     return found is not None
 
 
