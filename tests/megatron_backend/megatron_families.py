@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from decoder_families import EXPERTS, LATENT, SHARED, WINDOW, YARN, make_family
+from transformers import GptOssConfig
 
 NARROW_SCORES: Mapping[str, Any] = {"sliding_window": 4, "query_pre_attn_scalar": 5, "num_hidden_layers": 4}
 """Of Gemma: scores are not divided by the root of the heads' width."""
+GATE_LIMIT = 0.2 if hasattr(GptOssConfig, "swiglu_limit") else 7.0
+"""Of gpt-oss: up to 5.17 transformers, which tests compare with, clamps at 7 whatever a config says."""
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {
         **SHARED,
@@ -50,7 +53,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         **EXPERTS,
         **WINDOW,
         "rope_parameters": YARN,
-        "swiglu_limit": 0.2,
+        "swiglu_limit": GATE_LIMIT,
         "num_hidden_layers": 4,
         "layer_types": None,
         "tie_word_embeddings": False,

@@ -485,7 +485,7 @@ def check_mtp(place: Place, layout: Layout, architecture: str) -> None:
         with place.comparing():
             for found, expected in (*figures, *of_head):
                 assert abs(found - expected[version]) < bounds.figure * max(1.0, expected[version])
-        copies = {name: tensor for name, tensor in seen.tensors.items() if name.endswith(COPIES)}
+        copies = {name: tensor.cpu() for name, tensor in seen.tensors.items() if name.endswith(COPIES)}
         with place.comparing():
             assert_gradients(seen.tensors, {**trunk["gradients"][version], **head["gradients"][version], **copies}, bounds)
     with place.comparing():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from rlcore_torchkit import residency
-from rlcore_torchkit.residency import Discarded, HostCopy, num_bytes, reserved_bytes
+from rlcore_torchkit.residency import BLOCK_BYTES, Discarded, HostCopy, num_bytes, reserved_bytes
 
 
 def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:
@@ -102,6 +102,26 @@ def test_nothing_is_freed_where_the_host_has_no_room_for_all(monkeypatch: pytest
     copy.restore()
     assert torch.cat(tensors).tolist() == list(range(100, 150))
     assert before.tolist() == [1] * 16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_a_device_come_back_from_pinned_blocks() -> None:
+    copy, device = HostCopy(), torch.device("cuda", 0)
+    tensors = [torch.randint(256, (size,), dtype=torch.uint8, device=device) for size in (BLOCK_BYTES + 5, 3, 3 * BLOCK_BYTES)]
+    expected = [tensor.cpu() for tensor in tensors]
+    for _ in range(2):
+        before = torch.cuda.memory_allocated(device)
+        copy.offload(tensors)
+        assert before - torch.cuda.memory_allocated(device) >= 4 * BLOCK_BYTES
+        copy.restore()
+        assert all(torch.equal(found.cpu(), right) for found, right in zip(tensors, expected, strict=True))
+    made = residency.host_blocks(2, pinned=True)
+    assert [block.is_pinned() for block in made] == [True, True]
+    addresses = [block.data_ptr() for block in made]
+    del made
+    for address in addresses:  # which are let go of: to do so again is an error
+        assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0
 
 
 def test_what_the_allocator_keeps_is_counted_used_or_not_without_pools_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

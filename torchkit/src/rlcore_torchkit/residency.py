@@ -1,6 +1,8 @@
 """Device memory handed back and filled again, underneath the tensors that use it."""
 
+import weakref
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -10,7 +12,9 @@ from torch.distributed.tensor import DTensor
 from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
 
 BLOCK_BYTES = 2**26
-"""Bytes of a block of host memory: a power of two, which torch gives as it is."""
+"""Bytes of a block of host memory."""
+NUM_PINNING_THREADS = 8
+"""Threads that pin blocks side by side: each first writes a block's pages, most of the time that pinning takes."""
 ALIGNED_BYTES = 512
 """Where a storage may begin in a block, as in torch's allocator of devices; it divides BLOCK_BYTES."""
 COMMON_POOL = (0, 0)
@@ -48,8 +52,9 @@ class HostCopy:
     """The content of freed device storages.
 
     A storage is emptied in place, so parameters, FSDP's own records, optimizer state and aliases elsewhere stay valid and
-    find their bytes again after `restore`. Pinned host memory is kept for the next time, since pinning is slow. It is asked
-    for in blocks that hold one storage behind another: torch's allocator of it rounds each request up to a power of two.
+    find their bytes again after `restore`. Pinned host memory is kept for the next time, since pinning is slow: in blocks that
+    hold one storage behind another. They do not come from torch's allocator of such memory, which rounds each request up to a
+    power of two and pins with one thread.
     """
 
     def __init__(self) -> None:
@@ -62,13 +67,16 @@ class HostCopy:
     def offload(self, tensors: Iterable[Tensor]) -> None:
         """Copy the bytes of `tensors` to the host and free their device memory. Where the host has no room for all of them,
         which is told by torch's error, all stay where they are."""
+        sources = [(storage, _bytes_of(storage)) for storage in storages(tensors) if storage.nbytes()]
+        end = self._used
+        for _, source in sources:
+            end = _aligned(end) + source.numel()
+        missing = -(-end // BLOCK_BYTES) - len(self._blocks)
+        self._blocks += host_blocks(max(0, missing), pinned=any(source.is_cuda for _, source in sources))
         copied, used_before = [], self._used
         try:
-            for storage in storages(tensors):
-                if storage.nbytes() == 0:
-                    continue
-                source = _bytes_of(storage)
-                pieces = self._pieces(source.numel(), pinned=source.is_cuda)
+            for storage, source in sources:
+                pieces = self._pieces(source.numel())
                 for piece, part in zip(pieces, torch.split(source, [piece.numel() for piece in pieces]), strict=True):
                     piece.copy_(part, non_blocking=True)
                 copied.append((storage, pieces))
@@ -91,14 +99,12 @@ class HostCopy:
         self._freed.clear()
         self._used = 0
 
-    def _pieces(self, num_bytes: int, *, pinned: bool) -> list[Tensor]:
+    def _pieces(self, num_bytes: int) -> list[Tensor]:
         """Room for so many bytes, in the blocks' order."""
         pieces = []
-        self._used += -self._used % ALIGNED_BYTES
+        self._used = _aligned(self._used)
         while num_bytes:
             number, start = divmod(self._used, BLOCK_BYTES)
-            if number == len(self._blocks):
-                self._blocks.append(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned))
             piece = self._blocks[number][start : start + num_bytes]
             pieces.append(piece)
             self._used += piece.numel()
@@ -108,6 +114,27 @@ class HostCopy:
     def _synchronize(self) -> None:
         if any(storage.device.type == "cuda" for storage, _ in self._freed):
             torch.cuda.synchronize()
+
+
+def _aligned(start: int) -> int:
+    """Where a storage may begin, from `start` on."""
+    return start + -start % ALIGNED_BYTES
+
+
+def host_blocks(number: int, *, pinned: bool) -> list[Tensor]:
+    """Memory of the host in blocks: all of it or, where there is no room, torch's error and none."""
+    if not pinned:
+        return [torch.empty(BLOCK_BYTES, dtype=torch.uint8) for _ in range(number)]
+    with ThreadPoolExecutor(NUM_PINNING_THREADS, "pin", torch.cuda.set_device, (torch.cuda.current_device(),)) as pool:
+        return [asked.result() for asked in [pool.submit(_pinned_block) for _ in range(number)]]
+
+
+def _pinned_block() -> Tensor:
+    block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+    cuda = torch.cuda.cudart()
+    torch.cuda.check_error(cuda.cudaHostRegister(block.data_ptr(), BLOCK_BYTES, 0))
+    weakref.finalize(block, cuda.cudaHostUnregister, block.data_ptr()).atexit = False
+    return block
 
 
 class Discarded:
