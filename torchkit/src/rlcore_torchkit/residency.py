@@ -131,7 +131,7 @@ def host_blocks(number: int, *, pinned: bool) -> list[Tensor]:
 
 def _pinned_block() -> Tensor:
     block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
-    cuda = torch.cuda.cudart()
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cuda.cudaHostRegister(block.data_ptr(), BLOCK_BYTES, 0))
     weakref.finalize(block, cuda.cudaHostUnregister, block.data_ptr()).atexit = False
     return block
