@@ -12,7 +12,7 @@ def test_what_is_here_serves_and_otherwise_the_reason_is_given(monkeypatch: pyte
     monkeypatch.setattr(requirements.metadata, "version", lambda name: {"torch": "2.11.0", "transformers": "6.0.0"}[name])
     reason = requirements.missing_requirement()
     assert reason is not None
-    assert "transformers 6.0.0 is installed; expected >=5.16,<5.20" in reason
+    assert "transformers 6.0.0 is installed; expected >=5.17,<5.20" in reason
     monkeypatch.setattr(requirements.metadata, "version", lambda name: {"torch": "2.11.0-git", "transformers": "5.19.0"}[name])
     assert requirements.missing_requirement() is None
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)

