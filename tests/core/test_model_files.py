@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_problems, read_object, tensor_names
 from rlcore.spi import Problem
@@ -155,6 +159,19 @@ def test_what_is_beside_the_process_does_not_matter_to_a_name_on_the_hub(tmp_pat
 @pytest.mark.parametrize("path", ["./gpt2", "/models/x", "a/b/c", "~nobody-here/x", "", "with space", ".hidden", "runs/old"])
 def test_what_can_only_be_a_path_has_to_be_there(path: str) -> None:
     assert not is_hub_name(path)
+
+
+LONG = ("a" * 96, "a" * 97, "a/" + "b" * 96)
+
+
+@given(path=st.text("aB0-._/ é", max_size=12) | st.sampled_from(["a.git", "a/b.git", "a.git/b", "a\n", *LONG]))
+def test_a_name_is_one_by_the_hubs_own_rules(path: str) -> None:
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        assert not is_hub_name(path)
+    else:
+        assert is_hub_name(path)
 
 
 def test_what_is_no_directory_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
 _TOKENIZER_FILES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git\Z))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
+"""By the rules of huggingface_hub, which need not be installed."""
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """What safetensors itself reads at most."""
