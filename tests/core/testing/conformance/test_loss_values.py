@@ -15,7 +15,7 @@ BATCH = TokenBatch(
 LOGPROBS = {"logprobs": np.asarray([0.0, -1.0, -2.0], np.float32)}
 
 
-def plain(inputs, config):  # noqa: ARG001
+def plain(inputs, config):
     loss = -(inputs.logprobs * inputs.token_columns["weights"]).sum() / inputs.counts.num_loss_tokens
     return LossOutput(loss=loss, sums={"weight": loss.detach()})
 
