@@ -514,8 +514,8 @@ def test_a_row_is_what_it_was_whatever_an_environment_does_to_it():
         first, second = (runner.reset_all([row], [0])[0] for _ in range(2))
     finally:
         runner.close()
-    assert [message["content"] for message in second.observation.messages] == ["a!", "more"]
-    assert first.observation == second.observation
+    for begun in (first, second):
+        assert [message["content"] for message in begun.observation.messages] == ["a!", "more"]
     assert row == {"messages": [{"role": "user", "content": "a"}], "answer": 1}
 
 
