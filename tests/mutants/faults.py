@@ -28,6 +28,8 @@ GENERAL = "tests/megatron_backend/test_attention.py::test_windows_sinks_caps_and
 TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teachers_log_probabilities[megatron-apart]"
 ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_asked_for"
 UPDATES = "tests/core/run/test_loop.py"
+ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
+ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
@@ -59,6 +61,35 @@ FAULTS = (
         "if not isinstance(value, str) or not value or key not in origins or not has_home(value):",
         "if not isinstance(value, str) or not value or key not in origins:",
         "tests/system/test_bad_input.py::test_homes_of_nobody_are_reported_at_once[check]",
+    ),
+    # What an algorithm is given
+    Fault(
+        "an algorithm writes into the tokens that are trained on",
+        "rlcore.registry.algorithm_handle",
+        "tokens=_read_only(batch.tokens),",
+        "tokens=batch.tokens,",
+        f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[tokens]",
+    ),
+    Fault(
+        "an algorithm writes into the mask that is trained on",
+        "rlcore.registry.algorithm_handle",
+        "loss_mask=_read_only(batch.loss_mask),",
+        "loss_mask=batch.loss_mask,",
+        f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[loss_mask]",
+    ),
+    Fault(
+        "an environment changes the rows of the data set",
+        "rlcore.run.rollout.environment_runner",
+        "start=lambda: self._environment.reset(_own_row(row), seed),",
+        "start=lambda: self._environment.reset(row, seed),",
+        f"{ENVIRONMENT_RUNNER}::test_a_row_is_what_it_was_whatever_an_environment_does_to_it",
+    ),
+    Fault(
+        "an environment changes the messages of a row",
+        "rlcore.run.rollout.environment_runner",
+        "if type(value) is list:",
+        "if type(value) is tuple:",
+        f"{ENVIRONMENT_RUNNER}::test_a_row_is_what_it_was_whatever_an_environment_does_to_it",
     ),
     # Episodes of several turns
     Fault(

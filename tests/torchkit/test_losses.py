@@ -97,10 +97,14 @@ def test_the_mismatch_stands_beside_the_metrics_of_a_loss_that_knows_nothing_of_
     assert not any(value.requires_grad for value in found.sums.values())
 
 
-def test_what_it_raises_passes_with_a_note(loss_of):
+def test_what_it_raises_passes_with_a_note_of_what_it_was_given(loss_of):
     with pytest.raises(ZeroDivisionError) as raised:
         loss_of(lambda logprobs: 1 / 0)
-    assert raised.value.__notes__ == ["raised in the loss acme_losses:loss"]
+    (note,) = raised.value.__notes__
+    assert note == (
+        "raised in the loss acme_losses:loss, which was given the token columns (none); no previous_logprobs "
+        "(AlgorithmNeeds.previous_logprobs asks for them); no entropy (LossSpec.entropy asks for it)"
+    )
 
 
 @pytest.mark.parametrize("path", ["acme_losses:other", "acme_nowhere:loss"])

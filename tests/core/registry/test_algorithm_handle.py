@@ -23,6 +23,7 @@ from rlcore.spi import (
     RolloutBatch,
     TokenBatch,
     TrainingBatch,
+    TurnRewards,
 )
 
 NEEDS = AlgorithmNeeds(source="rollouts")
@@ -155,6 +156,27 @@ def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
     with pytest.raises(ValueError, match="read-only"):
         make_algorithm(write).build_batch(ROLLOUTS)
     getattr(ROLLOUTS, name)[0] = getattr(ROLLOUTS, name)[0]  # only for the algorithm
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets", "loss_mask", "generation_logprobs", "group_ids", "turns"])
+def test_tokens_and_columns_of_the_samples_cannot_be_written_to(make_algorithm, name):
+    """What a batch shares with the rollouts would be trained on as it was left."""
+    column = np.zeros(4, np.float32)
+    turns = TurnRewards(rewards=np.ones(2, np.float32), offsets=np.arange(3), turn_of=np.asarray([-1, 0, -1, 0], np.int32))
+    rollouts = attrs.evolve(ROLLOUTS, batch=BATCH.with_token_column("generation_logprobs", column), turns=turns)
+
+    def write(given):
+        batch = given.batch
+        if name == "turns":
+            given.turns.rewards[-1] = 0
+        elif name in ("tokens", "offsets", "loss_mask"):
+            getattr(batch, name)[-1] = 0
+        else:
+            {**batch.token_columns, **batch.sequence_columns}[name][-1] = 0
+
+    with pytest.raises(ValueError, match="read-only"):
+        make_algorithm(write).build_batch(rollouts)
+    column[-1] = column[-1]  # only for the algorithm
 
 
 @pytest.mark.parametrize(

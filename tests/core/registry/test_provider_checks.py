@@ -12,6 +12,7 @@ from attrs import frozen
 
 from rlcore.registry.discovery import Registry
 from rlcore.registry.provider_checks import field_problems
+from rlcore.schema.constraints import between
 from rlcore.schema.structure import structure
 
 
@@ -127,6 +128,14 @@ def test_a_default_of_another_type_is_named(tp, default):
 @frozen(kw_only=True)
 class Untyped:
     sizes: tuple = ()
+
+
+def test_a_default_outside_its_range_is_named():
+    """A run writes it into its recipe, which would then be refused."""
+    few = Annotated[int, between(2, 8)]
+    assert list(field_problems(config_of(few, 2))) == []
+    (problem,) = field_problems(config_of(few, 1))
+    assert problem == "Config.x has the default 1; expected an integer from 2 to 8, by the field's range"
 
 
 @pytest.mark.parametrize(

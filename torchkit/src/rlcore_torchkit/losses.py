@@ -72,13 +72,23 @@ def evaluate(
     try:
         output = function(inputs, loss.config)
     except Exception as error:
-        error.add_note(f"raised in the loss {loss.path}")
+        error.add_note(f"raised in the loss {loss.path}, which was given {_given(inputs)}")
         raise
     _check(loss.path, output, logprobs if values is None else values)
     if not loss.generation_mismatch:
         return output
     found = mismatch(logprobs, batch.token_columns[GENERATION_LOGPROBS], MaskedMean(batch.loss_mask, counts))
     return evolve(output, sums={**output.sums, **found})
+
+
+def _given(inputs: LossInputs) -> str:
+    """What a loss has to work with, in words, and who asks for what it has not."""
+    parts = [f"the token columns {', '.join(inputs.token_columns) or '(none)'}"]
+    if inputs.previous_logprobs is None:
+        parts.append("no previous_logprobs (AlgorithmNeeds.previous_logprobs asks for them)")
+    if inputs.entropy is None:
+        parts.append("no entropy (LossSpec.entropy asks for it)")
+    return "; ".join(parts)
 
 
 def _check(path: str, output: object, figures: Tensor) -> None:

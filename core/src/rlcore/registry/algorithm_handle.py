@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, get_args, get_type_hints
+from typing import TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from attrs import evolve
@@ -28,6 +28,7 @@ from rlcore.spi.weights import Head
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 """What an algorithm keeps between steps."""
+_Array = TypeVar("_Array", bound=AnyArray)
 
 
 class AlgorithmHandle:
@@ -57,7 +58,9 @@ class AlgorithmHandle:
         """Its figures of held-out examples. ContractError or NonFiniteError where they are none."""
         assert isinstance(self._algorithm, MeasuringAlgorithm)
         with attributed("raised in measure of", self.entry.label):
-            figures = self._algorithm.measure(_protected(examples), logprobs, reference)
+            figures = self._algorithm.measure(
+                _protected(examples), logprobs, None if reference is None else _read_only(reference)
+            )
         return self._checked("measure", figures)
 
     def measure_values(self, examples: RolloutBatch, values: Float32Array) -> dict[str, float]:
@@ -131,24 +134,37 @@ def _copied_value(name: str, value: object) -> AnyArray | float:
 
 
 def _protected(rollouts: RolloutBatch) -> RolloutBatch:
-    """The samples with read-only arrays, where the step's metrics are computed from these afterwards."""
-    columns = {**rollouts.batch.sequence_columns, GROUP_IDS: _read_only(rollouts.group_ids)}
+    """The samples with read-only arrays: what an algorithm wrote into them would be trained on, and be in the step's metrics
+    and the samples of the run directory, without a trace."""
+    batch, turns = rollouts.batch, rollouts.turns
+    columns = {**batch.sequence_columns, GROUP_IDS: rollouts.group_ids}
     return RolloutBatch(
-        batch=evolve(rollouts.batch, sequence_columns=columns),
+        batch=evolve(
+            batch,
+            tokens=_read_only(batch.tokens),
+            offsets=_read_only(batch.offsets),
+            loss_mask=_read_only(batch.loss_mask),
+            token_columns=_all_read_only(batch.token_columns),
+            sequence_columns=_all_read_only(columns),
+        ),
         rewards=_read_only(rollouts.rewards),
         valid=_read_only(rollouts.valid),
         finish_reasons=_read_only(rollouts.finish_reasons),
         truncated=_read_only(rollouts.truncated),
-        reward_components={name: _read_only(column) for name, column in rollouts.reward_components.items()},
-        turns=rollouts.turns,
+        reward_components=_all_read_only(rollouts.reward_components),
+        turns=None if turns is None else evolve(turns, rewards=_read_only(turns.rewards)),
         weight_version=rollouts.weight_version,
     )
 
 
-def _read_only(array: AnyArray) -> AnyArray:
+def _read_only(array: _Array) -> _Array:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _all_read_only(arrays: Mapping[str, _Array]) -> dict[str, _Array]:
+    return {name: _read_only(array) for name, array in arrays.items()}
 
 
 _NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling")

@@ -17,9 +17,20 @@ import attrs
 from rlcore.gpu import Device
 from rlcore.registry.hooks import arguments_problem, observer_problems
 from rlcore.registry.plugin_errors import is_outside
-from rlcore.schema.describe import SCALARS, default_of
+from rlcore.schema.describe import SCALARS, default_of, expectation
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.schema.types import innermost, is_array, is_attrs, is_choice, is_mapping, is_optional, is_union, origin, plain
+from rlcore.schema.types import (
+    constraints,
+    innermost,
+    is_array,
+    is_attrs,
+    is_choice,
+    is_mapping,
+    is_optional,
+    is_union,
+    origin,
+    plain,
+)
 from rlcore.spi.capabilities import KNOWN
 from rlcore.spi.provider import Provider
 from rlcore.spi.version import SPI_VERSION
@@ -209,6 +220,8 @@ def _own_problems(cls: type) -> Iterator[str]:
             yield f"{where} is of type {', '.join(unsupported)}; expected {SUPPORTED}"
         elif not _is_fit(field):
             yield f"{where} has the default {default_of(field)!r}; expected one of its type, {_shown(field.type)}"
+        elif not _is_in_range(field):
+            yield f"{where} has the default {default_of(field)!r}; expected {expectation(field.type)}, by the field's range"
         elif place := _place_of_none(field):
             yield f"{where} has None as an item of an array in its {place}: TOML cannot say it; expected items other than None"
 
@@ -236,6 +249,18 @@ def _is_fit(field: "attrs.Attribute[Any]") -> bool:
         return True
     try:
         return _fits(default_of(field), field.type)
+    except Exception:  # a factory that fails is told of where the class is built
+        return True
+
+
+def _is_in_range(field: "attrs.Attribute[Any]") -> bool:
+    """Whether a default that is of the field's type is in its range too: the recipe of a run names every default, and would be
+    refused when it is read again."""
+    if field.default is attrs.NOTHING or field.converter is not None or getattr(field.default, "takes_self", False):
+        return True
+    try:
+        default = default_of(field)
+        return default is None or all(condition.accepts(default) for condition in constraints(field.type))
     except Exception:  # a factory that fails is told of where the class is built
         return True
 

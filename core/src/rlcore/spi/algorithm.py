@@ -194,7 +194,7 @@ class Algorithm(Protocol):
         """What the loop must provide."""
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
-        """Advantages, filters and batch columns of one step. The samples' rewards and ids are read-only."""
+        """Advantages, filters and batch columns of one step. All arrays of the samples are read-only."""
 
 
 @runtime_checkable

@@ -8,7 +8,8 @@ from rlcore.spi.environment import Row
 
 
 class LazyRows(Sequence[Row]):
-    """Rows that `make` makes by number, each time one is taken: they cost the memory of what they are made from."""
+    """LazyRows(num_rows, make): rows that make(0) to make(num_rows - 1) return, each time one is taken. They cost the memory of
+    what they are made from."""
 
     def __init__(self, num_rows: int, make: Callable[[int], Row], level_of: Callable[[int], int | None] | None = None) -> None:
         """`make` is called with numbers from 0 to num_rows - 1; so is `level_of`, which tells the field `level` of a row

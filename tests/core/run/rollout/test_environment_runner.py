@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.run.rollout import environment_calls, environment_runner
 from rlcore.run.rollout.environment_runner import EpisodeRunner, Failure
-from rlcore.spi import ContractError, FinishReason, Observation, ResetResult, RewardError, StepResult, Turn
+from rlcore.spi import ContractError, EpisodeResult, FinishReason, Observation, ResetResult, RewardError, StepResult, Turn
 
 TIMEOUT_S = 0.3
 
@@ -486,3 +486,45 @@ def test_closing_closes_the_environment_that_can_be():
     runner.close()
     runner.close()
     assert closed == [True, True]
+
+
+class RowChanger:
+    """Appends to what it was given, as a chat environment may to the messages of its prompt."""
+
+    async def reset(self, row, seed):
+        row["messages"].append({"role": "user", "content": "more"})
+        row["messages"][0]["content"] += "!"
+        row["seen"] = True
+        return ResetResult(observation=Observation(messages=list(row["messages"])), state=None)
+
+    async def run(self, row, seed, session):
+        return EpisodeResult(reward=float(len((await self.reset(row, seed)).observation.messages)))
+
+    async def step(self, state, turn):
+        raise AssertionError
+
+    def rows(self, split):
+        return None
+
+
+def test_a_row_is_what_it_was_whatever_an_environment_does_to_it():
+    row = {"messages": [{"role": "user", "content": "a"}], "answer": 1}
+    runner = EpisodeRunner(RowChanger(), TIMEOUT_S, "error")
+    try:
+        first, second = (runner.reset_all([row], [0])[0] for _ in range(2))
+    finally:
+        runner.close()
+    for begun in (first, second):
+        assert [message["content"] for message in begun.observation.messages] == ["a!", "more"]
+    assert row == {"messages": [{"role": "user", "content": "a"}], "answer": 1}
+
+
+def test_a_row_of_an_agent_is_what_it_was_too():
+    row = {"messages": [{"role": "user", "content": "a"}]}
+    runner = EpisodeRunner(RowChanger(), TIMEOUT_S, "error")
+    try:
+        call = runner.run(row, 0, lambda: None, (0, 1), "episode")
+        assert asyncio.run(call.start()).reward == 2.0
+    finally:
+        runner.close()
+    assert row == {"messages": [{"role": "user", "content": "a"}]}

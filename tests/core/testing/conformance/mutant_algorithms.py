@@ -285,6 +285,18 @@ def constant_added(inputs, config):
     return evolve(output, loss=evolve(output.loss, value=output.loss.value + 1.0))
 
 
+def metric_of_the_loop(inputs, config):
+    return with_metric(loss.fake_policy_gradient(inputs, config), "reward_mean")
+
+
+def metric_of_the_trainer(inputs, config):
+    return with_metric(loss.fake_policy_gradient(inputs, config), "importance_ratio")
+
+
+def with_metric(output, name):
+    return evolve(output, sums={**output.sums, name: 0.0})
+
+
 def metric_without_tokens(inputs, config):
     output = loss.fake_policy_gradient(inputs, config)
     with np.errstate(all="ignore"):
@@ -337,6 +349,33 @@ class GradientWithoutTheRatio(ChangedLoss):
 class EntropyPulledDown(ChangedLoss):
     function = "entropy_pulled_down"
     options = FakeAlgorithmConfig(entropy_coefficient=0.1)
+
+
+@killed_by("test_the_entropy_of_a_metric_is_not_in_the_loss")
+class BonusThatIsNeverLearned(FakeAlgorithm):
+    options = FakeAlgorithmConfig(entropy_coefficient=0.1)
+
+    def loss(self):
+        return evolve(super().loss(), entropy="metric")
+
+
+@killed_by("test_metrics_have_names_of_their_own")
+class MetricOfTheLoop(ChangedLoss):
+    function = "metric_of_the_loop"
+
+
+@killed_by("test_metrics_have_names_of_their_own")
+class MetricOfTheTrainer(ChangedLoss):
+    function = "metric_of_the_trainer"
+
+
+@killed_by("test_gradients_are_slopes_of_the_loss")
+class RatioThatNobodyIsAskedFor(FakeAlgorithm):
+    options = FakeAlgorithmConfig(previous_logprobs=True)
+
+    @property
+    def needs(self):
+        return evolve(super().needs, previous_logprobs=False)
 
 
 @killed_by("test_tokens_without_a_loss_have_no_part")

@@ -370,3 +370,61 @@ class MetricOfTheCore(Fields):
     """A name that the core writes itself."""
 
     fields = MappingProxyType({"metrics": {"failed": 1.0}})
+
+
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"box": {"type": "integer"}}}},
+}
+
+
+class WithTools(FakeEnvironment):
+    """Looks are counted in the state, a dict, and not rewarded."""
+
+    options = TWO_TURNS
+    tools = (LOOK,)
+
+    async def reset(self, row, seed):
+        messages = [{"role": "user", "content": row["prompt"]}]
+        return ResetResult(observation=Observation(messages=messages, tools=self.tools), state={"turns": 0, "looks": 0})
+
+    async def step(self, state, turn):
+        looks = state["looks"] + sum(self.found(call) for call in turn.tool_calls)
+        result = await super().step(state["turns"], turn)
+        if result.done:
+            return result
+        return evolve(result, state={"turns": result.state, "looks": looks}, metrics={"looks": float(looks)})
+
+    def found(self, call):
+        return call.arguments.get("box") == 1
+
+
+@killed_by("test_calls_of_tools_are_answered")
+class ArgumentsTakenForThere(WithTools):
+    def found(self, call):
+        return isinstance(call.arguments["box"], int) if call.name == "look" else False
+
+
+@killed_by("test_calls_of_tools_are_answered")
+class ToolsDrawnAtRandom(WithTools):
+    def found(self, call):
+        return random.random()
+
+
+@killed_by("test_calls_of_tools_leave_the_state")
+class LooksCountedInPlace(WithTools):
+    async def step(self, state, turn):
+        state["looks"] += len(turn.tool_calls)
+        return await super().step(state, turn)
+
+
+@killed_by(ANSWERED)
+class ToolWithoutAFunction(WithTools):
+    tools = ({"name": "look"},)
+
+
+@killed_by(ANSWERED)
+class ToolsBesideText(WithTools):
+    async def reset(self, row, seed):
+        begun = await super().reset(row, seed)
+        return evolve(begun, observation=Observation(text=row["prompt"], tools=self.tools))

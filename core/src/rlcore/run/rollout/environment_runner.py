@@ -92,7 +92,7 @@ class EpisodeRunner:
         return Call(
             key=("reset", place[0] if key is None else key),
             function="reset",
-            start=lambda: self._environment.reset(row, seed),
+            start=lambda: self._environment.reset(_own_row(row), seed),
             check=lambda result: check_reset(result, self.vocab_size),
             describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
         )
@@ -118,7 +118,7 @@ class EpisodeRunner:
         return Call(
             key=key,
             function="run",
-            start=lambda: self._environment.run(row, seed, session()),
+            start=lambda: self._environment.run(_own_row(row), seed, session()),
             check=check_episode,
             describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
         )
@@ -322,3 +322,17 @@ async def all_or_first(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     for error in [task.exception() for task in tasks if task in ended and not task.cancelled()]:
         if error is not None and not isinstance(error, _FirstFailure):
             raise error
+
+
+def _own_row(row: Row) -> Row:
+    """A copy for one call, down to its last table and list: what an environment appends to a row's messages would be in every
+    later episode on the row."""
+    return {name: _own(value) for name, value in row.items()}
+
+
+def _own(value: Any) -> Any:
+    if type(value) is dict:
+        return {name: _own(part) for name, part in value.items()}
+    if type(value) is list:
+        return [_own(part) for part in value]
+    return value

@@ -73,6 +73,7 @@ class AlgorithmUnderTest:
     handle: AlgorithmHandle
     open: OpenAlgorithm
     evaluate: EvaluateLoss
+    updates_per_step: int
 
     def losses(self, rollouts: RolloutBatch, *, on_policy: bool = False) -> list[LossUnderTest]:
         """The losses of a first update on these samples: the policy's, and the critic's where there is one."""
@@ -102,7 +103,8 @@ class AlgorithmUnderTest:
             told = log_probabilities(num_tokens, 17)[batch.tokens]
             batch = batch.with_token_column(REFERENCE_LOGPROBS, np.where(batch.loss_mask, told, np.float32(0)))
             spec = with_column(spec, REFERENCE_LOGPROBS)
-        if not is_valued:
+        # A loop computes none for the updates of a step behind the first unless the algorithm says that it needs them.
+        if not is_valued and (needs.previous_logprobs or self.updates_per_step == 1):
             previous = generated if on_policy else (generated - 0.5 * noise).astype(np.float32)
             figures["previous_logprobs"] = previous
             batch = batch.with_token_column(PREVIOUS_LOGPROBS, previous[batch.tokens])
@@ -135,9 +137,16 @@ class AlgorithmFixtures(ProviderFixtures):
         return lambda: build_algorithm(entry_of("algorithm", provider, "cpu"), algorithm_context, config)
 
     @pytest.fixture
-    def algorithm(self, open_algorithm: OpenAlgorithm, evaluate_loss: EvaluateLoss) -> AlgorithmUnderTest:
+    def algorithm(
+        self, open_algorithm: OpenAlgorithm, evaluate_loss: EvaluateLoss, algorithm_context: AlgorithmContext
+    ) -> AlgorithmUnderTest:
         """A fresh algorithm."""
-        return AlgorithmUnderTest(handle=open_algorithm(), open=open_algorithm, evaluate=evaluate_loss)
+        return AlgorithmUnderTest(
+            handle=open_algorithm(),
+            open=open_algorithm,
+            evaluate=evaluate_loss,
+            updates_per_step=algorithm_context.updates_per_step,
+        )
 
     @pytest.fixture
     def rollouts(self, algorithm: AlgorithmUnderTest) -> RolloutBatch:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import GROUP_IDS, GlobalCounts, RolloutBatch, TokenBatch
+from rlcore.registry.checks import check_own_names
+from rlcore.spi import GROUP_IDS, MISMATCH_METRICS, ContractError, GlobalCounts, RolloutBatch, TokenBatch
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.conformance.algorithm_batches import ABSOLUTE, RELATIVE, require_finite
 from rlcore.testing.conformance.algorithm_fixtures import AlgorithmFixtures, AlgorithmUnderTest, LossUnderTest
@@ -40,6 +41,30 @@ class AlgorithmLosses(AlgorithmFixtures):
                     f"{loss.spec.path}: the derivative with respect to {name} of token {worst} is {gradient[worst]:.6g}; "
                     f"the loss changes by {slopes[worst]:.6g}"
                 )
+
+    def test_the_entropy_of_a_metric_is_not_in_the_loss(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
+        """With LossSpec.entropy = "metric" it has no gradient: a bonus would be in the figure and never be learned."""
+        measured = [loss for loss in algorithm.losses(rollouts) if loss.spec.entropy == "metric"]
+        if not measured:
+            pytest.skip("no loss asks for the entropy as a metric")
+        for loss in measured:
+            moved = {**loss.figures, "entropy": loss.figures["entropy"] + np.float32(0.5)}
+            found, expected = loss.value(moved, HeldConstants()), loss.value(loss.figures, HeldConstants())
+            assert np.isclose(found, expected, RELATIVE, ABSOLUTE), (
+                f"{loss.spec.path}: the loss is {found:.6g} instead of {expected:.6g} where the entropy is higher, which "
+                'LossSpec.entropy = "metric" gives no gradient; expected "loss", or a loss without the entropy'
+            )
+
+    def test_metrics_have_names_of_their_own(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
+        """Neither the loop's, such as `loss` or `reward_mean`, nor those of MISMATCH_METRICS, which a run refuses."""
+        for loss in algorithm.losses(rollouts):
+            whole = loss.whole()
+            taken = {*whole.sums, *whole.maxima} & {*MISMATCH_METRICS}
+            assert not taken, f"{loss.spec.path}: found the metrics {sorted(taken)}, which trainers report; expected others"
+            try:
+                check_own_names(f"{loss.spec.path}: metrics", [*whole.sums, *whole.maxima])
+            except ContractError as error:
+                raise AssertionError(str(error)) from error
 
     def test_there_is_something_to_learn(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
         """Samples of different rewards, demonstrations and preferences have a finite gradient that is not 0."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rlcore.spi import Row, StepResult, capabilities
+from rlcore.spi import ResetResult, Row, StepResult, Tool, capabilities
 from rlcore.testing.conformance.environment_fixtures import (
     MAX_TURNS,
     SEED,
@@ -17,6 +17,7 @@ from rlcore.testing.conformance.environment_fixtures import (
     told,
 )
 from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.tool_turns import tool_turns
 
 NUM_AT_ONCE = 24
 
@@ -72,6 +73,34 @@ class EnvironmentConformance(EnvironmentFixtures):
             for first in answers:
                 for second in answers:
                     await environment.play(row, [first, second])
+
+        asyncio.run(check())
+
+    def test_calls_of_tools_are_answered(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """Right calls and wrong ones, twice alike and by a pickled state too."""
+
+        async def check() -> None:
+            begun = await environment.reset(row)
+            for what, turn in tool_turns(require_tools(environment, begun)).items():
+                here = await environment.call(sent(begun.state), what, turn)
+                there = await environment.call(sent(begun.state), what, turn)
+                assert told(here) == told(there), f"{what} is answered in two ways"
+                if not here.done:
+                    await environment.call(sent(here.state), f"{what} once more", turn)
+                    await environment.step(sent(here.state), answers[-1])
+
+        asyncio.run(check())
+
+    def test_calls_of_tools_leave_the_state(self, environment: EnvironmentUnderTest, row: Row) -> None:
+        """They bring a new one, since the samples of a group start from one reset."""
+
+        async def check() -> None:
+            begun = await environment.reset(row)
+            kept, before = pickle.dumps(dict(row)), pickled(begun.state)
+            for what, turn in tool_turns(require_tools(environment, begun)).items():
+                await environment.call(begun.state, what, turn)
+                assert pickled(begun.state) == before, f"{what} changed the state in place"
+            assert pickle.dumps(dict(row)) == kept, "the row has changed"
 
         asyncio.run(check())
 
@@ -175,6 +204,13 @@ class EnvironmentConformance(EnvironmentFixtures):
         """The loop starts a new one where a call got stuck."""
         found = [asyncio.run(environment.play(row, answers[:2])) for _ in range(2)]
         assert found[0] == found[1], "it answers otherwise on another event loop"
+
+
+def require_tools(environment: EnvironmentUnderTest, begun: ResetResult) -> Sequence[Tool]:
+    """The tools of an episode; skips the test where there are none."""
+    if not begun.observation.tools:
+        pytest.skip(f"{environment.provider.name} brings no tools")
+    return begun.observation.tools
 
 
 def batched(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:

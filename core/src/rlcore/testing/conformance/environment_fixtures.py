@@ -25,6 +25,7 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.testing.conformance.fixtures import ProviderFixtures, entry_of
+from rlcore.testing.conformance.tool_turns import check_tools
 
 ANSWERS = (
     "",
@@ -77,14 +78,24 @@ class EnvironmentUnderTest:
         result = await self.within_time(self.backend.reset(row, seed), "reset")
         assert isinstance(result, ResetResult), f"reset returned {type(result).__name__}; expected a ResetResult"
         check_observation(result.observation)
+        check_tools(result.observation)
         return result
 
-    async def step(self, state: Any, answer: str) -> StepResult:
+    async def step(self, state: Any, answer: str | Turn) -> StepResult:
         """One turn, and a check of the answer to it."""
-        result = await self.within_time(self.backend.step(state, make_turn(answer)), "step")
+        turn = make_turn(answer) if isinstance(answer, str) else answer
+        result = await self.within_time(self.backend.step(state, turn), "step")
         assert isinstance(result, StepResult), f"step returned {type(result).__name__}; expected a StepResult"
         check_step(result)
         return result
+
+    async def call(self, state: Any, what: str, turn: Turn) -> StepResult:
+        """One turn of calls of tools; fails where the environment does."""
+        try:
+            return await self.step(state, turn)
+        except Exception as error:
+            said = f"{what}, {turn.text!r}, raised {type(error).__name__}: {error}"
+            raise AssertionError(f"{said}; expected an answer, since policies call tools like this") from error
 
     async def play(self, row: Row, answers: Sequence[str], seed: int = SEED) -> list[Any]:
         """What an episode shows: its prompt, and for each turn reward, success and what comes next."""

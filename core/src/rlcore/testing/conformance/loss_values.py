@@ -60,10 +60,16 @@ def torch_loss(
         previous_logprobs=tensors.get("previous_logprobs"),
         values=tensors.get("values"),
     )
+    before = None if constants is not None else _copies(inputs)
     with held(constants):
-        output = loss_function(spec.path)(inputs, spec.config)
+        output = _called(spec, inputs)
+    if before is not None:
+        changed = [name for name, tensor in _copies(inputs).items() if not torch.equal(tensor, before[name])]
+        assert not changed, f"{spec.path} changed {', '.join(changed)} in place; expected it to change a copy"
     assert output.loss.shape == (), f"the loss is of shape {list(output.loss.shape)}; expected a scalar"
     assert output.loss.requires_grad, "the loss has no gradient"
+    attached = [name for name, value in {**output.sums, **output.maxima}.items() if value.requires_grad]
+    assert not attached, f"{spec.path}: the metrics {attached} have a gradient; expected them detached"
     found = torch.autograd.grad(output.loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return LossValue(
         value=output.loss.item(),
@@ -71,6 +77,28 @@ def torch_loss(
         sums={name: value.item() for name, value in output.sums.items()},
         maxima={name: value.item() for name, value in output.maxima.items()},
     )
+
+
+def _called(spec: LossSpec, inputs: LossInputs) -> Any:
+    """What the loss returns; AssertionError with what it was given where it raises."""
+    try:
+        return loss_function(spec.path)(inputs, spec.config)
+    except Exception as error:
+        previous = "None, since AlgorithmNeeds.previous_logprobs is False" if inputs.previous_logprobs is None else "given"
+        entropy = 'None, since LossSpec.entropy is "none"' if inputs.entropy is None else "given"
+        raise AssertionError(
+            f"{spec.path} raised {type(error).__name__}: {error}. It was given the token columns "
+            f"{', '.join(spec.token_columns) or 'of no name'}; previous_logprobs: {previous}; entropy: {entropy}"
+        ) from error
+
+
+def _copies(inputs: LossInputs) -> dict[str, Any]:
+    """Copies of the tensors that a loss gets, by their names."""
+    named = {"loss_mask": inputs.loss_mask, "offsets": inputs.offsets, "logprobs": inputs.logprobs}
+    named |= {f"token_columns[{name!r}]": tensor for name, tensor in inputs.token_columns.items()}
+    named |= {f"sequence_columns[{name!r}]": tensor for name, tensor in inputs.sequence_columns.items()}
+    named |= {name: getattr(inputs, name) for name in ("entropy", "previous_logprobs", "values")}
+    return {name: tensor.detach().clone() for name, tensor in named.items() if tensor is not None}
 
 
 def loss_function(path: str) -> Callable[[LossInputs, object], Any]:
