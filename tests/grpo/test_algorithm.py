@@ -54,6 +54,17 @@ def test_previous_logprobs_are_needed_where_the_generators_do_not_stand_for_them
     assert grpo.config.previous_logprobs == {"auto": "generation" if exact else "trainer"}.get(previous, previous)
 
 
+@pytest.mark.parametrize(
+    ("options", "compares"),
+    [
+        ({}, "rewards"),
+        ({"advantage_per": "turn"}, "turn_rewards"),
+    ],
+)
+def test_the_loop_is_told_what_tells_samples_apart(options, compares):
+    assert make_grpo(GrpoConfig(**options)).needs.compares == compares
+
+
 def test_reference_and_entropy_are_asked_for_only_where_used():
     rollouts = make_rollouts([0, 1], [0, 0])
     plain, full = make_grpo(), make_grpo(GrpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01))

@@ -107,6 +107,20 @@ FAULTS = (
         TURNS_OF_PPO,
     ),
     Fault(
+        "groups are replaced by their sums of rewards where turns are compared",
+        "rlcore.run.plan.inputs",
+        "compares=plan.algorithm.needs.compares,",
+        'compares="rewards",',
+        "tests/oracle/test_turns_oracle.py::test_a_group_whose_turns_differ_stays_though_its_sums_are_equal",
+    ),
+    Fault(
+        "what is left of parts of rewards that cancel is scaled up",
+        "rlcore_torchkit.rl.advantages",
+        "differs = np.maximum.reduceat(shifted, starts) > np.maximum(RELATIVE_RESOLUTION * magnitude, SMALLEST_DIFFERENCE)",
+        "differs = np.maximum.reduceat(shifted, starts) > RELATIVE_RESOLUTION * magnitude",
+        "tests/system/test_rewards.py::test_parts_of_rewards_that_cancel_teach_nothing[grpo]",
+    ),
+    Fault(
         "groups of equal components have the rounding of a mean as their signal",
         "rlcore_torchkit.rl.advantages",
         'np.where(differs[group_of], whitened(total, epsilon=options["epsilon"]), 0.0)',

@@ -84,7 +84,8 @@ def test_turns_are_compared_where_cut_samples_are_masked_and_groups_replaced(
 
 
 def assert_masked(samples: list[Sample], judge: Judge) -> None:
-    """Samples are masked where a limit cut them off, and nowhere else; in each group rewards of the others differ."""
+    """Samples are masked where a limit cut them off, and nowhere else; in each group what the others earn from some turn on
+    differs."""
     cut = [judge.is_cut(own) for own in samples]
     assert [own.valid for own in samples] == [not one for one in cut]
     assert 0 < sum(cut) < len(cut)
@@ -92,7 +93,10 @@ def assert_masked(samples: list[Sample], judge: Judge) -> None:
         assert own.loss_mask.tolist() == ((own.weight_versions >= 0) & own.valid).tolist()
         assert own.reward == pytest.approx(sum(judge.rewards(own)) if own.valid else 0.0)
     for group in {own.group for own in samples}:
-        assert len({own.reward for own in samples if own.group == group and own.valid}) > 1
+        earned = [judge.rewards(own) for own in samples if own.group == group and own.valid]
+        assert any(
+            len({round(sum(one[turn:]), 6) for one in earned if turn < len(one)}) > 1 for turn in range(max(map(len, earned)))
+        )
 
 
 @pytest.mark.usefixtures("recorder")
@@ -107,6 +111,23 @@ def test_a_group_of_equal_components_makes_no_update(model: Path, tmp_path: Path
         expected.append((groups.nunique() > 1).any(axis=1).sum())
     assert [line["updates"] for line in lines_of(run)] == expected
     assert 0 < sum(expected) < 6 * len(expected)
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_group_whose_turns_differ_stays_though_its_sums_are_equal(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of two, each with an update of its own: all of them teach something."""
+    monkeypatch.chdir(tmp_path)
+    groups_of_two = ("training.updates_per_step=6", "rollout.samples_per_prompt=2", "run.num_steps=6")
+    refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=30")
+    run = train(tmp_path, GRPO_RECIPE.format(model=model), "algorithm.grpo.advantage_per=turn", *groups_of_two, *refills)
+    lines, num_equal_sums = lines_of(run), 0
+    for path in sorted((run / "rollouts").iterdir()):
+        num_equal_sums += (pandas.read_parquet(path).groupby("group")["reward"].nunique() == 1).sum()
+    assert [line["updates"] for line in lines] == [6.0] * 6
+    assert sum(line["async/groups_refilled"] for line in lines) > 0
+    assert num_equal_sums > 0
 
 
 @pytest.mark.usefixtures("recorder")

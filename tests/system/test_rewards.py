@@ -79,6 +79,35 @@ def test_rewards_are_those_of_the_functions_also_where_a_run_is_resumed(place: W
     assert not [child for child in psutil.Process().children() if child.cmdline()[-1:] == ["rewards"]]
 
 
+PENALTIES = """
+def bonus(completion):
+    return 0.1 if len(completion) % 2 else 0.0
+
+def second(completion):
+    return 0.2 if len(completion) % 2 else 0.0
+
+def penalty(completion):
+    return -0.3 if len(completion) % 2 else 0.0
+"""
+"""Functions whose sum is 0 or, by rounding, 5.6e-17."""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "maxrl", "reinforce_pp_baseline", "rloo"])
+def test_parts_of_rewards_that_cancel_teach_nothing(place: Workplace, algorithm: str) -> None:
+    (place.folder / "recipes" / "rewards.py").write_text(PENALTIES)
+    parts = json.dumps([f"rewards.py:{name}" for name in ("bonus", "second", "penalty")])
+    section = SECTION.replace("grpo.toml", "../grpo.toml").replace("weights = {begins = 0.5}\n", "")
+    recipe = place.folder / "recipes" / "cancelling.toml"
+    recipe.write_text(section.replace('["rewards.py:even", "rewards.py:begins"]', parts))
+    options = ("algorithm.reinforce_pp_baseline.kl_coefficient=0.0",) if algorithm == "reinforce_pp_baseline" else ()
+    result = place.rlcore("train", recipe, f"algorithm.name={algorithm}", *options)
+    assert result.exit_code == 0, result.output
+    samples = parquet.read_table(place.run("run") / "rollouts" / "step-000001.parquet").to_pylist()
+    assert len({sample["reward"] for sample in samples}) == 2, "by rounding"
+    for line in read_metrics(place.run("run"))[1:]:
+        assert (line["updates"], line["zero_advantage_groups"]) == (0, 1)
+
+
 def test_workers_on_ray_get_the_same_rewards(place: Workplace) -> None:
     alone = place.train("recipes/rewarded.toml", "run.name=alone", "run.num_steps=1")
     cluster = place.train("recipes/rewarded.toml", "run.name=cluster", "run.num_steps=1", "cluster.gpus_per_node=1")

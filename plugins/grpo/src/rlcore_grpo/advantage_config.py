@@ -54,6 +54,11 @@ class AdvantageConfig:
     from that token to the end of its sequence."""
 
     @property
+    def compares(self) -> Literal["rewards", "turn_rewards"]:
+        """What tells the samples of a group apart, as AlgorithmNeeds.compares."""
+        return "turn_rewards" if self.advantage_per == "turn" else "rewards"
+
+    @property
     def compares_groups(self) -> bool:
         """Whether a sample is compared with the others of its group."""
         return self.advantage_baseline in ("group_mean", "leave_one_out")

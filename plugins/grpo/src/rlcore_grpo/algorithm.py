@@ -46,6 +46,7 @@ class Grpo:
             min_samples_per_prompt=2 if config.compares_groups else 1,
             untruncated_sampling=True,
             corrects_staleness=self.config.corrects_staleness,
+            compares=self.config.compares,
             dynamic_sampling=config.dynamic_sampling,
         )
 

@@ -56,11 +56,11 @@ def test_an_answer_takes_the_place_of_the_turn() -> None:
     assert made.said is None
     assert made.shown is not None
     assert made.shown.text == "?"
-    assert (made.state, made.reward, made.success, made.metrics) == ("second", 0.5, False, (("a", 1.0),))
+    assert (made.state, sum(made.rewards), made.success, made.metrics) == ("second", 0.5, False, (("a", 1.0),))
     made.go_on(np.array([9], np.int32))
     made.say(sampled(1, text=" again"), sampled(1, text=" again").text)
     made.score(StepResult(reward=0.25, done=True, success=True, metrics={"a": 2.0}, reward_components={"x": 1, "y": 2}))
-    assert (made.shown, made.reward, made.success, made.text) == (None, 0.75, True, "said again")
+    assert (made.shown, sum(made.rewards), made.success, made.text) == (None, 0.75, True, "said again")
     assert made.metrics == (("a", 1.0), ("a", 2.0))
     assert made.reward_components == {"x": 1.25, "y": 2.0}
 
@@ -73,7 +73,7 @@ def test_each_turn_has_its_place_and_what_it_earned() -> None:
     made.say(sampled(1), sampled(1).text)
     assert (made.turns, made.rewards) == (((3, 5), (6, 7)), (0.5, 0.0))
     made.score(StepResult(reward=2.0, done=True))
-    assert (made.rewards, made.reward) == ((0.5, 2.0), 2.5)
+    assert made.rewards == (0.5, 2.0)
 
 
 def test_a_limit_that_cuts_an_episode_off_shows() -> None:

@@ -190,7 +190,7 @@ def test_episodes_read_and_say_to_their_last_turn(make: Callable[..., Site]) -> 
     for number, episode in enumerate(site.episodes):
         said = [(100 * turn + number) % 26 + 1 for turn in range(NUM_TURNS)]
         assert episode.context().tolist() == [1, 2, said[0], *question, said[1], *question, said[2]]
-        assert (episode.ended, episode.valid, episode.reward, episode.turn) == (True, True, 3.0, NUM_TURNS - 1)
+        assert (episode.ended, episode.valid, sum(episode.rewards), episode.turn) == (True, True, 3.0, NUM_TURNS - 1)
         assert set(np.concatenate(episode.versions).tolist()) == {-1, 7}
     assert site.counts[-1] == (NUM_EPISODES * NUM_TURNS, NUM_EPISODES * NUM_TURNS)
     assert all(NUM_EPISODES <= num_asked >= num_sampled for num_sampled, num_asked in site.counts)
@@ -369,7 +369,7 @@ def test_a_stuck_event_loop_is_given_up_and_the_rest_goes_on_from_data(make: Cal
     released.set()
     assert site.valid == [True, False, True, True]
     assert site.turns == [NUM_TURNS, 2, NUM_TURNS, NUM_TURNS]
-    assert site.episodes[1].reward == 1.0
+    assert sum(site.episodes[1].rewards) == 1.0
     assert "neither returned nor let itself be cancelled" in site.failures.reasons[1]
     assert len(generator.seeds) == len(set(generator.seeds)) == NUM_EPISODES * NUM_TURNS - 1
     assert asked == {0: NUM_TURNS, 1: 2, 2: NUM_TURNS, 3: NUM_TURNS}
@@ -394,7 +394,7 @@ def test_a_stuck_event_loop_that_goes_on_later_changes_nothing(make: Callable[..
     site.run(generator)
     assert site.valid == [True, False, True, True]
     assert site.turns == [NUM_TURNS, 1, NUM_TURNS, NUM_TURNS]
-    assert [episode.reward for episode in site.episodes] == [3.0, 0.0, 3.0, 3.0]
+    assert [sum(episode.rewards) for episode in site.episodes] == [3.0, 0.0, 3.0, 3.0]
     assert len(generator.seeds) == len(set(generator.seeds))
 
 

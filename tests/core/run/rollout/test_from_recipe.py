@@ -53,7 +53,14 @@ def collected(split: Any, recipe: Recipe = RECIPE, *, agents: bool = False) -> S
     runner: Any = SimpleNamespace(runs_agents=agents)
     parser: Any = "parser"
     return collector_of(
-        recipe, split, episodes=runner, tokenizer=FakeTokenizer(), tool_parser=parser, sampling_mask=True, **others
+        recipe,
+        split,
+        episodes=runner,
+        tokenizer=FakeTokenizer(),
+        tool_parser=parser,
+        sampling_mask=True,
+        compares="turn_rewards",
+        **others,
     )
 
 
@@ -73,6 +80,7 @@ def test_training_follows_the_rollouts_section_and_evaluation_its_own() -> None:
     for one in (train, held_out):
         assert (one.max_turns, one.max_turn_tokens, one.episode_timeout_s, one.history) == (6, 9, 8.0, "as_seen")
         assert (one.max_failed_fraction, one.tool_parser, one.is_mixed) == (0.25, "parser", False)
+    assert train.compares == "turn_rewards"
     assert (train.masks_truncated, train.routed_experts, train.purpose) == (True, True, "the step")
     assert (held_out.masks_truncated, held_out.routed_experts, held_out.purpose) == (False, False, "the evaluation")
 

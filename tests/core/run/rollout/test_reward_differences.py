@@ -1,11 +1,11 @@
-"""Rewards that differ, and those that roundings alone tell apart."""
+"""Rewards that differ, those that roundings alone tell apart, and what of them an algorithm compares."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.reward_differences import differ
+from rlcore.run.rollout.reward_differences import Compared, are_told_apart, differ
 from rlcore_torchkit.rl.advantages import are_equal
 
 
@@ -16,6 +16,7 @@ from rlcore_torchkit.rl.advantages import are_equal
         ((0.5,), False),
         ((0.0, 0.0), False),
         ((0.0, 1e-9), True),
+        ((0.1 + 0.2 - 0.3, 0.0), False),
         ((0.1 + 0.2, 0.3), False),
         ((-(0.1 + 0.2), -0.3), False),
         ((1000.0, 1000.01), True),
@@ -26,3 +27,24 @@ from rlcore_torchkit.rl.advantages import are_equal
 def test_roundings_make_no_difference(rewards: Sequence[float], expected: bool) -> None:
     assert differ(rewards) is expected
     assert are_equal(np.array(rewards)) is not expected, "as advantages compare them"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "compared", "expected"),
+    [
+        (((1.0, 0.0), (0.0, 1.0)), "rewards", False),
+        (((1.0, 0.0), (0.0, 1.0)), "turn_rewards", True),
+        (((1.0, 0.0), (1.0, 0.0)), "turn_rewards", False),
+        (((1.0,), (1.0, 0.0)), "turn_rewards", False),  # the second turn has no other to compare with
+        (((1.0,), (0.5, 0.5), (0.25, 0.75)), "turn_rewards", True),
+        (((0.1, 0.2, -0.3), (0.0, 0.0, 0.0)), "rewards", False),  # the sum is a rounding
+        (((0.1 + 0.2, -0.3), (0.3, -0.3)), "turn_rewards", False),
+        (((1.0, 0.0),), "turn_rewards", False),
+        ((), "turn_rewards", False),
+        ((), "rewards", False),
+    ],
+)
+def test_samples_are_told_apart_by_what_is_compared(
+    rewards: Sequence[Sequence[float]], compared: Compared, expected: bool
+) -> None:
+    assert are_told_apart(rewards, compared) is expected

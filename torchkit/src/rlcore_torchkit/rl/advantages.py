@@ -13,7 +13,9 @@ Float64Array: TypeAlias = NDArray[np.float64]
 
 RELATIVE_RESOLUTION = 1e-6
 """Rewards of a group that differ by no more than this share of their magnitude are equal: about eight float32 roundings."""
-
+SMALLEST_DIFFERENCE = 1e-12
+"""Rewards that differ by no more than this are equal whatever their magnitude: parts of a reward that cancel, of turns or of
+functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0 and would be scaled up to the size of other advantages."""
 
 Baseline: TypeAlias = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
 Normalisation: TypeAlias = Literal["std", "leave_one_out_std", "batch_std", "batch_whitening", "mean", "none"]
@@ -60,7 +62,7 @@ def group_advantages(
     magnitude = np.maximum.reduceat(np.abs(shifted), starts)
     # Relative to the group's least reward, so that a large common level cannot cancel away the differences.
     shifted -= np.minimum.reduceat(shifted, starts)[group_of]
-    differs = np.maximum.reduceat(shifted, starts) > RELATIVE_RESOLUTION * magnitude
+    differs = np.maximum.reduceat(shifted, starts) > np.maximum(RELATIVE_RESOLUTION * magnitude, SMALLEST_DIFFERENCE)
     centred = shifted - (np.add.reduceat(shifted, starts) / sizes)[group_of]
     others = np.maximum(sizes - 1, 1)
     scale = differs.astype(np.float64)
@@ -122,7 +124,10 @@ def whitened(values: NDArray[np.floating[Any]], *, epsilon: float) -> Float64Arr
 
 def are_equal(values: NDArray[np.floating[Any]]) -> bool:
     """Whether values differ by no more than roundings; so does none at all."""
-    return not len(values) or bool(np.ptp(values.astype(np.float64)) <= RELATIVE_RESOLUTION * np.abs(values).max())
+    if not len(values):
+        return True
+    resolution = max(RELATIVE_RESOLUTION * float(np.abs(values).max()), SMALLEST_DIFFERENCE)
+    return bool(np.ptp(values.astype(np.float64)) <= resolution)
 
 
 def turn_advantages(

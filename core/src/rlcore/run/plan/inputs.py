@@ -118,6 +118,7 @@ class Inputs:
             progress,
             sampling_mask=replays_sampling_mask(recipe, plan.algorithm.needs),
             on_tokens=on_tokens,
+            compares=plan.algorithm.needs.compares,
         )
         return RolloutSource(
             collector=collector,

@@ -21,6 +21,7 @@ from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.prompt_groups import PromptGroups
 from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
 from rlcore.run.rollout.reward_components import reward_components
+from rlcore.run.rollout.reward_differences import Compared
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
@@ -43,6 +44,8 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     episode_timeout_s: float | None = None
     masks_truncated: bool = False
     """Whether episodes that a limit of tokens or turns cut off are masked."""
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
     history: History = "refuse"
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False
@@ -81,6 +84,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             max_response_tokens=self.max_response_tokens,
             max_turn_tokens=self.max_turn_tokens,
             masks_truncated=self.masks_truncated,
+            compares=self.compares,
             placeholder=(self.sampling.stop_token_ids or (0,))[0],
         )
         return make_work(options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer)

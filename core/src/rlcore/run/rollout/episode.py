@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from rlcore.run.rollout.request_feed import Sampled
-from rlcore.run.rollout.reward_differences import differ
+from rlcore.run.rollout.reward_differences import Compared, are_told_apart
 from rlcore.spi import FinishReason, Observation, ResetResult, Row, SamplingMask, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
 
@@ -72,11 +72,6 @@ class Episode:
     """The experts of the tokens of each turn, from its first token on, where they are wanted."""
     masks: tuple[tuple[int, SamplingMask], ...] = ()
     """Where that is wanted, what the tokens of each piece that the policy said were chosen among; and where it begins."""
-
-    @property
-    def reward(self) -> float:
-        """What all turns earned."""
-        return sum(self.rewards)
 
     @property
     def num_begun(self) -> int:
@@ -237,11 +232,11 @@ class EpisodeGroup:
         self._first_open = first
         return first == len(episodes)
 
-    def has_signal(self, *, masks_truncated: bool) -> bool:
-        """Whether the rewards of its episodes differ that are trained on, and which have all ended; True where it has none.
-        With `masks_truncated` those are not that a limit of tokens or turns cut off."""
+    def has_signal(self, compared: Compared, *, masks_truncated: bool) -> bool:
+        """Whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it has
+        none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
         trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
-        return self.is_left_out or differ([one.reward for one in trained])
+        return self.is_left_out or are_told_apart([one.rewards for one in trained], compared)
 
     @property
     def num_rewarded(self) -> int:

@@ -14,6 +14,7 @@ from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import PromptLimit
+from rlcore.run.rollout.reward_differences import Compared
 from rlcore.run.rollout.schedule import SchedulePolicy
 from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.run.rollout.turns import OnTokens
@@ -32,10 +33,12 @@ def collector_of(
     *,
     sampling_mask: bool = False,
     on_tokens: OnTokens | None = None,
+    compares: Compared = "rewards",
 ) -> StepCollector[Any]:
     """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`. With
     `sampling_mask` the batch says what the generator chose each token among. `on_tokens` is called with the tokens and
-    images of each sample that no agent made, as soon as they are all there."""
+    images of each sample that no agent made, as soon as they are all there. `compares` is the algorithm's, of
+    samples that no agent made."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     data: DatasetConfig = getattr(recipe.data, split)
@@ -74,6 +77,7 @@ def collector_of(
         max_failed_fraction=rollout.max_failed_fraction,
         history="as_seen" if rollout.history == "as_seen" else "refuse",
         tool_parser=tool_parser,
+        compares=compares,
         purpose=purpose,
         is_mixed=data.mix is not None,
         routed_experts=rollout.replay_routing and trains,

@@ -13,6 +13,7 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.episode_starts import Cohort, PromptLimit, StepPlans
+from rlcore.run.rollout.reward_differences import Compared
 from rlcore.run.rollout.turns import Turns
 from rlcore.spi import ConfigError, Problem, ResetResult, Row
 
@@ -28,6 +29,8 @@ class GroupOptions:
     max_turn_tokens: int | None
     masks_truncated: bool = False
     """Whether episodes that a limit of tokens or turns cut off are not trained on."""
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
     placeholder: int
     """The token that stands for the prompt of a group whose environment failed to begin: a batch has no empty sequence."""
 

@@ -88,7 +88,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
 
     def has_signal(self, group: EpisodeGroup) -> bool:
         """See GroupWork."""
-        return group.has_signal(masks_truncated=self._options.masks_truncated)
+        return group.has_signal(self._options.compares, masks_truncated=self._options.masks_truncated)
 
     def kept(self, group: EpisodeGroup) -> object:
         """See GroupWork: the group with its conversations."""

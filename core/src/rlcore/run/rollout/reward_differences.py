@@ -1,11 +1,29 @@
-"""Whether the rewards of a group tell its samples apart."""
+"""Whether what the samples of a group earned tells them apart."""
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 RELATIVE_RESOLUTION = 1e-6
 """Rewards that differ by no more than this share of their magnitude are equal: about eight float32 roundings."""
+SMALLEST_DIFFERENCE = 1e-12
+"""Rewards that differ by no more than this are equal whatever their magnitude: parts of a reward that cancel, of turns or of
+functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0."""
+
+Compared: TypeAlias = Literal["rewards", "turn_rewards", "reward_components"]
+"""As AlgorithmNeeds.compares."""
+
+
+def are_told_apart(rewards: Sequence[Sequence[float]], compared: Compared) -> bool:
+    """Whether a comparison of the samples of a group, given what each earned by its turns, has anything to say. False of a
+    single sample, and of none."""
+    if compared == "rewards":
+        return differ([sum(of_turns) for of_turns in rewards])
+    num_turns = max(map(len, rewards), default=0)
+    return any(differ([sum(of_turns[turn:]) for of_turns in rewards if turn < len(of_turns)]) for turn in range(num_turns))
 
 
 def differ(rewards: Sequence[float]) -> bool:
     """Whether rewards differ by more than roundings, such as that of 0.1 + 0.2. False of a single one, and of none."""
-    return bool(rewards) and max(rewards) - min(rewards) > RELATIVE_RESOLUTION * max(map(abs, rewards))
+    if not rewards:
+        return False
+    return max(rewards) - min(rewards) > max(RELATIVE_RESOLUTION * max(map(abs, rewards)), SMALLEST_DIFFERENCE)
