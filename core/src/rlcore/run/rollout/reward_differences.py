@@ -9,7 +9,7 @@ SMALLEST_DIFFERENCE = 1e-12
 """Rewards that differ by no more than this are equal whatever their magnitude: parts of a reward that cancel, of turns or of
 functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0."""
 
-Compared: TypeAlias = Literal["rewards", "turn_rewards", "reward_components"]
+Compared: TypeAlias = Literal["rewards", "turn_rewards"]
 """As AlgorithmNeeds.compares."""
 
 
