@@ -88,7 +88,7 @@ def test_a_plan_of_the_whole_step_is_shorter_by_generation_alone() -> None:
     """Of the very layout that was measured, through trainer, engine and placement."""
     import measured_plans  # type: ignore[import-not-found]
 
-    ahead = [row for row in measured_plans.MEASURED if row.max_staleness]
+    ahead = [row for row in measured_plans.MEASURED if row.max_staleness and row.shape == "8b"]
     assert ahead
     for row in ahead:
         saved = evolve(row, max_staleness=0).predicted()[0] - row.predicted()[0]
