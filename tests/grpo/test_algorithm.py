@@ -59,6 +59,7 @@ def test_previous_logprobs_are_needed_where_the_generators_do_not_stand_for_them
     [
         ({}, "rewards"),
         ({"advantage_per": "turn"}, "turn_rewards"),
+        ({"reward_aggregation": "normalise_then_sum"}, "reward_components"),
     ],
 )
 def test_the_loop_is_told_what_tells_samples_apart(options, compares):

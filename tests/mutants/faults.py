@@ -114,6 +114,13 @@ FAULTS = (
         "tests/oracle/test_turns_oracle.py::test_a_group_whose_turns_differ_stays_though_its_sums_are_equal",
     ),
     Fault(
+        "groups are replaced by their sums of rewards where parts are compared",
+        "rlcore.run.rollout.episode",
+        "[one.rewards for one in trained], [one.reward_components for one in trained], compared",
+        '[one.rewards for one in trained], [one.reward_components for one in trained], "rewards"',
+        "tests/system/test_rewards.py::test_they_teach_where_each_part_is_compared",
+    ),
+    Fault(
         "what is left of parts of rewards that cancel is scaled up",
         "rlcore_torchkit.rl.advantages",
         "differs = np.maximum.reduceat(shifted, starts) > np.maximum(RELATIVE_RESOLUTION * magnitude, SMALLEST_DIFFERENCE)",

@@ -92,20 +92,37 @@ def penalty(completion):
 """Functions whose sum is 0 or, by rounding, 5.6e-17."""
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "maxrl", "reinforce_pp_baseline", "rloo"])
-def test_parts_of_rewards_that_cancel_teach_nothing(place: Workplace, algorithm: str) -> None:
+def cancelling(place: Workplace) -> Path:
+    """The recipe of such functions."""
     (place.folder / "recipes" / "rewards.py").write_text(PENALTIES)
     parts = json.dumps([f"rewards.py:{name}" for name in ("bonus", "second", "penalty")])
     section = SECTION.replace("grpo.toml", "../grpo.toml").replace("weights = {begins = 0.5}\n", "")
     recipe = place.folder / "recipes" / "cancelling.toml"
     recipe.write_text(section.replace('["rewards.py:even", "rewards.py:begins"]', parts))
+    return recipe
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "maxrl", "reinforce_pp_baseline", "rloo"])
+def test_parts_of_rewards_that_cancel_teach_nothing(place: Workplace, algorithm: str) -> None:
     options = ("algorithm.reinforce_pp_baseline.kl_coefficient=0.0",) if algorithm == "reinforce_pp_baseline" else ()
-    result = place.rlcore("train", recipe, f"algorithm.name={algorithm}", *options)
+    result = place.rlcore("train", cancelling(place), f"algorithm.name={algorithm}", *options)
     assert result.exit_code == 0, result.output
     samples = parquet.read_table(place.run("run") / "rollouts" / "step-000001.parquet").to_pylist()
     assert len({sample["reward"] for sample in samples}) == 2, "by rounding"
     for line in read_metrics(place.run("run"))[1:]:
         assert (line["updates"], line["zero_advantage_groups"]) == (0, 1)
+
+
+def test_they_teach_where_each_part_is_compared(place: Workplace) -> None:
+    """No group is replaced for its equal sums, which all have."""
+    weights = "algorithm.gdpo.reward_weights={bonus = 3.0}"
+    refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=2")
+    result = place.rlcore("train", cancelling(place), "algorithm.name=gdpo", weights, *refills)
+    assert result.exit_code == 0, result.output
+    for line in read_metrics(place.run("run"))[1:]:
+        assert line["updates"] > 0
+        assert abs(line["reward_mean"]) < 1e-12
+        assert line["zero_advantage_groups"] == 0
 
 
 def test_workers_on_ray_get_the_same_rewards(place: Workplace) -> None:

@@ -117,8 +117,8 @@ class RolloutConfig:
     refill_equal_rewards: bool | None = None
     """Replace a group whose rewards are all equal, but for masked samples, from which a comparison within groups learns
     nothing, by the next prompt's (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it,
-    else false. Where the algorithm compares turn by turn, the rewards of all turns are equal in such a group. With an algorithm
-    that reads no rewards, or environments that give none, true is refused."""
+    else false. Where the algorithm compares turns, or the parts of rewards, all of those are equal in such a group. With an
+    algorithm that reads no rewards, or environments that give none, true is refused."""
     max_refill_ratio: Annotated[float, above(0)] = 4.0
     """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
     1 + async.max_staleness; beyond it the run ends."""

@@ -52,10 +52,11 @@ class AlgorithmNeeds:
     rewards: bool = True
     """The training reads the rewards of rollouts. Where they are only reported, a recipe that replaces groups by them
     (rollout.refill_equal_rewards) is refused."""
-    compares: Literal["rewards", "turn_rewards"] = "rewards"
-    """By what the samples of a group are told apart: what an episode earned in all; or what it earned from each of its turns
-    on, where turns are told apart (RolloutBatch.turns). Where all of it is equal in a group, rollout.refill_equal_rewards
-    replaces the group, and data.zero_variance_weight has its prompt come less often."""
+    compares: Literal["rewards", "turn_rewards", "reward_components"] = "rewards"
+    """By what the samples of a group are told apart: what an episode earned in all; what it earned from each of its turns on,
+    where turns are told apart (RolloutBatch.turns); or each of the parts that the environment names of its reward. Where all of
+    it is equal in a group, rollout.refill_equal_rewards replaces the group, and data.zero_variance_weight has its prompt come
+    less often."""
     dynamic_sampling: bool = False
     """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.refill_equal_rewards is true
     unless the recipe says otherwise."""

@@ -54,8 +54,10 @@ class AdvantageConfig:
     from that token to the end of its sequence."""
 
     @property
-    def compares(self) -> Literal["rewards", "turn_rewards"]:
+    def compares(self) -> Literal["rewards", "turn_rewards", "reward_components"]:
         """What tells the samples of a group apart, as AlgorithmNeeds.compares."""
+        if self.reward_aggregation == "normalise_then_sum":
+            return "reward_components"
         return "turn_rewards" if self.advantage_per == "turn" else "rewards"
 
     @property

@@ -292,3 +292,17 @@ def test_a_session_ends_with_its_episode(collect: Any) -> None:
     finally:
         episodes.close()
     assert codes == [401] * 6
+
+
+@pytest.mark.parametrize(("compares", "expected"), [("rewards", False), ("turn_rewards", False), ("reward_components", True)])
+def test_samples_of_agents_are_told_apart_by_what_is_compared(make: Any, compares: Any, expected: bool) -> None:
+    schedule = Schedule(SchedulePolicy(groups_per_step=2, num_steps=1, max_staleness=0))
+    nothing: Any = None
+    groups = make(nothing, compares=compares).work_of(schedule, nothing, nothing)
+    results = (
+        EpisodeResult(reward=1.0, reward_components={"x": 1.0}),
+        None,
+        EpisodeResult(reward=1.0, reward_components={"y": 1.0}),
+    )
+    episodes = [SimpleNamespace(result=result) for result in results]
+    assert groups.has_signal(SimpleNamespace(episodes=episodes)) is expected

@@ -80,7 +80,7 @@ def test_training_follows_the_rollouts_section_and_evaluation_its_own() -> None:
     for one in (train, held_out):
         assert (one.max_turns, one.max_turn_tokens, one.episode_timeout_s, one.history) == (6, 9, 8.0, "as_seen")
         assert (one.max_failed_fraction, one.tool_parser, one.is_mixed) == (0.25, "parser", False)
-    assert train.compares == "turn_rewards"
+    assert train.compares == collected("train", agents=True).compares == "turn_rewards"
     assert (train.masks_truncated, train.routed_experts, train.purpose) == (True, True, "the step")
     assert (held_out.masks_truncated, held_out.routed_experts, held_out.purpose) == (False, False, "the evaluation")
 

@@ -1,6 +1,6 @@
 """Rewards that differ, those that roundings alone tell apart, and what of them an algorithm compares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -47,4 +47,20 @@ def test_roundings_make_no_difference(rewards: Sequence[float], expected: bool) 
 def test_samples_are_told_apart_by_what_is_compared(
     rewards: Sequence[Sequence[float]], compared: Compared, expected: bool
 ) -> None:
-    assert are_told_apart(rewards, compared) is expected
+    parts = [{"all": sum(of_turns)} for of_turns in rewards]
+    assert are_told_apart(rewards, parts, compared) is expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (({"x": 1.0}, {"y": 1.0}), True),
+        (({"x": 1.0, "y": 0.0}, {"x": 1.0}), False),
+        (({"x": 0.1 + 0.2, "y": 1.0}, {"x": 0.3, "y": 1.0}), False),
+        (({"x": 1.0, "y": 2.0},), False),
+        (({}, {}), False),
+        ((), False),
+    ],
+)
+def test_samples_are_told_apart_by_each_part_of_their_rewards(parts: Sequence[Mapping[str, float]], expected: bool) -> None:
+    assert are_told_apart([(1.0,)] * len(parts), parts, "reward_components") is expected

@@ -12,6 +12,7 @@ from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroup
 from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.reward_components import reward_components
+from rlcore.run.rollout.reward_differences import Compared
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_collector import StepCollector
@@ -30,6 +31,8 @@ class AgentCollector(StepCollector[AgentGroup]):
 
     max_sequence_length: int
     history: History
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepCollector."""
@@ -48,7 +51,7 @@ class AgentCollector(StepCollector[AgentGroup]):
         return AgentGroups(
             model=model,
             sampler=sampler,
-            options=SessionOptions(sampling=self.sampling, max_tokens=self.max_response_tokens),
+            options=SessionOptions(sampling=self.sampling, max_tokens=self.max_response_tokens, compares=self.compares),
             plans=plans,
             runner=self.episodes,
             failures=failures,

@@ -13,7 +13,7 @@ from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.reward_differences import differ
+from rlcore.run.rollout.reward_differences import Compared, are_told_apart
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.sessions.record import Segment
 from rlcore.sessions.served_model import ServedModel
@@ -69,6 +69,8 @@ class SessionOptions:
     sampling: SamplingParams
     max_tokens: int
     """Most tokens of an answer."""
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
 
 
 class AgentGroups(GroupWork[AgentGroup]):
@@ -169,8 +171,10 @@ class AgentGroups(GroupWork[AgentGroup]):
         return len(restarted) == self.group_size
 
     def has_signal(self, group: AgentGroup) -> bool:
-        """See GroupWork: whether the rewards of its episodes differ."""
-        return differ([episode.result.reward for episode in group.episodes if episode.result is not None])
+        """See GroupWork: whether what is compared differs among its episodes, each of which is one turn."""
+        results = [episode.result for episode in group.episodes if episode.result is not None]
+        rewards, components = [(one.reward,) for one in results], [one.reward_components for one in results]
+        return are_told_apart(rewards, components, self._options.compares)
 
     def kept(self, group: AgentGroup) -> AgentGroup | None:
         """See GroupWork: a group whose agents have all ended."""

@@ -236,7 +236,9 @@ class EpisodeGroup:
         """Whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it has
         none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
         trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
-        return self.is_left_out or are_told_apart([one.rewards for one in trained], compared)
+        return self.is_left_out or are_told_apart(
+            [one.rewards for one in trained], [one.reward_components for one in trained], compared
+        )
 
     @property
     def num_rewarded(self) -> int:

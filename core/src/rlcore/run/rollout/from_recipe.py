@@ -37,8 +37,7 @@ def collector_of(
 ) -> StepCollector[Any]:
     """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`. With
     `sampling_mask` the batch says what the generator chose each token among. `on_tokens` is called with the tokens and
-    images of each sample that no agent made, as soon as they are all there. `compares` is the algorithm's, of
-    samples that no agent made."""
+    images of each sample that no agent made, as soon as they are all there. `compares` is the algorithm's."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     data: DatasetConfig = getattr(recipe.data, split)
@@ -57,6 +56,7 @@ def collector_of(
             history="segment" if rollout.history == "segment" else "refuse",
             sampling_mask=sampling_mask,
             tool_parser=tool_parser,
+            compares=compares,
             purpose=purpose,
             is_mixed=data.mix is not None,
             clock=clock,

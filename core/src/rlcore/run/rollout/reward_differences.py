@@ -1,6 +1,7 @@
 """Whether what the samples of a group earned tells them apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Literal, TypeAlias
 
 RELATIVE_RESOLUTION = 1e-6
@@ -9,15 +10,17 @@ SMALLEST_DIFFERENCE = 1e-12
 """Rewards that differ by no more than this are equal whatever their magnitude: parts of a reward that cancel, of turns or of
 functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0."""
 
-Compared: TypeAlias = Literal["rewards", "turn_rewards"]
+Compared: TypeAlias = Literal["rewards", "turn_rewards", "reward_components"]
 """As AlgorithmNeeds.compares."""
 
 
-def are_told_apart(rewards: Sequence[Sequence[float]], compared: Compared) -> bool:
-    """Whether a comparison of the samples of a group, given what each earned by its turns, has anything to say. False of a
-    single sample, and of none."""
+def are_told_apart(rewards: Sequence[Sequence[float]], components: Sequence[Mapping[str, float]], compared: Compared) -> bool:
+    """Whether a comparison of the samples of a group, given what each earned by its turns, and by the parts of its reward that
+    have names, has anything to say. False of a single sample, and of none."""
     if compared == "rewards":
         return differ([sum(of_turns) for of_turns in rewards])
+    if compared == "reward_components":
+        return any(differ([one.get(name, 0.0) for one in components]) for name in set(chain.from_iterable(components)))
     num_turns = max(map(len, rewards), default=0)
     return any(differ([sum(of_turns[turn:]) for of_turns in rewards if turn < len(of_turns)]) for turn in range(num_turns))
 
