@@ -119,7 +119,8 @@ def load_image_processor(path: str, revision: str | None, *, trust_remote_code: 
     except Exception as error:  # OSError, ValueError, ImportError, KeyError, by what is missing
         found = f"no image processor that loads ({str(error).strip().splitlines()[0]:.200})"
     expected = "preprocessor_config.json of a model such as Qwen2.5-VL, and Pillow"
-    raise ModelError([Problem(path=path, found=found, expected=expected, remedy=INSTALL)])
+    remedy = f"{INSTALL}; before 5.18 transformers needs torchvision too"
+    raise ModelError([Problem(path=path, found=found, expected=expected, remedy=remedy)])
 
 
 @frozen(kw_only=True, eq=False)
