@@ -120,6 +120,15 @@ IN_8_BITS: Mapping[str, Any] = {
     "policy_by_trainer": False,
     "source": HEADLINE_SECTION,
 }
+OF_EXPERTS: Mapping[str, Any] = {
+    **HEADLINE,
+    "shape": "30b-a3b",
+    "gpus": "4xH200",
+    "config": MegatronConfig(**{**NO_SIZES, "expert_parallel": 4}, recompute="full", optimizer=NARROW, ddp=BFLOAT16_GRADIENTS),
+    "engine": VllmConfig(tensor_parallel=4),
+    "num_sequences": 1024,
+    "source": HEADLINE_SECTION,
+}
 UPDATE: Mapping[str, Any] = {"shape": "1.5b", "gpus": "1xH100", "num_sequences": 64, "limit": 512}
 SIX_LAYERS: Mapping[str, Any] = {"shape": "8b", "num_layers": 6, "gpus": "1xH200", "num_sequences": 64, "limit": 512}
 UPDATE_SECTION = "benchmarks.md#a-training-step-on-a-gpu-benchmarkstrain_steppy"
@@ -187,32 +196,20 @@ MEASURED = (
     ),
     Measured(
         name="GRPO step, 30B-A3B, `megatron`, expert 4, recomputed",
-        source=HEADLINE_SECTION,
-        shape="30b-a3b",
-        gpus="4xH200",
-        config=MegatronConfig(**{**NO_SIZES, "expert_parallel": 4}, recompute="full", optimizer=NARROW, ddp=BFLOAT16_GRADIENTS),
-        engine=VllmConfig(tensor_parallel=4),
-        num_sequences=1024,
         mean=779,
         microbatch=12288,
         step_s=116.0,
         peak_gb=109.7,
-        **HEADLINE,
+        **OF_EXPERTS,
     ),
     Measured(
         name="GRPO step, 30B-A3B, `megatron`, expert 4, recomputed, staleness 1",
-        source=HEADLINE_SECTION,
-        shape="30b-a3b",
-        gpus="4xH200",
-        config=MegatronConfig(**{**NO_SIZES, "expert_parallel": 4}, recompute="full", optimizer=NARROW, ddp=BFLOAT16_GRADIENTS),
-        engine=VllmConfig(tensor_parallel=4),
-        num_sequences=1024,
         mean=823,
         microbatch=24576,
         max_staleness=1,
         policy_by_trainer=False,
         step_s=77.7,
-        **HEADLINE,
+        **OF_EXPERTS,
     ),
     Measured(name="GRPO step, 8B in 8 bits, `megatron`", mean=809, microbatch=6144, step_s=42.9, **IN_8_BITS),
     Measured(
