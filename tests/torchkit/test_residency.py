@@ -1,5 +1,7 @@
 """Memory that is discarded or copied to the host, and comes back."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +104,34 @@ def test_nothing_is_freed_where_the_host_has_no_room_for_all(monkeypatch: pytest
     copy.restore()
     assert torch.cat(tensors).tolist() == list(range(100, 150))
     assert before.tolist() == [1] * 16
+
+
+def test_where_one_block_is_refused_no_more_are_asked_for_and_none_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency, "BLOCK_BYTES", 16)
+    registered: set[int] = set()
+    asked: list[int] = []
+
+    def register(address: int, size: int, flags: int) -> int:
+        asked.append(address)
+        time.sleep(0.001)
+        if len(asked) > 3:
+            return 2
+        registered.add(address)
+        return 0
+
+    def check(code: int) -> None:
+        if code:
+            raise RuntimeError("CUDA error: out of memory")
+
+    cuda = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=registered.discard)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        residency.host_blocks(300, pinned=True)
+    assert len(asked) < 100
+    assert registered == set()
 
 
 @pytest.mark.gpu

@@ -158,7 +158,7 @@ def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
     getattr(ROLLOUTS, name)[0] = getattr(ROLLOUTS, name)[0]  # only for the algorithm
 
 
-@pytest.mark.parametrize("name", ["tokens", "offsets", "loss_mask", "generation_logprobs", "group_ids", "turns"])
+@pytest.mark.parametrize("name", ["tokens", "offsets", "loss_mask", "generation_logprobs", "group_ids", "rewards", "turn_of"])
 def test_tokens_and_columns_of_the_samples_cannot_be_written_to(make_algorithm, name):
     """What a batch shares with the rollouts would be trained on as it was left."""
     column = np.zeros(4, np.float32)
@@ -167,8 +167,8 @@ def test_tokens_and_columns_of_the_samples_cannot_be_written_to(make_algorithm, 
 
     def write(given):
         batch = given.batch
-        if name == "turns":
-            given.turns.rewards[-1] = 0
+        if name in ("rewards", "turn_of"):
+            getattr(given.turns, name)[-1] = 0
         elif name in ("tokens", "offsets", "loss_mask"):
             getattr(batch, name)[-1] = 0
         else:
@@ -182,6 +182,7 @@ def test_tokens_and_columns_of_the_samples_cannot_be_written_to(make_algorithm, 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"compares": "parts"}, "needs.compares: found 'parts'; expected one of 'rewards', 'turn_rewards'"),
         ({"source": "rollout"}, "needs.source: found 'rollout'; expected one of 'rollouts', 'demonstrations'"),
         ({"whole_groups": 2}, "needs.whole_groups: found 2; expected one of False, True"),
         ({"dynamic_sampling": 1}, "needs.dynamic_sampling: found 1; expected one of False, True"),

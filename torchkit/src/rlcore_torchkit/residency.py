@@ -126,10 +126,11 @@ def host_blocks(number: int, *, pinned: bool) -> list[Tensor]:
     if not pinned:
         return [torch.empty(BLOCK_BYTES, dtype=torch.uint8) for _ in range(number)]
     with ThreadPoolExecutor(NUM_PINNING_THREADS, "pin", torch.cuda.set_device, (torch.cuda.current_device(),)) as pool:
-        return [asked.result() for asked in [pool.submit(_pinned_block) for _ in range(number)]]
+        # Where one is refused, map asks for no more of them, and lets those go that it has.
+        return list(pool.map(_pinned_block, range(number)))
 
 
-def _pinned_block() -> Tensor:
+def _pinned_block(_: int) -> Tensor:
     block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cuda.cudaHostRegister(block.data_ptr(), BLOCK_BYTES, 0))

@@ -18,6 +18,7 @@ from rlcore.spi.algorithm import (
     RolloutBatch,
     StatefulAlgorithm,
     TrainingBatch,
+    TurnRewards,
     ValueMeasuringAlgorithm,
 )
 from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range
@@ -59,7 +60,7 @@ class AlgorithmHandle:
         assert isinstance(self._algorithm, MeasuringAlgorithm)
         with attributed("raised in measure of", self.entry.label):
             figures = self._algorithm.measure(
-                _protected(examples), logprobs, None if reference is None else _read_only(reference)
+                _protected(examples), _read_only(logprobs), None if reference is None else _read_only(reference)
             )
         return self._checked("measure", figures)
 
@@ -67,7 +68,7 @@ class AlgorithmHandle:
         """Its figures of held-out examples, by the values after their tokens. Errors as of `measure`."""
         assert isinstance(self._algorithm, ValueMeasuringAlgorithm)
         with attributed("raised in measure_values of", self.entry.label):
-            figures = self._algorithm.measure_values(_protected(examples), values)
+            figures = self._algorithm.measure_values(_protected(examples), _read_only(values))
         return self._checked("measure_values", figures)
 
     def _checked(self, method: str, figures: Mapping[str, float]) -> dict[str, float]:
@@ -152,9 +153,13 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
         finish_reasons=_read_only(rollouts.finish_reasons),
         truncated=_read_only(rollouts.truncated),
         reward_components=_all_read_only(rollouts.reward_components),
-        turns=None if turns is None else evolve(turns, rewards=_read_only(turns.rewards)),
+        turns=None if turns is None else _protected_turns(turns),
         weight_version=rollouts.weight_version,
     )
+
+
+def _protected_turns(turns: TurnRewards) -> TurnRewards:
+    return TurnRewards(rewards=_read_only(turns.rewards), offsets=_read_only(turns.offsets), turn_of=_read_only(turns.turn_of))
 
 
 def _read_only(array: _Array) -> _Array:
@@ -171,7 +176,9 @@ _NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model"
 
 
 def _check_needs(needs: AlgorithmNeeds) -> None:
-    _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
+    hints = get_type_hints(AlgorithmNeeds)
+    for name in ("source", "compares"):
+        _check_choice(f"needs.{name}", getattr(needs, name), get_args(hints[name]))
     for name in (
         "previous_logprobs",
         "reference_logprobs",

@@ -199,7 +199,7 @@ class Algorithm(Protocol):
         """What the loop must provide."""
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
-        """Advantages, filters and batch columns of one step. All arrays of the samples are read-only."""
+        """Advantages, filters and batch columns of one step. All arrays of the samples but a sampling mask's are read-only."""
 
 
 @runtime_checkable

@@ -38,7 +38,8 @@ class AdvantageConfig:
     are computed in its group, then added by `reward_weights`, and divided by the standard deviation of these sums over the
     step."""
     reward_weights: Mapping[str, Annotated[float, _FINITE]] = field(factory=dict)
-    """Weights of the components, by name, with "normalise_then_sum"; 1 for those that are not here."""
+    """Weights of the components, by name, with "normalise_then_sum"; 1 for those that are not here. Whether a group is
+    replaced (rollout.refill_equal_rewards) goes by all components, those of weight 0 too."""
     length_penalty: Literal["none", "soft_overlong", "linear", "group"] = "none"
     """Added to the reward by how many tokens the policy said: "soft_overlong" falls from 0 to -1 over the last part of
     rollout.max_response_tokens; "linear" is minus the share of rollout.max_response_tokens; "group" goes from 0.5 for the

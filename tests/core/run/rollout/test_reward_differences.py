@@ -64,3 +64,8 @@ def test_samples_are_told_apart_by_what_is_compared(
 )
 def test_samples_are_told_apart_by_each_part_of_their_rewards(parts: Sequence[Mapping[str, float]], expected: bool) -> None:
     assert are_told_apart([(1.0,)] * len(parts), parts, "reward_components") is expected
+
+
+def test_without_parts_the_whole_is_compared() -> None:
+    """So that the algorithm, which gets such a group, says what is missing."""
+    assert are_told_apart([(1.0,), (0.0,)], [{}, {}], "reward_components")

@@ -17,7 +17,8 @@ Compared: TypeAlias = Literal["rewards", "turn_rewards", "reward_components"]
 def are_told_apart(rewards: Sequence[Sequence[float]], components: Sequence[Mapping[str, float]], compared: Compared) -> bool:
     """Whether a comparison of the samples of a group, given what each earned by its turns, and by the parts of its reward that
     have names, has anything to say. False of a single sample, and of none."""
-    if compared == "rewards":
+    # Without parts there is nothing to go by but the whole; the algorithm then says that they are missing.
+    if compared == "rewards" or (compared == "reward_components" and not any(components)):
         return differ([sum(of_turns) for of_turns in rewards])
     if compared == "reward_components":
         return any(differ([one.get(name, 0.0) for one in components]) for name in set(chain.from_iterable(components)))
