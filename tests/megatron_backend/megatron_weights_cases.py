@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -283,6 +284,21 @@ def check_conversion(directory: Path, layouts: Sequence[ParallelLayout]) -> None
             assert conversion.copy_directory(model.spec).exists()
 
 
+def check_conversion_by_a_slow_rank(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """The first rank gives the copy its name only once every one has seen what it has written."""
+    rank, glob, seen = dist.get_rank(), Path.glob, set[str]()
+
+    def slowly(path: Path, pattern: str) -> Iterator[Path]:
+        time.sleep(0.3 * rank)
+        found = list(glob(path, pattern))
+        seen.update(each.name for each in found)
+        return iter(found)
+
+    with mock.patch.object(Path, "glob", slowly):
+        check_conversion(directory, layouts)
+    assert any(name.startswith(f"__{rank}_") for name in seen)
+
+
 def check_megatron_checkpoint(directory: Path, folder: Path, layouts: Sequence[ParallelLayout]) -> None:
     """Megatron's own function writes in the first layout, with all layers in one tensor; the others read that."""
     with opened(directory, layouts[0]) as model:
@@ -358,6 +374,7 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "reads of copies/qwen3_moe": on(check_reads_of_copies, "qwen3_moe", "dp2"),
             "reads/qwen3_moe": on(check_reads, "qwen3_moe", "tp2xep2"),
             "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
+            "converted by a slow rank/llama": on(check_conversion_by_a_slow_rank, "llama", "tp2"),
             "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
             "reads of a conversion/qwen2": on(check_reads_of_a_conversion, "qwen2", "dp2"),
             "reads of a conversion/qwen3_moe": on(check_reads_of_a_conversion, "qwen3_moe", "dp2"),

@@ -135,16 +135,17 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
 
 
 def test_an_engine_that_stands_still_as_it_generates_is_ended_long_before_a_generation_may_be(backend, monkeypatch):
-    replica, stopped, ended = backend._replicas[1], engine_processes()["vllm-1"], []
+    """The first sample that it has ended stops it: it is at work on many others."""
+    replica, stopped = backend._replicas[1], engine_processes()["vllm-1"]
+    generate = replica.generate
 
-    def stop(number, sample):
-        ended.append(number)
-        if len(ended) == 3:  # so both engines have their requests
-            stopped.suspend()
+    def stopping(samples, deliver):
+        return generate(samples, lambda finished: (stopped.suspend(), deliver(finished)))
 
-    request = request_of(4, 280, on_finished=stop)
+    request = request_of(16, 280)
     request.max_tokens[::4] = 1
     with monkeypatch.context() as patched:
+        patched.setattr(replica, "generate", stopping)
         patched.setattr(replica, "_config", evolve(replica._config, refit_timeout_s=5.0, generate_timeout_s=60.0))
         with pytest.raises(WorkerError, match=r"vllm-1 .* generate within 5 s .*\.refit_timeout_s"):
             backend.generate(request)

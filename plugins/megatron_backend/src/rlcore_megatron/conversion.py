@@ -145,8 +145,9 @@ def _begin(copy: Path) -> Path:
     with model_storage_errors(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
         for other in copy.parent.glob(f".{copy.name}.*"):
-            if time.time() - other.stat().st_mtime > ABANDONED_AFTER_S:
-                shutil.rmtree(other, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another job has just finished it
+                if time.time() - other.stat().st_mtime > ABANDONED_AFTER_S:
+                    shutil.rmtree(other, ignore_errors=True)
         begun = copy.with_name(f".{copy.name}.{uuid.uuid4().hex}")
         begun.mkdir()
     return begun

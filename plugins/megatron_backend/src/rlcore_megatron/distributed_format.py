@@ -58,7 +58,8 @@ def write(directory: Path, tensors: Sequence[ShardedTensor]) -> tuple[str, ...]:
         checkpoint.save(
             _by_name(tensors), storage_writer=_Writer(directory), planner=DefaultSavePlanner(flatten_state_dict=False)
         )
-    mine = sorted(path.name for path in directory.glob(f"__{rank}_*.distcp"))
+    # Together: whoever returned before others had looked could give the directory another name.
+    mine = together(lambda: sorted(path.name for path in directory.glob(f"__{rank}_*.distcp")))
     return (*(COMMON_FILES if rank == 0 else ()), *mine)
 
 

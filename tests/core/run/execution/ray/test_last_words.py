@@ -70,6 +70,7 @@ def test_nothing_is_said_of_a_driver_that_has_said_farewell(raylet: str) -> None
 
 
 def test_an_interrupt_is_the_drivers_own(raylet: str) -> None:
+    """Also one that comes as soon as there is a process that it could reach."""
     told = ended(raylet, "import psutil; psutil.Process().children()[0].send_signal(signal.SIGINT); raise SystemExit(3)")
     assert told == ""
 

@@ -30,8 +30,7 @@ ENDED = "It is ended, since this run's process would wait for it for ever."
 NOT_ENDED = "It is another user's: end it, or this run's process, which waits for it for ever."
 _FAREWELL = b"."
 _WAIT = f"""
-import signal, socket, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+import socket, sys
 if sys.stdin.buffer.read() != {_FAREWELL!r}:
     with socket.socket(socket.AF_UNIX) as raylet:
         try:
@@ -55,7 +54,9 @@ def said_for_ray() -> Iterator[None]:
         return
     message = MESSAGE.format(logs=Path(node.get_logs_dir_path()))
     command = [sys.executable, "-I", "-S", "-c", _WAIT, node.raylet_socket_name, message]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+    with _without_interrupts():  # from its first moment on: what it had to ignore itself would reach it before that
+        started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    with started as waiting:
         is_over = threading.Event()
         arguments = node.raylet_socket_name, is_over
         watching = threading.Thread(target=end_where_it_stands_still, args=arguments, name="raylet", daemon=True)
@@ -68,6 +69,16 @@ def said_for_ray() -> Iterator[None]:
             with suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 waiting.communicate(_FAREWELL, CLOSE_S)
             waiting.kill()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A process that is started here never gets one. This thread gets one that comes now when it leaves."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_where_it_stands_still(raylet: str, is_over: threading.Event) -> None:
