@@ -21,6 +21,7 @@ from rlcore.spi import (
     NonFiniteError,
     PluginError,
     RolloutBatch,
+    SamplingMask,
     TokenBatch,
     TrainingBatch,
     TurnRewards,
@@ -158,17 +159,23 @@ def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
     getattr(ROLLOUTS, name)[0] = getattr(ROLLOUTS, name)[0]  # only for the algorithm
 
 
-@pytest.mark.parametrize("name", ["tokens", "offsets", "loss_mask", "generation_logprobs", "group_ids", "rewards", "turn_of"])
+@pytest.mark.parametrize(
+    "name", ["tokens", "offsets", "loss_mask", "generation_logprobs", "group_ids", "rewards", "turn_of", "sampling_mask"]
+)
 def test_tokens_and_columns_of_the_samples_cannot_be_written_to(make_algorithm, name):
     """What a batch shares with the rollouts would be trained on as it was left."""
     column = np.zeros(4, np.float32)
     turns = TurnRewards(rewards=np.ones(2, np.float32), offsets=np.arange(3), turn_of=np.asarray([-1, 0, -1, 0], np.int32))
-    rollouts = attrs.evolve(ROLLOUTS, batch=BATCH.with_token_column("generation_logprobs", column), turns=turns)
+    mask = SamplingMask.of([np.arange(2, dtype=np.int32)] * 4)
+    batch = attrs.evolve(BATCH.with_token_column("generation_logprobs", column), sampling_mask=mask)
+    rollouts = attrs.evolve(ROLLOUTS, batch=batch, turns=turns)
 
     def write(given):
         batch = given.batch
         if name in ("rewards", "turn_of"):
             getattr(given.turns, name)[-1] = 0
+        elif name == "sampling_mask":
+            batch.sampling_mask.tokens[-1] = 0
         elif name in ("tokens", "offsets", "loss_mask"):
             getattr(batch, name)[-1] = 0
         else:

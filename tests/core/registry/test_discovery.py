@@ -75,6 +75,14 @@ def test_a_malformed_entry_point_is_listed_and_does_not_stop_the_others(installe
     assert "import failed" in entries["odd"].error
 
 
+def test_what_an_import_prints_is_no_part_of_what_a_command_tells(installer, capsys):
+    source = "print('hello from loud')\nraise ImportError('no more')\n"
+    installer.add("acme", {"rlcore.trainers": {"loud": "loud_provider:PROVIDER"}}, loud_provider=source)
+    assert "no more" in only(discover()).error
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "hello from loud\n")
+
+
 def test_ctrl_c_in_an_import_is_no_defect_of_the_plugin(installer):
     installer.add("acme", {"rlcore.trainers": {"slow": "slow_provider:P"}}, slow_provider="raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):

@@ -137,7 +137,7 @@ def _copied_value(name: str, value: object) -> AnyArray | float:
 def _protected(rollouts: RolloutBatch) -> RolloutBatch:
     """The samples with read-only arrays: what an algorithm wrote into them would be trained on, and be in the step's metrics
     and the samples of the run directory, without a trace."""
-    batch, turns = rollouts.batch, rollouts.turns
+    batch, turns, mask = rollouts.batch, rollouts.turns, rollouts.batch.sampling_mask
     columns = {**batch.sequence_columns, GROUP_IDS: rollouts.group_ids}
     return RolloutBatch(
         batch=evolve(
@@ -147,6 +147,9 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
             loss_mask=_read_only(batch.loss_mask),
             token_columns=_all_read_only(batch.token_columns),
             sequence_columns=_all_read_only(columns),
+            sampling_mask=None
+            if mask is None
+            else evolve(mask, tokens=_read_only(mask.tokens), offsets=_read_only(mask.offsets)),
         ),
         rewards=_read_only(rollouts.rewards),
         valid=_read_only(rollouts.valid),

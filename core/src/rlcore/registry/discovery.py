@@ -1,7 +1,9 @@
 """Which plugins are installed: every entry point of every role, each with its provider or with what is wrong with it."""
 
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib.metadata import EntryPoint, EntryPoints
 from traceback import walk_tb
 from typing import TypeVar
@@ -208,7 +210,8 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     if problem := misfit(entry_point.dist):
         return evolve(entry, error=problem)
     try:
-        loaded = entry_point.load()
+        with redirect_stdout(sys.stderr):  # what it prints is no part of what a command tells
+            loaded = entry_point.load()
     # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;
     # it must not take the listing along.
     except BaseException as error:

@@ -168,10 +168,11 @@ class Schedule:
         at.refilled.append(number)
         if len(at.refilled) > self.policy.max_refills:
             raise RewardError(
-                f"step {at.trained + 1}: the rewards were all equal in each of {len(at.refilled)} groups that were "
-                f"replaced, and {len(at.complete)} of {self.policy.groups_per_step} groups have a signal; expected at "
-                f"most {self.policy.max_refills} replaced groups (rollout.max_refill_ratio). Make the tasks easier or harder, "
-                "raise rollout.samples_per_prompt or that ratio, or keep such groups (rollout.refill_equal_rewards)"
+                f"step {at.trained + 1}: the rewards of the samples that count were all equal, or none counts, in each of "
+                f"{len(at.refilled)} groups that were replaced, and {len(at.complete)} of {self.policy.groups_per_step} groups "
+                f"have a signal; expected at most {self.policy.max_refills} replaced groups (rollout.max_refill_ratio). Make "
+                "the tasks easier or harder, raise rollout.samples_per_prompt, rollout.max_response_tokens or that ratio, or "
+                "keep such groups (rollout.refill_equal_rewards)"
             )
         return False
 
