@@ -114,6 +114,45 @@ def test_a_raylet_that_stands_still_is_ended_and_told() -> None:
     assert "Ray's core ended it" in said
 
 
+WITH_A_STOPPED_HEAD = """
+import ray, signal
+from ray._private import worker
+from rlcore.config.cluster import ClusterConfig
+from rlcore.run.execution.ray import last_words
+from rlcore.run.execution.ray.session import ray_session
+
+last_words.LEAVE_S = 1.0
+with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+    (head,) = worker._global_node.all_processes["gcs_server"]
+    head.process.send_signal(signal.SIGSTOP)
+raise SystemExit(7)
+"""
+
+
+def test_a_head_that_stands_still_keeps_no_run_from_its_end() -> None:
+    command = [sys.executable, "-c", WITH_A_STOPPED_HEAD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr.strip()) == (7, last_words.HEAD_ENDED)
+
+
+def test_a_head_of_others_that_stands_still_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray is a stand-in: the real one would not end."""
+    import ray
+    from ray._private import worker
+
+    def wait() -> None:
+        (watching,) = (each for each in threading.enumerate() if each.name == "ray-head")
+        watching.join(60)
+
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes={}))
+    monkeypatch.setattr(last_words, "LEAVE_S", 0.1)
+    monkeypatch.setattr(ray, "shutdown", wait)
+    last_words.leave()
+    assert capsys.readouterr().err == last_words.HEAD_AWAITED.format(pid=os.getpid()) + "\n"
+
+
 class GivenUp:
     """A cluster that has given this node up, and the signals that are sent."""
 

@@ -1,5 +1,5 @@
 """What Ray leaves unsaid: where its process on this machine dies, Ray's core ends the driver at once, without a word, and where
-that stands still, so does the driver for ever."""
+that stands still, or the head of its cluster does, so does the driver for ever."""
 
 import os
 import select
@@ -28,6 +28,13 @@ STANDS_STILL = (
 )
 ENDED = "It is ended, since this run's process would wait for it for ever."
 NOT_ENDED = "It is another user's: end it, or this run's process, which waits for it for ever."
+LEAVE_S = 90.0
+"""Seconds that leaving a cluster may take; a head that was stopped for a minute still answers."""
+HEAD_ENDED = "error: Ray's head process on this machine answers nothing as the run ends, and is ended."
+HEAD_AWAITED = (
+    "error: the head of the Ray cluster answers nothing, and Ray lets no process leave it that way: end this one (process "
+    "{pid}) if it does not end. What was saved is intact."
+)
 _FAREWELL = b"."
 _WAIT = f"""
 import socket, sys
@@ -69,6 +76,31 @@ def said_for_ray() -> Iterator[None]:
             with suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 waiting.communicate(_FAREWELL, CLOSE_S)
             waiting.kill()
+
+
+def leave() -> None:
+    """Leave Ray's cluster. A head that this process has started and that answers nothing is ended, since Ray would wait for it
+    for ever; of another one it is said why this process does not end."""
+    import ray
+
+    has_left = threading.Event()
+    threading.Thread(target=_end_a_head_that_stands_still, args=(has_left,), name="ray-head", daemon=True).start()
+    try:
+        ray.shutdown()
+    finally:
+        has_left.set()
+
+
+def _end_a_head_that_stands_still(has_left: threading.Event) -> None:
+    from ray._private import ray_constants, worker
+
+    node = worker._global_node
+    if node is None or has_left.wait(LEAVE_S):
+        return
+    started = node.all_processes.get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])
+    for each in started:
+        each.process.kill()
+    print(HEAD_ENDED if started else HEAD_AWAITED.format(pid=os.getpid()), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.last_words import said_for_ray
+from rlcore.run.execution.ray.last_words import leave, said_for_ray
 from rlcore.run.interrupt import sigterm_kept
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, Problem, StorageError, WorkerError
@@ -58,7 +58,7 @@ def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_dire
                 yield
     finally:
         if is_ours:
-            ray.shutdown()
+            leave()
         for name in added:
             os.environ.pop(name, None)
 
