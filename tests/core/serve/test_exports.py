@@ -108,5 +108,5 @@ def test_of_two_servers_that_begin_together_one_exports(run: Path, registry: Reg
 def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_no_defect(run: Path, registry: Registry) -> None:
     serving = prepared(run, registry)
     shutil.rmtree(run / "checkpoints" / "step-000001")
-    with pytest.raises(CheckpointError, match="step-000001 is gone since it was looked at: its run keeps the newest"):
+    with pytest.raises(CheckpointError, match=r"step-000001 is gone .*checkpoint\.keep"):
         served_model(serving, lambda _: None)
