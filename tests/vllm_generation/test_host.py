@@ -35,7 +35,7 @@ def test_a_call_that_ends_while_it_is_cut_keeps_no_other_from_being_cut(monkeypa
     """Another thread collects it between two looks at its number."""
     engine, ending, other = mock.Mock(), Future(), Future()
     engine.generate.side_effect = [ending, other]
-    monkeypatch.setattr(host, "_start", lambda _settings: engine)
+    monkeypatch.setattr("rlcore_vllm.engine.Engine", lambda _settings: engine)
     hosted = host.Host(None)
     for number in (1, 2):
         hosted.submit(number, None)
