@@ -142,6 +142,22 @@ def test_the_slower_of_two_jobs_throws_its_copy_away(
     assert_equal(model.exported(), in_files(directory))
 
 
+def test_a_copy_that_another_job_throws_away_meanwhile_was_read(
+    folder: Path, directory: Path, model: Opened, reads: mock.Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(model)
+    read = distributed_weights.read
+
+    def thrown_away(copy: Path, parts: Any) -> None:
+        read(copy, parts)
+        shutil.rmtree(copy)
+
+    monkeypatch.setattr(distributed_weights, "read", thrown_away)
+    load(model)
+    assert reads.call_count == 1
+    assert_equal(model.exported(), in_files(directory))
+
+
 def test_what_an_earlier_job_left_is_removed(folder: Path, model: Opened) -> None:
     load(model)
     (copy,) = folder.iterdir()

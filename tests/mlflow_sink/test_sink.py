@@ -67,3 +67,20 @@ def test_a_server_that_is_away_holds_nothing_up_and_is_told_at_the_end(tmp_path:
     opened.log(1, {"loss": 1.0})
     with pytest.raises(Exception, match="127.0.0.1"):
         opened.close(None)
+
+
+def test_of_two_runs_that_begin_together_both_are_in_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each finds that there is none of the name."""
+    uri, looked = f"file://{tmp_path / 'store'}", MlflowClient.get_experiment_by_name
+    client = MlflowClient(tracking_uri=uri)
+
+    def at_the_same_time(self: MlflowClient, name: str) -> object:
+        monkeypatch.undo()
+        found = looked(self, name)
+        client.create_experiment(name)
+        return found
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", at_the_same_time)
+    run(tmp_path, uri, [1], {})
+    (found,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert (found.info.run_name, found.info.status) == ("first", "FINISHED")

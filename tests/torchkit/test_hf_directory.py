@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore.model_files import model_problems
-from rlcore.spi import ContractError, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi import ContractError, ModelSpec, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
 from rlcore.testing.models import make_model
 from rlcore_torchkit import hf_directory
 from rlcore_torchkit.buckets import make_buckets
-from rlcore_torchkit.hf_directory import model_storage_errors, write_hf_directory
+from rlcore_torchkit.hf_directory import model_storage_errors, save_hf, write_hf_directory
 from rlcore_torchkit.models import architecture_problems
 
 
@@ -164,6 +165,17 @@ def test_a_missing_target_is_a_storage_error(model_directory: Callable[[str], Pa
     source = model_directory("qwen2")
     with pytest.raises(StorageError, match="missing"):
         write_hf_directory(make_export(read_tensors(source)), str(source), tmp_path / "missing", "float32")
+
+
+def test_a_rank_whose_write_fails_takes_part_in_the_export_to_its_end(
+    model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for it in each bucket."""
+    model, export = ModelSpec(path=str(model_directory("qwen2"))), make_export(read_tensors(model_directory("qwen2")))
+    monkeypatch.setattr(hf_directory, "write_hf_directory", partial(write_hf_directory, max_shard_bytes=5000))
+    with pytest.raises(StorageError, match="missing"):
+        save_hf(lambda _: export, model, tmp_path / "missing", rank=0, weight_version=3)
+    assert next(export.buckets, None) is None
 
 
 def test_a_model_on_the_hub_that_is_gone_at_the_end_is_a_storage_error(

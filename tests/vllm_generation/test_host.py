@@ -1,9 +1,13 @@
-"""The process that hosts an engine ends with the one that started it."""
+"""The process that hosts an engine ends with the one that started it, and takes calls in several threads."""
 
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from unittest import mock
+
+from rlcore_vllm import host
 
 
 def test_an_engine_ends_with_its_parent(tmp_path):
@@ -25,6 +29,31 @@ def test_an_engine_ends_with_its_parent(tmp_path):
     process.kill()
     process.wait()
     _wait_until(lambda: not _is_alive(pid))
+
+
+def test_a_call_that_ends_while_it_is_cut_keeps_no_other_from_being_cut(monkeypatch):
+    """Another thread collects it between two looks at its number."""
+    engine, ending, other = mock.Mock(), Future(), Future()
+    engine.generate.side_effect = [ending, other]
+    monkeypatch.setattr("rlcore_vllm.engine.Engine", lambda _settings: engine)
+    hosted = host.Host(None)
+    for number in (1, 2):
+        hosted.submit(number, None)
+
+    class Number(int):
+        num_looks = 0
+        __eq__ = int.__eq__
+
+        def __hash__(self):
+            Number.num_looks += 1
+            if Number.num_looks == 2:
+                ending.set_result(None)
+                hosted.collect(1.0)
+            return int.__hash__(self)
+
+    hosted.cut([Number(1), 2])
+    engine.cut.assert_called_once()
+    assert other in engine.cut.call_args.args[0]
 
 
 def _is_alive(pid):

@@ -1,8 +1,9 @@
-"""Writing to disk: errors that say what to do, and files that no reader ever sees half of."""
+"""Writing to disk: errors that say what to do, files that no reader ever sees half of, and one writer at a time."""
 
 import errno
+import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,3 +53,24 @@ def write_atomically(path: Path, text: str, otherwise: str = "point run.director
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+
+
+@contextmanager
+def alone(lock: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Run the block in one process, and thread, at a time of those that name this file, which stays; `on_wait` is called where
+    another is in it. Where the file cannot be made or locked, the block runs at once. It is not to be nested."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        opened = lock.open("ab")
+    except OSError:  # such as a folder that can only be read: the block says what it cannot write itself
+        yield
+        return
+    with opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
+        yield

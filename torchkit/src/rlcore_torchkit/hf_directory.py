@@ -61,11 +61,19 @@ def save_hf(
     """
     request = ExportWeightsRequest(weight_version=weight_version, dtype=model.dtype, max_bucket_bytes=BUCKET_BYTES)
     weights = export(request)
-    if rank == 0:
-        return write_hf_directory(weights, model.path, directory, model.dtype, revision=model.revision, head=head)
+    try:
+        if rank == 0:
+            return write_hf_directory(weights, model.path, directory, model.dtype, revision=model.revision, head=head)
+    except Exception:
+        _take_part(weights)  # to its end: the other ranks wait in it for this one
+        raise
+    _take_part(weights)
+    return ()
+
+
+def _take_part(weights: WeightExport) -> None:
     for _ in weights.buckets:
         pass
-    return ()
 
 
 def write_hf_directory(

@@ -1,9 +1,11 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcore.files import alone
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
@@ -81,8 +83,10 @@ def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = F
     import_transformers()
     from transformers import AutoConfig
 
-    with model_errors(spec.path), _quiet():
+    with model_errors(spec.path), _quiet(), _code_in_turn() if spec.trust_remote_code else nullcontext():
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
+        if spec.trust_remote_code:
+            _copy_code(spec, config)
     content = config.to_dict()
     if any_decoder:
         _raise_problems(_any_decoder_problems(spec.path, content, spec, head))
@@ -188,6 +192,27 @@ def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
     remedy = "Take the model that it was quantised from, or save it dequantised"
     found = f"weights quantised by {method or 'an unknown method'}"
     return [_problem(path, found, "weights in float32 or bfloat16", remedy)]
+
+
+def _code_in_turn() -> AbstractContextManager[None]:
+    """While transformers copies code that comes with a model to where it imports that from: one of the ranks, and jobs, that
+    share the place does so at a time. It writes the modules in place, so that another would import half of one."""
+    from transformers import dynamic_module_utils
+
+    return alone(Path(dynamic_module_utils.HF_MODULES_CACHE) / ".rlcore.lock")
+
+
+def _copy_code(spec: ModelSpec, config: Any) -> None:
+    """Copy all of the code that the config names: what is there already is not copied when its classes are loaded. What cannot
+    be copied is told by whoever loads it."""
+    from transformers.dynamic_module_utils import get_cached_module_file
+
+    named = (getattr(config, "auto_map", None) or {}).values()
+    for reference in {each for one in named for each in (one if isinstance(one, list) else [one]) if each is not None}:
+        repository, _, name = reference.rpartition("--")
+        with suppress(OSError, ImportError):
+            revision = spec.revision if repository in ("", spec.path) else None
+            get_cached_module_file(repository or spec.path, f"{name.partition('.')[0]}.py", revision=revision)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.files import storage_errors
+from rlcore.files import alone, storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.model_files import is_hub_name, model_problems
 from rlcore.registry.binding import build_trainer
@@ -29,6 +29,7 @@ from rlcore.serve.generator_server import Address, Note, serve_generator
 from rlcore.sessions.server import bound
 
 RECIPE = "recipe.toml"
+EXPORT_LOCK = ".export-lock"
 ORIGIN = "exported-from.sha256"
 """File of an export: the digest of the manifest of the checkpoint that it was made of."""
 
@@ -112,12 +113,20 @@ def served_model(serving: Serving, note: Note) -> str:
         return target.model
     assert target.checkpoint is not None
     assert target.run is not None
-    digest = hashlib.sha256((target.checkpoint / MANIFEST).read_bytes()).hexdigest()
+    try:
+        digest = hashlib.sha256((target.checkpoint / MANIFEST).read_bytes()).hexdigest()
+    except FileNotFoundError as error:
+        raise spi.CheckpointError(
+            f"{target.checkpoint} is gone since it was looked at: its run keeps the newest checkpoints alone "
+            "(checkpoint.keep). Serve a newer one"
+        ) from error
     final = target.run / "exports" / target.checkpoint.name
     origin = final / ORIGIN
-    if not (origin.is_file() and origin.read_text() == digest):
-        note(f"exporting {target.checkpoint} to {final}")
-        _export(serving, target.checkpoint, final, digest)
+    # Of several servers of a run that begin together one exports, and the others take what it has made.
+    with alone(target.run / EXPORT_LOCK, lambda: note("waiting for another server, which exports a checkpoint of this run")):
+        if not (origin.is_file() and origin.read_text() == digest):
+            note(f"exporting {target.checkpoint} to {final}")
+            _export(serving, target.checkpoint, final, digest)
     return str(final)
 
 

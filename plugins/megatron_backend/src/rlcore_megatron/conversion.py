@@ -128,8 +128,9 @@ def _read(copy: Path, model_chunks: Sequence[Any]) -> bool:
         if dist.get_rank() == 0:
             logger.warning("%s", error)
         return False
-    if dist.get_rank() == 0:
-        logger.info("read the weights from %s (%s)", copy, gib(sum(_sizes(copy).values())))
+    with suppress(OSError):  # another job has found it damaged since: the other ranks go on, and wait for this one
+        if dist.get_rank() == 0:
+            logger.info("read the weights from %s (%s)", copy, gib(sum(_sizes(copy).values())))
     return True
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from rlcore.background_sink import BackgroundSink
@@ -47,14 +48,23 @@ class MlflowRun:
             self.id = resumed
             self._mlflow.update_run(resumed, status="RUNNING")
             return
-        found = self._mlflow.get_experiment_by_name(config.experiment)
-        experiment = self._mlflow.create_experiment(config.experiment) if found is None else found.experiment_id
+        experiment = self._experiment(config.experiment)
         tags = dict(tag.partition("=")[::2] for tag in config.tags)
         self.id = self._mlflow.create_run(experiment, run_name=context.run_name, tags=tags).info.run_id
         params = [Param(name_of(key), value[:MAX_PARAM]) for key, value in flat(tomllib.loads(context.recipe))]
         for start in range(0, len(params), BATCH):
             self._mlflow.log_batch(self.id, params=params[start : start + BATCH])
         self._mlflow.log_text(self.id, context.recipe, "recipe.toml")
+
+    def _experiment(self, name: str) -> str:
+        """The id of the experiment, which is made where there is none of that name."""
+        if (found := self._mlflow.get_experiment_by_name(name)) is None:
+            try:
+                return str(self._mlflow.create_experiment(name))
+            except MlflowException:
+                if (found := self._mlflow.get_experiment_by_name(name)) is None:  # else another run was faster
+                    raise
+        return str(found.experiment_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step that are numbers, under `name_of` each."""

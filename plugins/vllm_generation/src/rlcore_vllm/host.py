@@ -79,12 +79,13 @@ class Host:
 
     def cut(self, numbers: Sequence[int]) -> None:
         """End calls with the tokens that their samples have."""
-        self._engine.cut([self._calls[number] for number in numbers if number in self._calls])
+        known = (self._calls.get(number) for number in numbers)  # `collect` may forget one meanwhile
+        self._engine.cut([call for call in known if call is not None])
 
     def cancel(self, number: int) -> None:
         """Drop what has not ended."""
-        if number in self._calls:
-            self._calls[number].cancel()
+        if (call := self._calls.get(number)) is not None:
+            call.cancel()
 
     def begin_update(self) -> None:
         self._engine.begin_update().result()

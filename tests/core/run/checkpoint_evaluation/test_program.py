@@ -1,6 +1,7 @@
 """One evaluation: what the program is given, what becomes of one that fails, and of a server that does not start."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,39 @@ def test_a_server_that_does_not_start_is_the_failure(outcome_of: Any, tmp_path: 
     assert outcome.failure.endswith("before it answered; server.log says more")
     assert "step-000010/model" in (tmp_path / "step-000010" / "server.log").read_text()
     assert not (tmp_path / "ran").exists()
+
+
+SERVER = """
+import socket, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+port = int(sys.argv[sys.argv.index("--port") + 1])
+with socket.socket() as another:  # which got this port, or looks for any one
+    try:
+        another.bind(("127.0.0.1", port))
+    except OSError:
+        pass
+    else:
+        sys.exit(3)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no port can be kept for another process")
+def test_the_servers_port_is_kept_for_it_until_it_listens(outcome_of: Any, tmp_path: Path) -> None:
+    """It loads a model first, and another's server at its port would be taken for it."""
+    package = tmp_path / "path" / "rlcore"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(SERVER)
+    variables = {**os.environ, "PYTHONPATH": str(package.parent)}
+    outcome = outcome_of("sh", "-c", 'echo "{\\"n\\": {port}}"', serve=(), variables=variables)
+    assert outcome.failure is None
+    assert outcome.figures["eval/n"] > 0

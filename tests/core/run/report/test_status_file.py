@@ -14,8 +14,9 @@ from rlcore.spi import InterruptedRun, NonFiniteError
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(status_file, "time", SimpleNamespace(time=lambda: clock.now))
+    clock = SimpleNamespace(now=1000.0, set_by=0.0)
+    own = SimpleNamespace(time=lambda: clock.now + clock.set_by, monotonic=lambda: clock.now)
+    monkeypatch.setattr(status_file, "time", own)
     return clock
 
 
@@ -49,6 +50,18 @@ def test_the_pace_is_that_of_recent_steps_and_not_of_the_first_evaluation(tmp_pa
         clock.now += 50.0 if step <= 10 else 2.0
         file.ended_step(step)
     assert file.status.step_s == 2.0
+    file.close(None)
+
+
+@pytest.mark.parametrize("set_by", [3600.0, -3600.0])
+def test_a_clock_that_is_set_changes_no_pace(tmp_path: Path, clock: SimpleNamespace, set_by: float) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    file.begins(0, 10)
+    for step in (1, 2):
+        clock.now += 4.0
+        file.ended_step(step)
+        clock.set_by = set_by
+    assert (file.status.step_s, file.status.phase_since) == (4.0, 1008.0 + set_by)
     file.close(None)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from weakref import WeakSet
 
 import pytest
 
@@ -189,3 +190,35 @@ def test_a_call_that_is_given_up_twice_ends_none_that_came_after_it():
     assert all(other.ends(call, LONG_S) for call in later)
     assert len(ended) == 8
     other.close()
+
+
+def test_calls_may_begin_while_others_are_given_up(monkeypatch):
+    class Watched(WeakSet):
+        def __iter__(self):
+            for call in super().__iter__():
+                looked_at.set()
+                added.wait(0.2)
+                yield call
+
+    def waits():
+        begun.release()
+        free.wait()
+
+    async def begins_another():
+        looked_at.wait()
+        call = asyncio.get_running_loop().run_in_executor(None, waits)
+        added.set()
+        await call
+
+    monkeypatch.setattr(event_loop, "WeakSet", Watched)
+    begun, free, looked_at, added = threading.Semaphore(0), threading.Event(), threading.Event(), threading.Event()
+    before, loop = threads(), LoopThread()
+    for _ in range(2):
+        loop.submit(asyncio.to_thread(waits))
+    assert all(begun.acquire(timeout=LONG_S) for _ in range(2))
+    loop.submit(begins_another())
+    try:
+        loop.abandon()
+    finally:
+        free.set()
+    assert ended(before)

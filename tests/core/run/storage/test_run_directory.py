@@ -1,6 +1,8 @@
 """The run directory: who may write to it, where it lies, and what of a run can be read from it."""
 
+import fcntl
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,16 @@ def test_a_directory_in_which_another_process_runs_is_left_alone(run: Run, tmp_p
             run(resume=resume)
         assert [file.name for file in directory.path.iterdir()] == [".lock"]
     run(resume=resume)
+
+
+def test_who_looks_at_the_lock_just_then_keeps_no_run_from_beginning(tmp_path: Path) -> None:
+    """As `rlcore status` does, on another machine for example."""
+    (tmp_path / ".lock").write_text("process 1 on elsewhere\n")
+    with (tmp_path / ".lock").open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.2, lambda: fcntl.flock(looking, fcntl.LOCK_UN)).start()
+        with RunDirectory(path=tmp_path).locked():
+            assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_a_directory_whose_lock_cannot_be_written_is_said(run: Run, tmp_path: Path) -> None:

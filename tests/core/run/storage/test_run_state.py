@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.status_file import StatusFile
+from rlcore.run.report.status_file import Status, StatusFile, read_status
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.run_state import RunState, run_state
 from rlcore.spi import InterruptedRun, NonFiniteError
@@ -87,6 +87,25 @@ def test_a_run_that_ends_meanwhile_was_not_killed(directory: RunDirectory, monke
     assert run_state(directory).state == "running"
     monkeypatch.undo()
     assert run_state(directory).state == "complete"
+
+
+def test_a_run_that_begins_meanwhile_was_not_killed(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its status is read after the lock was looked at, which nobody had."""
+    StatusFile(directory.status_file)
+    (directory.path / ".lock").write_text("process 1 on elsewhere\n")
+    held, real = directory.locked(), read_status
+
+    def begins(path: Path) -> Status | None:
+        monkeypatch.undo()
+        held.__enter__()
+        StatusFile(path)
+        return real(path)
+
+    monkeypatch.setattr("rlcore.run.storage.run_state.read_status", begins)
+    found = run_state(directory)
+    held.__exit__(None, None, None)
+    assert (found.state, found.exit_code, found.owner) == ("running", 0, f"process {os.getpid()} on {socket.gethostname()}")
+    assert run_state(directory).state == "killed"
 
 
 def test_where_nothing_can_be_locked_a_living_process_counts(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

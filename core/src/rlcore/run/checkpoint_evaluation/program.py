@@ -109,22 +109,35 @@ def _start(command: Sequence[str], wanted: Evaluation, out: int, err: int) -> "s
 @contextmanager
 def _server(wanted: Evaluation, arguments: Sequence[str]) -> Iterator[int]:
     """The port of `rlcore serve`, once it answers."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = int(free.getsockname()[1])
-    address = ("--host", HOST, "--port", str(port), "--name", SERVED_NAME)
-    command = (sys.executable, "-m", "rlcore", "serve", str(wanted.directory / "model"), *address, *arguments)
-    with (wanted.directory / "server.log").open("wb") as log:
-        server = _start(command, wanted, log.fileno(), log.fileno())
-    try:
-        _wait_until_it_answers(server, port)
+    with _reserved_port() as port:
+        address = ("--host", HOST, "--port", str(port), "--name", SERVED_NAME)
+        command = (sys.executable, "-m", "rlcore", "serve", str(wanted.directory / "model"), *address, *arguments)
+        with (wanted.directory / "server.log").open("wb") as log:
+            server = _start(command, wanted, log.fileno(), log.fileno())
+        try:
+            _wait_until_it_answers(server, port)
+            yield port
+        finally:
+            server.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(END_S)
+            server.kill()
+            server.wait()
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that nobody else is given while the server loads its model: another run's server would answer in its place.
+
+    On Linux it is kept until the block ends, and the server can listen there, as it does with SO_REUSEADDR; elsewhere nothing
+    can where another socket is bound, and it is free from now on."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((HOST, 0))
+        port = int(reserved.getsockname()[1])
+        if sys.platform != "linux":
+            reserved.close()
         yield port
-    finally:
-        server.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(END_S)
-        server.kill()
-        server.wait()
 
 
 def _wait_until_it_answers(server: "subprocess.Popen[bytes]", port: int) -> None:

@@ -56,6 +56,7 @@ class StatusFile:
     path: Path
     _file: int = field(init=False)
     _ends: deque[float] = field(factory=lambda: deque(maxlen=NUM_RECENT_STEPS + 1), init=False)
+    """When steps have ended, by time.monotonic: the machine's clock may be set meanwhile."""
     _num_bytes: int = field(default=0, init=False)
     status: Status = field(init=False)
 
@@ -90,7 +91,7 @@ class StatusFile:
     def begins(self, start_step: int, num_steps: int) -> None:
         """So many steps of the run's are done, and the next one begins."""
         self._ends.clear()
-        self._ends.append(time.time())
+        self._ends.append(time.monotonic())
         self._write(evolve(self.status, step=start_step, num_steps=num_steps, step_s=None))
 
     def ended_step(self, step: int) -> None:
@@ -98,11 +99,10 @@ class StatusFile:
         A phase that the next step begins with as well counts from here, so that a long one is one that takes long."""
         if step == 0:
             self._ends.clear()
-        now = time.time()
-        self._ends.append(now)
+        self._ends.append(time.monotonic())
         steps = len(self._ends) - 1
-        step_s = (now - self._ends[0]) / steps if steps else None
-        self._write(evolve(self.status, step=step, phase_since=now, step_s=step_s))
+        step_s = (self._ends[-1] - self._ends[0]) / steps if steps else None
+        self._write(evolve(self.status, step=step, phase_since=time.time(), step_s=step_s))
 
     def close(self, error: BaseException | None) -> None:
         """The run is over: complete, or ended by an error."""

@@ -99,16 +99,21 @@ class _DaemonExecutor(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__()
         self._calls: WeakSet[_Call] = WeakSet()
+        self._changing = threading.Lock()
+        """Held while calls are added or gone through: others may begin while these are given up in another thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         call = _Call(partial(fn, *args, **kwargs))
-        self._calls.add(call)
+        with self._changing:
+            self._calls.add(call)
         call.thread.start()
         return call.future
 
     def give_up(self) -> None:
         """Give up all calls that run."""
-        for call in list(self._calls):
+        with self._changing:
+            calls = list(self._calls)
+        for call in calls:
             if not call.future.done():
                 call.give_up()
 

@@ -15,6 +15,7 @@ timeline.jsonl     what the driver and the workers did when
 status.json        what happens now, or how the run ended
 .lock              who runs here; free once that process has ended
 .last-saved        step of the checkpoint that was saved last
+.export-lock       held by the server that exports a checkpoint
 """
 
 import fcntl
@@ -24,10 +25,12 @@ import platform
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,6 +48,9 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError
 
 LAST_SAVED = ".last-saved"
+LOOKS_S = 5.0
+"""Most seconds for those who look at the lock to give it back."""
+LOOK_POLL_S = 0.01
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
 
 
@@ -53,6 +59,23 @@ def _differ(before: str, after: str) -> bool:
         return bool(recipe_changes(before, after))
     except ValueError:  # damaged
         return True
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Take the run's lock. BlockingIOError where a run has it: who looks whether one has takes it too, shared with others who
+    look, but for a moment alone (`run_state`)."""
+    deadline = time.monotonic() + LOOKS_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # refused where a run has it
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(LOOK_POLL_S)
+        else:
+            return
 
 
 def step_of(path: Path) -> int | None:
@@ -121,7 +144,7 @@ class RunDirectory:
             file = (self.path / ".lock").open("a+b", buffering=0)
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except BlockingIOError as error:
                 file.seek(0)
                 owner = file.read().decode(errors="replace").strip() or "which does not say more"

@@ -54,9 +54,10 @@ class RunState:
 
 def run_state(directory: RunDirectory) -> RunState:
     """What is to be seen of a run. CheckpointError where a line of its metrics is damaged."""
-    owner = _owner(directory.path / ".lock")
+    lock = directory.path / ".lock"
+    owner = _owner(lock)
     # Before the files, so that a run that ends meanwhile has not been killed.
-    is_held = bool(owner) and _is_held(directory.path / ".lock", owner)
+    is_held = bool(owner) and _is_held(lock, owner)
     status = read_status(directory.status_file)
     records = directory.read_metrics()
     state: Literal["running", "complete", "interrupted", "failed", "killed", "ended"]
@@ -69,6 +70,8 @@ def run_state(directory: RunDirectory) -> RunState:
         state = "ended"
     else:
         state = "killed" if status.state == "running" else status.state
+    if state == "killed" and (_owner(lock) != owner or (bool(owner) and _is_held(lock, owner))):
+        return run_state(directory)  # it is the status of a run that has begun since the lock was looked at
     return RunState(state=state, status=status, owner=owner, last=records[-1] if records else {})
 
 
