@@ -223,7 +223,8 @@ def test_a_raylet_of_a_container_that_is_not_seen_is_let_be(
     raylet: str, given_up: GivenUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system tells its number as 0, by which a signal goes to all of this process's group."""
-    monkeypatch.setattr(struct, "unpack", lambda *_: (0, 0, 0))
+    # In that module alone: pytest-xdist's own thread unpacks what it is sent meanwhile.
+    monkeypatch.setattr(last_words, "struct", SimpleNamespace(calcsize=struct.calcsize, unpack=lambda *_: (0, 0, 0)))
     over = threading.Timer(1.0, given_up.is_over.set)
     over.start()
     last_words.end_where_it_stands_still(raylet, given_up.is_over)
