@@ -341,9 +341,13 @@ def test_in_process_reaches_no_other_process(replica, transfer_over, weights):
 
 def test_a_rank_that_hangs(replica, transfer_over, weights, fault_file, assert_holds):
     """Here it comes to itself again, and takes the next refit, though it was never told that this one ended."""
-    fault_file.write_text(json.dumps({"rank": 1, "sleep_s": 5.0}))
-    with pytest.raises(WorkerError, match=r"replica vllm-0 .* \(bucket\) within 1 s"):
-        refit([replica], transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=1.0)), export_of(weights(30), 30))
+    go_on = fault_file.with_name("go-on")
+    fault_file.write_text(json.dumps({"rank": 1, "wait_for": str(go_on)}))
+    replica.begin_update().result()
+    with pytest.raises(WorkerError, match=r"replica vllm-0 .* \(bucket\) within 4 s"):
+        transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=4.0)).send(export_of(weights(30), 30))
+    go_on.touch()
+    replica.end_update(30).result()
     refit([replica], transfer_over("shared_memory"), export_of(weights(31), 31))
     assert_holds(31, 30)
 
