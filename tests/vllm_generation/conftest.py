@@ -100,12 +100,13 @@ def free_process(open_backends):
 def torchao_imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file that a torchao makes when it is imported, in processes that are started while this fixture is.
 
-    vLLM looks at an architecture in a process of its own, which imports all that transformers finds, and keeps what it learns
+    vLLM looks at each architecture in a process of its own, which imports all that transformers finds, and keeps what it learns
     in the user's cache: it does so before.
     """
     from vllm import ModelRegistry  # for the tests that need it alone: it takes seconds
 
-    ModelRegistry.models["Qwen3ForCausalLM"].inspect_model_cls()
+    for architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"):  # those of the engines that are started while it is
+        ModelRegistry.models[architecture].inspect_model_cls()
     folder = tmp_path_factory.mktemp("site")
     (folder / "torchao-9.0.dist-info").mkdir()
     (folder / "torchao-9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 9.0\n")
