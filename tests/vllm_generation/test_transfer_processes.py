@@ -49,6 +49,8 @@ from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
 
+from .conftest import look_at
+
 CPU = torch.device("cpu")
 TWO_RANKS = evolve(CONFIG, tensor_parallel=2, engine={"worker_extension_cls": "vllm_refit_faults.FaultyWorkerExtension"})
 
@@ -77,6 +79,7 @@ def started(model_directory, fault_file, tmp_path_factory, torchao_imported):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FAULT_VARIABLE, str(fault_file))
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        look_at(model_directory, torchao_imported)
         settings = engine_settings(context_of(model_directory, "shared_memory"), TWO_RANKS)
         log_directory = tmp_path_factory.mktemp("log")
         with contextlib.closing(ProcessReplica("vllm-0", settings, (), TWO_RANKS, log_directory)) as engine:
