@@ -84,8 +84,8 @@ def refuse(resumed: str | None) -> Recorder:
 
 def test_what_the_tracker_raises_is_raised_by_the_next_call(tmp_path: Path) -> None:
     sink = BackgroundSink(tmp_path / "mine.json", refuse)
-    sink.log(1, {})
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "tracker mine"]
+    sink.log(1, {})
     thread.join()
     with pytest.raises(ConnectionError, match="no tracker"):
         sink.log(2, {})

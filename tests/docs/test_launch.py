@@ -119,8 +119,8 @@ while True:
     server.accept()[0].close()
 """,
     "rlcore": """#!/bin/bash
-echo "rlcore $*"
 trap 'echo saved; exit 130' TERM
+echo "rlcore $*"
 while [[ $WAITS == true ]]; do sleep 0.05; done
 exit "$STATUS"
 """,
@@ -179,6 +179,12 @@ def slurm_job(tmp_path: Path):
             process.wait()
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of a signal."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_slurm_script_hands_the_job_to_the_driver(slurm_job, tmp_path: Path) -> None:
     start, job = slurm_job
     output, _ = start().communicate(timeout=30)
@@ -203,7 +209,9 @@ def test_slurm_script_saves_and_queues_again_before_the_time_limit(slurm_job) ->
     start, job = slurm_job
     process = start(WAITS="true")
     assert process.stdout.readline().startswith("rlcore train")
-    time.sleep(0.3)  # until its trap is set
+    while not catches(process.pid, signal.SIGUSR1):
+        assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=30)
     assert output.splitlines() == ["saved", f"requeue {job}"]

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rlcore.run.train import train
 from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, PluginError, RewardError, Row, SessionEndpoint
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER
+from rlcore_openenv import environment
 from rlcore_openenv.config import FIRST_EVALUATION_SEED, OpenEnvConfig
 from rlcore_openenv.environment import OpenEnvBackend
 from rlcore_openenv.provider import OPENENV
@@ -193,14 +195,16 @@ def test_episodes_spread_over_the_servers_and_leave_them_empty() -> None:
     assert [len([message for message in server.heard if message["type"] == "reset"]) for server in (one, two)] == [2, 2]
 
 
-def test_a_server_that_stays_full_is_named() -> None:
+def test_a_server_that_stays_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the time to connect is over, which passes here as it refuses for the second time."""
     server = GameServer(max_concurrent=0)
+    monkeypatch.setattr(environment, "time", SimpleNamespace(monotonic=lambda: 0.0 if server.num_refused < 2 else 60.0))
     with (
         serving("GET", "/ws", server.handle) as url,
         pytest.raises(RewardError, match="CAPACITY_REACHED.*max_concurrent"),
     ):
-        play(url, in_turn("b"), connect_timeout_s=0.3)
-    assert server.num_refused >= 2
+        play(url, in_turn("b"), connect_timeout_s=30.0)
+    assert server.num_refused == 2
 
 
 @pytest.mark.parametrize(

@@ -96,16 +96,24 @@ def free_process(open_backends):
         open_backends.pop().close(CloseRequest())
 
 
+def look_at(model: Path, torchao: Path) -> None:
+    """Let vLLM look at a model's architecture without the torchao that makes this file."""
+    from vllm import ModelRegistry  # for the tests that need it alone: it takes seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        paths = os.environ["PYTHONPATH"].split(os.pathsep)
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path != str(torchao.parent)))
+        for name in ModelRegistry.models.keys() & json.loads((model / "config.json").read_text())["architectures"]:
+            ModelRegistry.models[name].inspect_model_cls()
+
+
 @pytest.fixture(scope="module")
 def torchao_imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file that a torchao makes when it is imported, in processes that are started while this fixture is.
 
-    vLLM looks at an architecture in a process of its own, which imports all that transformers finds, and keeps what it learns
-    in the user's cache: it does so before.
+    What is to be started beside it is to be `look_at`ed before: vLLM looks at each architecture in a process of its own, which
+    imports all that transformers finds, and keeps what it learns in the user's cache.
     """
-    from vllm import ModelRegistry  # for the tests that need it alone: it takes seconds
-
-    ModelRegistry.models["Qwen3ForCausalLM"].inspect_model_cls()
     folder = tmp_path_factory.mktemp("site")
     (folder / "torchao-9.0.dist-info").mkdir()
     (folder / "torchao-9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 9.0\n")
@@ -118,6 +126,7 @@ def torchao_imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 @pytest.fixture(scope="module")
 def hosted_backend(two_models, tmp_path_factory, torchao_imported):
     """Two engines in processes of their own."""
+    look_at(two_models.directories[0], torchao_imported)
     context = two_models.context("shared_memory", log_directory=tmp_path_factory.mktemp("vllm-logs"))
     backend = VllmBackend(context, VllmConfig(replicas=2, cpu_kv_cache_gib=0.1, refit_timeout_s=60.0))
     yield backend

@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -95,21 +96,42 @@ def test_the_models_own_sampling_defaults_do_not_count(backend, references):
     assert np.isin(result.tokens, np.arange(50)).any()
 
 
-def test_a_refit_in_flight_parts_each_sample_by_its_weights(backend, two_models, references):
+@pytest.fixture
+def standing_still(backend, monkeypatch):
+    """An event that is set as the engine stands still at the first sample that ends, and another one that lets it go on."""
+    stands, may_go_on = threading.Event(), threading.Event()
+    replica = backend._replicas[0]
+    generate = replica.generate
+
+    def deliver_to(deliver, finished):
+        deliver(finished)
+        stands.set()
+        assert may_go_on.wait(60)
+
+    monkeypatch.setattr(replica, "generate", lambda samples, deliver: generate(samples, partial(deliver_to, deliver)))
+    yield stands, may_go_on
+    may_go_on.set()
+
+
+def test_a_refit_in_flight_parts_each_sample_by_its_weights(backend, two_models, references, standing_still, monkeypatch):
     """Every token's log-probability is that of the weights that its version names, and by far not that of the others."""
-    started = threading.Event()
+    stands, may_go_on = standing_still
     limits = np.full(9, 250, np.int32)
-    limits[:3] = 2
+    limits[:3] = 100
+    replica = backend._replicas[0]
+    begin_update = replica.begin_update
 
-    def note(number, sample):
-        if number < 3:
-            started.set()
+    def begin():
+        begun = begin_update()
+        may_go_on.set()
+        return begun
 
-    request = request_of(3, 250, on_finished=note)
+    monkeypatch.setattr(replica, "begin_update", begin)
+    request = request_of(3, 250)
     request.max_tokens[:] = limits
     with ThreadPoolExecutor() as pool:
         call = pool.submit(backend.generate, request)
-        assert started.wait(30)
+        assert stands.wait(60)
         two_models.refit(backend, 1, 7)
         result = call.result(60)
     spans = np.split(result.weight_versions, result.offsets[1:-1])
@@ -367,13 +389,22 @@ def test_discarded_weights_do_not_count(backend, two_models):
     backend.generate(request_of())
 
 
-def test_memory_is_not_taken_away_from_samples_in_the_making(backend):
+def test_memory_is_not_taken_away_from_samples_in_the_making(backend, standing_still, monkeypatch):
+    stands, may_go_on = standing_still
+    replica = backend._replicas[0]
+    set_residency = replica.set_residency
+
+    def move(**options):
+        moved = set_residency(**options)
+        may_go_on.set()
+        return moved
+
+    monkeypatch.setattr(replica, "set_residency", move)
     with ThreadPoolExecutor() as pool:
-        started = threading.Event()
-        request = request_of(2, 250, on_finished=lambda number, _: started.set())
+        request = request_of(2, 250)
         request.max_tokens[0] = 1
         call = pool.submit(backend.generate, request)
-        assert started.wait(30)
+        assert stands.wait(60)
         with pytest.raises(ContractError, match="samples in the making"):
             backend.set_residency(SetResidencyRequest(weights="host", state="host"))
         assert len(call.result(60).offsets) == 7

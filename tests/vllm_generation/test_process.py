@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,14 +89,36 @@ def test_engines_import_nothing_that_no_option_asked_for(backend, torchao_import
     assert not torchao_imported.exists()
 
 
-def test_a_refit_in_flight_reaches_every_engine(backend, two_models):
-    started = threading.Event()
-    request = request_of(2, 280, on_finished=lambda number, sample: started.set())
+def stand_still(replica, engines, stand, monkeypatch):
+    """All engines stand still once a first sample has ended, and this one's goes on once it is told to begin a refit."""
+    generate, begin_update = replica.generate, replica.begin_update
+
+    def deliver_to(deliver, finished):
+        if not stand.is_set():
+            for engine in engines.values():
+                engine.suspend()
+            stand.set()
+        deliver(finished)
+
+    def begin():
+        begun = begin_update()
+        engines[replica.name].resume()
+        return begun
+
+    monkeypatch.setattr(replica, "generate", lambda samples, deliver: generate(samples, partial(deliver_to, deliver)))
+    monkeypatch.setattr(replica, "begin_update", begin)
+
+
+def test_a_refit_in_flight_reaches_every_engine(backend, two_models, monkeypatch):
+    engines, stand = engine_processes(), threading.Event()
+    for replica in backend._replicas:
+        stand_still(replica, engines, stand, monkeypatch)
+    request = request_of(2, 280)
     request.max_tokens[:2] = 1
     results = []
     call = threading.Thread(target=lambda: results.append(backend.generate(request)))
     call.start()
-    assert started.wait(30)
+    assert stand.wait(60)
     two_models.refit(backend, 1, 5, CHANNEL)
     call.join(60)
     spans = np.split(results[0].weight_versions, results[0].offsets[1:-1])

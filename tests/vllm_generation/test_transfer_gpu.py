@@ -401,7 +401,7 @@ def test_nccl_to_an_engine(engine_on_another_device):
 def test_nccl_and_an_engine_that_hangs(engine_on_another_device):
     """It hangs for longer than the test may take. The last test of this engine."""
     engine = engine_on_another_device
-    engine.fault_file.write_text(json.dumps({"rank": 0, "sleep_s": 600.0}))
+    engine.fault_file.write_text(json.dumps({"rank": 0, "wait_for": "/never"}))
     with pytest.raises(WorkerError, match="vllm-0"):
         engine.replica.begin_update().result()
         config = evolve(engine.config, refit_timeout_s=5.0)

@@ -42,6 +42,8 @@ from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
 
+from .conftest import look_at
+
 CPU = torch.device("cpu")
 ENGINE = {"worker_extension_cls": "vllm_plain_weights.PlainWeights"}
 TWO_RANKS = evolve(CONFIG, tensor_parallel=2, engine=ENGINE)
@@ -116,6 +118,7 @@ def trial_of(tmp_path, torchao_imported):
                 model = make_family(tmp_path / "model", architecture, {**TRAINED[architecture], **sizes})
             else:
                 model = make_model(tmp_path / "model", architecture, **{**MODEL, "alphabet": EVEN, **sizes})
+            look_at(model, torchao_imported)
             return Trial(tmp_path, model, config, stack)
 
         yield make

@@ -49,6 +49,8 @@ from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
 
+from .conftest import look_at
+
 CPU = torch.device("cpu")
 TWO_RANKS = evolve(CONFIG, tensor_parallel=2, engine={"worker_extension_cls": "vllm_refit_faults.FaultyWorkerExtension"})
 
@@ -77,6 +79,7 @@ def started(model_directory, fault_file, tmp_path_factory, torchao_imported):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FAULT_VARIABLE, str(fault_file))
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        look_at(model_directory, torchao_imported)
         settings = engine_settings(context_of(model_directory, "shared_memory"), TWO_RANKS)
         log_directory = tmp_path_factory.mktemp("log")
         with contextlib.closing(ProcessReplica("vllm-0", settings, (), TWO_RANKS, log_directory)) as engine:
@@ -341,9 +344,13 @@ def test_in_process_reaches_no_other_process(replica, transfer_over, weights):
 
 def test_a_rank_that_hangs(replica, transfer_over, weights, fault_file, assert_holds):
     """Here it comes to itself again, and takes the next refit, though it was never told that this one ended."""
-    fault_file.write_text(json.dumps({"rank": 1, "sleep_s": 5.0}))
-    with pytest.raises(WorkerError, match=r"replica vllm-0 .* \(bucket\) within 1 s"):
-        refit([replica], transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=1.0)), export_of(weights(30), 30))
+    go_on = fault_file.with_name("go-on")
+    fault_file.write_text(json.dumps({"rank": 1, "wait_for": str(go_on)}))
+    replica.begin_update().result()
+    with pytest.raises(WorkerError, match=r"replica vllm-0 .* \(bucket\) within 4 s"):
+        transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=4.0)).send(export_of(weights(30), 30))
+    go_on.touch()
+    replica.end_update(30).result()
     refit([replica], transfer_over("shared_memory"), export_of(weights(31), 31))
     assert_holds(31, 30)
 

@@ -14,11 +14,11 @@ from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.worker import WorkerExtension
 
 FAULT_VARIABLE = "VLLM_REFIT_TEST_FAULT"
-"""Path of a JSON file: {"rank": …, "sleep_s": …} or {"rank": …, "die": true}; taken at the next bucket."""
+"""Path of a JSON file: {"rank": …, "wait_for": another file's path} or {"rank": …, "die": true}; taken at the next bucket."""
 
 
 class FaultyWorkerExtension(WorkerExtension):
-    """Sleeps or dies where it is told to."""
+    """Waits or dies where it is told to."""
 
     def rlcore_refit(self, step, content):
         file = Path(os.environ.get(FAULT_VARIABLE, "none"))
@@ -27,7 +27,8 @@ class FaultyWorkerExtension(WorkerExtension):
             file.unlink()
             if "die" in fault:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(fault["sleep_s"])
+            while not Path(fault["wait_for"]).exists():
+                time.sleep(0.02)
         return super().rlcore_refit(step, content)
 
     def refit_test_parameter_digests(self):

@@ -16,6 +16,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout import environment_calls
+from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import ConfigError, EpisodeResult, InterruptedRun, Row, SessionEndpoint, WorkerError, capabilities, hookimpl
@@ -213,8 +214,8 @@ class SlowAgents(Agents):
 
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
         question = str(row["prompt"])
-        answer = await ask(session, question)
         try:
+            answer = await ask(session, question)
             while question[0] in "cdef" and Slow.steps_done < self.awaited_step:
                 await asyncio.sleep(0.01)
         except asyncio.CancelledError:
@@ -272,12 +273,18 @@ def test_restarted_episodes_are_of_one_version(run: Run, agents: Callable[..., R
 
 
 class Clings(Agents):
-    """The first that is cancelled goes on all the same. The one in its place ends on another event loop alone."""
+    """The first that is cancelled goes on all the same, and is over its time once all that were at work beside it have ended.
+    The one in its place ends on another event loop alone."""
 
+    TIMEOUT_S = 20.0
+    now_s = 0.0
+    """The time of agents, which stands still otherwise."""
     clinging: ClassVar[list[tuple[str, asyncio.AbstractEventLoop]]] = []
+    at_work: ClassVar[set[object]] = set()
 
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
-        me = str(row["prompt"]), asyncio.get_running_loop()
+        me, mark = (str(row["prompt"]), asyncio.get_running_loop()), object()
+        self.at_work.add(mark)
         try:
             while me in self.clinging:
                 await asyncio.sleep(0.01)
@@ -287,10 +294,20 @@ class Clings(Agents):
         except asyncio.CancelledError:
             if not self.clinging:
                 self.clinging.append(me)
-                while True:
-                    with suppress(asyncio.CancelledError):
-                        await asyncio.sleep(0.01)
+                await self.cling(self.at_work - {mark})
             raise
+        finally:
+            self.at_work.discard(mark)
+
+    async def cling(self, beside: set[object]) -> None:
+        Clings.now_s = 0.6 * self.TIMEOUT_S  # for those that begin from now on, half of the time is left below
+        while not beside.isdisjoint(self.at_work):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        Clings.now_s = 1.1 * self.TIMEOUT_S
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -298,8 +315,12 @@ def test_an_agent_that_cannot_be_cancelled_is_not_taken_for_the_one_in_its_place
     run: Run, agents: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masks: bool
 ) -> None:
     monkeypatch.setattr(environment_calls, "GRACE_S", 0.05)
+    monkeypatch.setattr(AgentGroups, "now", lambda _: Clings.now_s)
+    monkeypatch.setattr(Clings, "now_s", 0.0)
     Clings.clinging.clear()
-    options = ahead(1, *SMALL, "async.partial_rollouts=restart", "rollout.environment_timeout_s=1", "run.num_steps=3")
+    Clings.at_work.clear()
+    restarting = "async.partial_rollouts=restart", f"rollout.environment_timeout_s={Clings.TIMEOUT_S}"
+    options = ahead(1, *SMALL, *restarting, "run.num_steps=3")
     masked = ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=1.0") if masks else ()
     run(*options, *masked, registry=agents(Clings, generator=Unhurried))
     directory = tmp_path / "runs" / "run"

@@ -7,6 +7,7 @@ every order of events in rollout/test_schedule.py. These runs overlap in a threa
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout import episode_run
+from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.spi import (
     ContractError,
     GenerateRequest,
@@ -118,25 +120,42 @@ def test_3488_engines_that_always_crash_behind_a_refit_end_the_run(run: Run, reg
 
 
 class Stuck(FakeEnvironment):
-    """Never answers to the third prompt."""
+    """Never answers to the third prompt. Its samples' time passes only while none of another prompt is left to be answered, as
+    none passes while their generator is stopped."""
+
+    left: ClassVar[Counter[str]] = Counter()
+    stopped_s = 0.0
 
     async def reset(self, row: Row, seed: int) -> ResetResult:
-        return evolve(await super().reset(row, seed), state=str(row["prompt"])[0] == "c")
+        prompt = str(row["prompt"])
+        if seed and prompt[0] != "c":  # not where prompts are looked at before the run
+            self.left[prompt] = 8
+        return evolve(await super().reset(row, seed), state=prompt)
 
-    async def step(self, state: bool, turn: Turn) -> StepResult:
-        if state:
+    async def step(self, state: str, turn: Turn) -> StepResult:
+        if state[0] == "c":
             await asyncio.Event().wait()
+        self.left[state] -= 1
         return await super().step(0, turn)
+
+    @classmethod
+    def stopped(cls) -> float:
+        """What a count of samples says of its generator."""
+        cls.stopped_s += 0.01 if any(number > 0 for number in cls.left.values()) else 0.0
+        return cls.stopped_s
 
 
 def test_3238_an_agent_that_never_ends_is_masked_and_holds_no_step_and_no_resume(
-    run: Run, registry_with: Callable[..., Registry], tmp_path: Path
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There one wedged the step, and wedged it again behind a resume."""
+    monkeypatch.setattr(SampleCount, "stopped_s", lambda _: Stuck.stopped())
+    Stuck.left.clear()
     options = ahead(1, *QUIET, "environment.fake.num_train_rows=64", "rollout.episode_timeout_s=0.3")
     registry = registry_with(environment=Stuck)
     with pytest.raises(Killed):
         run(*options, "checkpoint.every_n_steps=1", registry=registry, progress=Watched(1, kills=True))
+    Stuck.left.clear()
     run(*options, "checkpoint.every_n_steps=1", registry=registry, resume=True)
     table = rollouts(tmp_path / "runs" / "run")
     masked = table[~table["valid"]]

@@ -4,7 +4,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -320,9 +319,16 @@ def test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it(serve: Serve,
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
-    start = time.monotonic()
+    asked: list[str] = []
+
+    def fetch(path: str, name: str, *, local_files_only: bool = False, **_: Any) -> None:
+        if not local_files_only:
+            asked.append(name)
+
+    monkeypatch.setattr("transformers.utils.cached_file", fetch)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda path, **_: asked.append("tokenizer"))
     result = serve("no-such/model", generators=(evolve(generator("large", 2), reads_model=True),))
-    assert time.monotonic() - start < 10
+    assert asked == []
     assert result.exit_code == 5, result.stderr
     assert "RUN_OR_MODEL: found 'no-such/model', which is no directory here, while the Hub cannot be reached" in result.stderr
     assert "HF_ENDPOINT" in result.stderr

@@ -74,14 +74,20 @@ class Script:
         self.texts = list(texts)
         self.requests: list[SampleRequest] = []
         self.waits = False
+        self.num_given_up = 0
+        """Samples that were cancelled while they waited."""
         self.tokenizer = ChatMl()
         self.version = 0
 
     async def sample(self, request: SampleRequest) -> Sample:
         self.requests.append(request)
         text = self.texts.pop(0)
-        while self.waits:
-            await asyncio.sleep(0.01)
+        try:
+            while self.waits:
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.num_given_up += 1
+            raise
         tokens = np.asarray(self.tokenizer.encode(text), np.int32)
         ends = text.endswith((END, *request.sampling.stop_strings))
         return Sample(

@@ -241,13 +241,17 @@ def test_calls_wait_for_each_other_at_most_in_turns(run):
 
 
 def test_time_begins_when_a_call_does(run, monkeypatch):
+    """By a clock that each of 40 calls moves by a second: none is at work while more than a few others are."""
     monkeypatch.setattr(environment_runner, "MAX_CONCURRENT", 2)
+    now, start = [0.0], EpisodeRunner.start
+    monkeypatch.setattr(EpisodeRunner, "start", lambda runner, begin: start(runner, begin, lambda: now[0]))
 
     async def slow(state):
+        now[0] += 1.0
         await asyncio.sleep(0.1)
         return done(float(state))
 
-    assert rewards(run(slow, number=40, timeout_s=1.5)) == [float(index) for index in range(40)]
+    assert rewards(run(slow, number=40, timeout_s=10.0)) == [float(index) for index in range(40)]
 
 
 def test_an_environment_may_bound_how_many_calls_are_at_work():
@@ -350,12 +354,14 @@ def test_work_beside_the_stuck_one_goes_on_on_the_next_event_loop():
 def test_the_call_that_blocks_is_at_fault_whoever_waits():
     """An evaluation waits beside the agents of a run that goes ahead."""
     released, outcomes, begun = threading.Event(), [], []
+    others_wait = asyncio.Event()
 
     async def step(state):
         begun.append(state)
         if state == "blocks":
-            await asyncio.sleep(0.05)
             released.wait()
+        if begun.count("waits too") == 1:
+            others_wait.set()
         if begun.count(state) == 1:
             await asyncio.Event().wait()
         return done(1.0)
@@ -363,6 +369,7 @@ def test_the_call_that_blocks_is_at_fault_whoever_waits():
     runner = EpisodeRunner(StepEnvironment(step), 0.3, "mask")
 
     async def begin(calls):
+        await others_wait.wait()
         outcomes.append(await calls.make(runner.step("blocks", turn(), (0, 1))))
 
     beside = runner.start(begin)
@@ -370,7 +377,7 @@ def test_the_call_that_blocks_is_at_fault_whoever_waits():
     while not beside.poll(0.01):
         pass
     released.set()
-    assert begun == ["blocks", "waits", "waits too", "waits", "waits too"]
+    assert begun == ["waits", "waits too", "blocks", "waits", "waits too"]
     assert ([type(outcome) for outcome in outcomes], beside.num_stuck) == ([Failure], 1)
     runner.close()
 
@@ -444,24 +451,28 @@ def test_threads_end(run):
     assert len(loop_threads() - before) >= 1
     runner.close()
     runner.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while loop_threads() - before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert loop_threads() <= before
 
 
 def test_ctrl_c_interrupts_at_once_and_cancels_what_runs():
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     async def step(_state):
         try:
+            begun.set()
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
+    def press():
+        if begun.wait(60.0):
+            signal.raise_signal(signal.SIGINT)
+
     runner = EpisodeRunner(StepEnvironment(step), 3600.0)
-    timer = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
-    timer.start()
+    threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
         runner.step_all([0], [turn()])
     assert cancelled.wait(60.0)

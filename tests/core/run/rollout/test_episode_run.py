@@ -196,15 +196,36 @@ def test_episodes_read_and_say_to_their_last_turn(make: Callable[..., Site]) -> 
     assert all(NUM_EPISODES <= num_asked >= num_sampled for num_sampled, num_asked in site.counts)
 
 
+def hold_time(site: Site, left: set[int]) -> None:
+    """No episode's time passes while some of these are left, as none does while their generator is stopped."""
+    stopped_s = [0.0]
+
+    def stopped() -> float:
+        stopped_s[0] += 0.01 if left else 0.0
+        return stopped_s[0]
+
+    site.episode_turns.count.stopped_s = stopped  # type: ignore[method-assign]
+
+
+def is_last(number: int, turn: Turn) -> bool:
+    """Whether it is an episode's last turn."""
+    return bool(turn.tokens[-1] == (100 * (NUM_TURNS - 1) + number) % 26 + 1)
+
+
 def test_an_episode_over_its_time_is_masked_and_changes_no_other(make: Callable[..., Site]) -> None:
     """Whatever the recipe does with failures; the group keeps its size, and what was said until then stays in it."""
+    left = set(range(NUM_EPISODES))
 
     async def step(number: int, turn: Turn) -> StepResult:
         if number == 0 and turn.tokens[-1] == 100 % 26 + 1:  # the second turn
+            left.discard(number)
             await asyncio.Event().wait()
+        if is_last(number, turn):
+            left.discard(number)
         return going_on(number, turn)
 
     site, generator = make(step, episode_timeout_s=0.5), OneToken()
+    hold_time(site, left)
     site.run(generator)
     assert site.valid == [False] + [True] * (NUM_EPISODES - 1)
     assert [episode.timed_out for episode in site.episodes] == [True] + [False] * (NUM_EPISODES - 1)
@@ -230,7 +251,15 @@ def test_time_that_waits_for_a_sample_counts(make: Callable[..., Site]) -> None:
             for late in kept:
                 feed.deliver(*late)
 
-    site = make(going_on, episode_timeout_s=0.5)
+    left = set(range(1, NUM_EPISODES))
+
+    def step(number: int, turn: Turn) -> StepResult:
+        if is_last(number, turn):
+            left.discard(number)
+        return going_on(number, turn)
+
+    site = make(step, episode_timeout_s=0.5)
+    hold_time(site, left)
     site.run(ForgetsTheFirst())
     assert site.valid == [False] + [True] * (NUM_EPISODES - 1)
     assert site.turns == [0] + [NUM_TURNS] * (NUM_EPISODES - 1)
@@ -244,7 +273,7 @@ def test_a_slow_tool_holds_nobody_else(make: Callable[..., Site]) -> None:
     async def step(number: int, turn: Turn) -> StepResult:
         if number == 0:
             await others_are_done.wait()
-        elif turn.tokens[-1] == (100 * (NUM_TURNS - 1) + number) % 26 + 1:
+        elif is_last(number, turn):
             left.discard(number)
             if not left:
                 others_are_done.set()
@@ -385,7 +414,7 @@ def test_a_stuck_event_loop_that_goes_on_later_changes_nothing(make: Callable[..
                 released.wait()
         elif number == 3:
             await asyncio.sleep(0.05)
-            if turn.tokens[-1] == (100 * (NUM_TURNS - 1) + number) % 26 + 1:
+            if is_last(number, turn):
                 released.set()
                 await asyncio.sleep(0.3)
         return going_on(number, turn)

@@ -168,6 +168,11 @@ class GivenUp:
         monkeypatch.setattr(os, "kill", lambda pid, _: self.killed.append(pid))
         monkeypatch.setattr(signal, "pidfd_send_signal", self._send)
 
+    def ends_after(self, num_looks: int) -> None:
+        """The run ends as the cluster is asked about this node for the last of so many times."""
+        looks = iter(range(1, num_looks))
+        self.when_asked = lambda: None if next(looks, None) else self.is_over.set()
+
     def _nodes(self) -> list[dict[str, object]]:
         self.when_asked()
         return [{"NodeID": "there", "Alive": True}, {"NodeID": "here", "Alive": False}]
@@ -225,10 +230,8 @@ def test_a_raylet_of_a_container_that_is_not_seen_is_let_be(
     """The system tells its number as 0, by which a signal goes to all of this process's group."""
     # In that module alone: pytest-xdist's own thread unpacks what it is sent meanwhile.
     monkeypatch.setattr(last_words, "struct", SimpleNamespace(calcsize=struct.calcsize, unpack=lambda *_: (0, 0, 0)))
-    over = threading.Timer(1.0, given_up.is_over.set)
-    over.start()
+    given_up.ends_after(5)
     last_words.end_where_it_stands_still(raylet, given_up.is_over)
-    over.cancel()
     assert given_up.killed == []
 
 
@@ -240,10 +243,8 @@ def test_a_raylet_that_may_not_be_ended_is_told_once(
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     monkeypatch.setattr(os, "kill", refuse)
-    over = threading.Timer(1.0, given_up.is_over.set)
-    over.start()
+    given_up.ends_after(5)
     last_words.end_where_it_stands_still(raylet, given_up.is_over)
-    over.cancel()
     said = capsys.readouterr().err
     assert said.count("error: ") == 1
     assert last_words.NOT_ENDED in said
