@@ -1,0 +1,29 @@
+"""Tests patch no function by which pytest-xdist's own thread reads what it is sent while a test runs: a message that comes then
+is lost, and all processes wait for each other in the end."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+USED_BY_THE_RUNNER = {"io", "marshal", "queue", "struct", "threading"}
+"""Modules that execnet, which pytest-xdist speaks through, uses in that thread. In the module under test another can take the
+place of each."""
+
+
+def patched_modules(path: Path) -> Iterator[str]:
+    """The modules whose attributes a file patches, as monkeypatch and mock take them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="setattr" | "object"), args=[ast.Name(id=name), _, *_]):
+                yield name
+            case ast.Call(func=ast.Attribute(attr="setattr" | "patch"), args=[ast.Constant(value=str(text)), *_]):
+                yield text.partition(".")[0]
+
+
+def test_what_reads_the_runners_messages_is_patched_nowhere(root: Path, tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text('monkeypatch.setattr(struct, "unpack", f)\nmock.patch("io.open")\nmock.patch.object(os, "kill")\n')
+    assert list(patched_modules(example)) == ["struct", "io", "os"]
+    files = sorted((root / "tests").rglob("*.py"))
+    found = [str(path.relative_to(root)) for path in files if USED_BY_THE_RUNNER & set(patched_modules(path))]
+    assert found == []
