@@ -135,6 +135,31 @@ def test_a_head_that_stands_still_keeps_no_run_from_its_end() -> None:
     assert (done.returncode, done.stderr.strip()) == (7, last_words.HEAD_ENDED)
 
 
+WITH_THREADS_THAT_RAISE = """
+import ray, threading
+from rlcore.run.execution.ray.last_words import leave
+
+def fail(text):
+    raise ValueError(text)
+
+def shutdown():
+    for name in ("ray_listens", "mine"):
+        thread = threading.Thread(target=fail, args=(f"raised in {name}",), name=name)
+        thread.start()
+        thread.join()
+
+ray.shutdown = shutdown
+leave()
+"""
+
+
+def test_what_rays_own_threads_raise_as_their_head_ends_is_not_told() -> None:
+    done = subprocess.run([sys.executable, "-c", WITH_THREADS_THAT_RAISE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert "raised in mine" in done.stderr
+    assert "ray_listens" not in done.stderr
+
+
 def test_a_head_of_others_that_stands_still_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

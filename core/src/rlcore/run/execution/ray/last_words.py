@@ -86,7 +86,8 @@ def leave() -> None:
     has_left = threading.Event()
     threading.Thread(target=_end_a_head_that_stands_still, args=(has_left,), name="ray-head", daemon=True).start()
     try:
-        ray.shutdown()
+        with _without_tracebacks_of_rays_threads():
+            ray.shutdown()
     finally:
         has_left.set()
 
@@ -101,6 +102,22 @@ def _end_a_head_that_stands_still(has_left: threading.Event) -> None:
     for each in started:
         each.process.kill()
     print(HEAD_ENDED if started else HEAD_AWAITED.format(pid=os.getpid()), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _without_tracebacks_of_rays_threads() -> Iterator[None]:
+    """One of them still listens to the head where that is ended, and raises what nobody catches."""
+    say = threading.excepthook
+
+    def say_of_others(failure: threading.ExceptHookArgs) -> None:
+        if failure.thread is None or not failure.thread.name.startswith("ray_"):
+            say(failure)
+
+    threading.excepthook = say_of_others
+    try:
+        yield
+    finally:
+        threading.excepthook = say
 
 
 @contextmanager
