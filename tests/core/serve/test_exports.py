@@ -6,52 +6,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.serve.serving import Serving, find_target, prepare_serving, served_model
-from rlcore.spi import CheckpointError, SaveStateRequest, SaveStateResult, capabilities, hookimpl
-from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
-from rlcore.testing.fakes.trainer import FakeTrainer
+from rlcore.spi import CheckpointError, SaveStateRequest, SaveStateResult, hookimpl
+from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FakeTokenizer
 
-RECIPE = """
-[run]
-num_steps = 1
-[model]
-path = "none"
-[algorithm]
-name = "fake"
-[environment]
-name = "fake"
-[training]
-prompts_per_step = 4
-[rollout]
-max_prompt_tokens = 16
-max_response_tokens = 8
-[sinks]
-names = []
-"""
-
-
-class ExportingTrainer(FakeTrainer):
-    """The fake trainer with save_state(kind="hf")."""
-
-    @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        if request.kind == "resume":
-            return FakeTrainer.save_state(self, request)
-        (request.directory / "config.json").write_text(json.dumps({"version": self.weight_version}))
-        return SaveStateResult(files=("config.json",))
-
-
-TRAINER = evolve(
-    FAKE_TRAINER,
-    backend=f"{__name__}:ExportingTrainer",
-    capabilities=FAKE_TRAINER.capabilities | {capabilities.SAVE_HF},
-)
+from .exporting_trainer import RECIPE, TRAINER, ExportingTrainer
 
 
 @pytest.fixture
@@ -68,7 +32,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def run(tmp_path: Path, registry: Registry) -> Path:
-    """A run with a checkpoint."""
+    """A run with checkpoints."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     plan = prepare(tmp_path / "recipe.toml", [f"run.directory={tmp_path / 'runs'}"], registry=registry)
     train(plan, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
@@ -98,15 +62,15 @@ def test_of_two_servers_that_begin_together_one_exports(run: Path, registry: Reg
     monkeypatch.setattr(ExportingTrainer, "save_state", hookimpl(slowly))
     found.append(served_model(prepared(run, registry), notes.append))
     other.join()
-    export = run / "exports" / "step-000001"
+    export = run / "exports" / "step-000002"
     assert found == [str(export)] * 2
-    assert json.loads((export / "config.json").read_text()) == {"version": 1}
+    assert json.loads((export / "config.json").read_text())["version"] == 2
     assert len(exported) == 1
     assert notes[-1] == "waiting for another server, which exports a checkpoint of this run"
 
 
 def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_no_defect(run: Path, registry: Registry) -> None:
     serving = prepared(run, registry)
-    shutil.rmtree(run / "checkpoints" / "step-000001")
-    with pytest.raises(CheckpointError, match=r"step-000001 is gone .*checkpoint\.keep"):
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    with pytest.raises(CheckpointError, match=r"step-000002 is gone .*checkpoint\.keep"):
         served_model(serving, lambda _: None)

@@ -25,50 +25,15 @@ from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.serve.generator_server import Address, Note, serve_generator
-from rlcore.spi import ModelSpec, Provider, SaveStateRequest, SaveStateResult, capabilities, hookimpl
+from rlcore.spi import ModelSpec, Provider, capabilities
 from rlcore.testing.fakes import (
     FAKE_ALGORITHM,
     FAKE_ENVIRONMENT,
     FAKE_GENERATOR,
-    FAKE_TRAINER,
     FakeTokenizer,
 )
-from rlcore.testing.fakes.trainer import FakeTrainer
 
-RECIPE = """
-[run]
-num_steps = 2
-[model]
-path = "none"
-chat_template = "{{ messages }}"
-[algorithm]
-name = "fake"
-[environment]
-name = "fake"
-[generator]
-name = "fake"
-[training]
-prompts_per_step = 4
-[rollout]
-max_prompt_tokens = 16
-max_response_tokens = 8
-[sinks]
-names = []
-[checkpoint]
-every_n_steps = 1
-"""
-
-
-class ExportingTrainer(FakeTrainer):
-    """The fake trainer with save_state(kind="hf"): a config.json with the first weight."""
-
-    @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        if request.kind == "resume":
-            return FakeTrainer.save_state(self, request)
-        first = float(next(iter(self.weights.values())).ravel()[0])
-        (request.directory / "config.json").write_text(json.dumps({"version": self.weight_version, "first": first}))
-        return SaveStateResult(files=("config.json",))
+from .exporting_trainer import RECIPE, TRAINER
 
 
 @frozen(kw_only=True)
@@ -93,13 +58,6 @@ def record(entry: Entry, config: object, *, note: Note, **options: Any) -> None:
     SERVED.append(Request(entry=entry, config=config, **options))
     note("ready")
     raise KeyboardInterrupt
-
-
-TRAINER = evolve(
-    FAKE_TRAINER,
-    backend=f"{__name__}:ExportingTrainer",
-    capabilities=FAKE_TRAINER.capabilities | {capabilities.SAVE_HF},
-)
 
 
 def generator(name: str, priority: int, **options: Any) -> Provider:
