@@ -4,8 +4,9 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from rlcore.spi import StorageError
 
@@ -55,13 +56,21 @@ def write_atomically(path: Path, text: str, otherwise: str = "point run.director
         partial.replace(path)
 
 
+def _opened(lock: Path) -> IO[bytes]:
+    """The file of a lock, made where there is none. One that another user has made can be locked without being written to."""
+    try:
+        return lock.open("ab")
+    except PermissionError:
+        return lock.open("rb")
+
+
 @contextmanager
 def alone(lock: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Run the block in one process, and thread, at a time of those that name this file, which stays; `on_wait` is called where
     another is in it. Where the file cannot be made or locked, the block runs at once. It is not to be nested."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        opened = lock.open("ab")
+        opened = _opened(lock)
     except OSError:  # such as a folder that can only be read: the block says what it cannot write itself
         yield
         return
@@ -70,7 +79,8 @@ def alone(lock: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             on_wait()
-            fcntl.flock(opened, fcntl.LOCK_EX)
+            with suppress(OSError):
+                fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks
         yield

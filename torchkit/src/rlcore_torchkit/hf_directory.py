@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,8 @@ def save_hf(
         if rank == 0:
             return write_hf_directory(weights, model.path, directory, model.dtype, revision=model.revision, head=head)
     except Exception:
-        _take_part(weights)  # to its end: the other ranks wait in it for this one
+        with suppress(Exception):  # what comes of that is no cause of the first
+            _take_part(weights)  # to its end: the other ranks wait in it for this one
         raise
     _take_part(weights)
     return ()

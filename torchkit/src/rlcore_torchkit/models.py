@@ -1,5 +1,6 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
 _MAX_NAMED = 3
 
 
@@ -199,7 +201,8 @@ def _code_in_turn() -> AbstractContextManager[None]:
     share the place does so at a time. It writes the modules in place, so that another would import half of one."""
     from transformers import dynamic_module_utils
 
-    return alone(Path(dynamic_module_utils.HF_MODULES_CACHE) / ".rlcore.lock")
+    lock = Path(dynamic_module_utils.HF_MODULES_CACHE) / ".rlcore.lock"
+    return alone(lock, lambda: logger.info("waiting for another process that copies a model's code and holds %s", lock))
 
 
 def _copy_code(spec: ModelSpec, config: Any) -> None:
@@ -210,7 +213,7 @@ def _copy_code(spec: ModelSpec, config: Any) -> None:
     named = (getattr(config, "auto_map", None) or {}).values()
     for reference in {each for one in named for each in (one if isinstance(one, list) else [one]) if each is not None}:
         repository, _, name = reference.rpartition("--")
-        with suppress(OSError, ImportError):
+        with suppress(Exception):
             revision = spec.revision if repository in ("", spec.path) else None
             get_cached_module_file(repository or spec.path, f"{name.partition('.')[0]}.py", revision=revision)
 

@@ -113,17 +113,17 @@ def served_model(serving: Serving, note: Note) -> str:
         return target.model
     assert target.checkpoint is not None
     assert target.run is not None
-    try:
-        digest = hashlib.sha256((target.checkpoint / MANIFEST).read_bytes()).hexdigest()
-    except FileNotFoundError as error:
-        raise spi.CheckpointError(
-            f"{target.checkpoint} is gone since it was looked at: its run keeps the newest checkpoints alone "
-            "(checkpoint.keep). Serve a newer one"
-        ) from error
     final = target.run / "exports" / target.checkpoint.name
     origin = final / ORIGIN
     # Of several servers of a run that begin together one exports, and the others take what it has made.
     with alone(target.run / EXPORT_LOCK, lambda: note("waiting for another server, which exports a checkpoint of this run")):
+        try:
+            digest = hashlib.sha256((target.checkpoint / MANIFEST).read_bytes()).hexdigest()
+        except FileNotFoundError as error:
+            raise spi.CheckpointError(
+                f"{target.checkpoint} is gone since it was looked at: its run keeps the newest checkpoints alone "
+                "(checkpoint.keep). Serve a newer one"
+            ) from error
         if not (origin.is_file() and origin.read_text() == digest):
             note(f"exporting {target.checkpoint} to {final}")
             _export(serving, target.checkpoint, final, digest)

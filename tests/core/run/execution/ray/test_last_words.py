@@ -171,7 +171,7 @@ def test_a_head_of_others_that_stands_still_is_told(
         (watching,) = (each for each in threading.enumerate() if each.name == "ray-head")
         watching.join(60)
 
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes={}))
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes={}, is_head=lambda: False))
     monkeypatch.setattr(last_words, "LEAVE_S", 0.1)
     monkeypatch.setattr(ray, "shutdown", wait)
     last_words.leave()

@@ -30,10 +30,10 @@ ENDED = "It is ended, since this run's process would wait for it for ever."
 NOT_ENDED = "It is another user's: end it, or this run's process, which waits for it for ever."
 LEAVE_S = 90.0
 """Seconds that leaving a cluster may take; a head that was stopped for a minute still answers."""
-HEAD_ENDED = "error: Ray's head process on this machine answers nothing as the run ends, and is ended."
+HEAD_ENDED = "error: Ray does not let this process go as the run ends: its head process on this machine is ended."
 HEAD_AWAITED = (
-    "error: the head of the Ray cluster answers nothing, and Ray lets no process leave it that way: end this one (process "
-    "{pid}) if it does not end. What was saved is intact."
+    "error: Ray does not let this process go as the run ends, as where the head of its cluster answers nothing: end it "
+    "(process {pid}) if it does not end. What was saved is intact."
 )
 _FAREWELL = b"."
 _WAIT = f"""
@@ -101,7 +101,7 @@ def _end_a_head_that_stands_still(has_left: threading.Event) -> None:
     started = node.all_processes.get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])
     for each in started:
         each.process.kill()
-    print(HEAD_ENDED if started else HEAD_AWAITED.format(pid=os.getpid()), file=sys.stderr, flush=True)
+    print(HEAD_ENDED if node.is_head() else HEAD_AWAITED.format(pid=os.getpid()), file=sys.stderr, flush=True)
 
 
 @contextmanager
