@@ -1,7 +1,9 @@
 """The environment runner: what an environment may do wrong, and that it ends in one clear error or a masked episode."""
 
 import asyncio
+import itertools
 import signal
+import sys
 import threading
 import time
 
@@ -243,8 +245,8 @@ def test_calls_wait_for_each_other_at_most_in_turns(run):
 def test_time_begins_when_a_call_does(run, monkeypatch):
     """By a clock that each of 40 calls moves by a second: none is at work while more than a few others are."""
     monkeypatch.setattr(environment_runner, "MAX_CONCURRENT", 2)
-    now, start = [0.0], EpisodeRunner.start
-    monkeypatch.setattr(EpisodeRunner, "start", lambda runner, begin: start(runner, begin, lambda: now[0]))
+    now, work = [0.0], EpisodeRunner.work
+    monkeypatch.setattr(EpisodeRunner, "work", lambda runner, begin: work(runner, begin, lambda: now[0]))
 
     async def slow(state):
         now[0] += 1.0
@@ -304,6 +306,12 @@ def test_many_stuck_calls_end_even_a_masking_run(run, monkeypatch):
         run(blocking, timeout_s=0.1, on_error="mask")
 
 
+def started(runner, begin):
+    work = runner.work(begin)
+    work.start()
+    return work
+
+
 def test_threads_that_look_at_once_give_a_stuck_event_loop_up_once():
     """The stream's thread looks beside the one that waits for the batch."""
     released, loops = threading.Event(), []
@@ -314,7 +322,7 @@ def test_threads_that_look_at_once_give_a_stuck_event_loop_up_once():
         assert isinstance(await calls.make(runner.step(0, turn(), (0, 1))), Failure)
         await asyncio.sleep(0.3)
 
-    driven = runner.start(begin)
+    driven = started(runner, begin)
     looking = threading.Barrier(2)
 
     def look():
@@ -342,7 +350,7 @@ def test_work_beside_the_stuck_one_goes_on_on_the_next_event_loop():
         if len(loops) == 1:
             await asyncio.Event().wait()
 
-    waiting = runner.start(waits)
+    waiting = started(runner, waits)
     assert [type(outcome) for outcome in runner.step_all([0], [turn()])] == [Failure]
     while not waiting.poll(0.01):
         pass
@@ -372,7 +380,7 @@ def test_the_call_that_blocks_is_at_fault_whoever_waits():
         await others_wait.wait()
         outcomes.append(await calls.make(runner.step("blocks", turn(), (0, 1))))
 
-    beside = runner.start(begin)
+    beside = started(runner, begin)
     assert rewards(runner.step_all(["waits", "waits too"], [turn(), turn()])) == [1.0, 1.0]
     while not beside.poll(0.01):
         pass
@@ -389,7 +397,7 @@ def test_the_first_stuck_call_ends_a_run_that_masks_none(bad):
     async def begin(calls):
         await environment_runner.all_or_first([calls.make(runner.step(0, turn(), (number, 6))) for number in range(6)])
 
-    driven = runner.start(begin)
+    driven = started(runner, begin)
     with pytest.raises(RewardError, match="on_environment_error"):
         while not driven.poll(0.01):
             pass
@@ -409,7 +417,7 @@ def test_a_call_that_was_given_up_ends_no_run_however_long_it_goes_on():
             calls.give_up([("step", 0)])
             await making
 
-    driven = runner.start(begin)
+    driven = started(runner, begin)
     while not driven.poll(0.01):
         pass
     assert len(begun) == 2
@@ -477,6 +485,65 @@ def test_ctrl_c_interrupts_at_once_and_cancels_what_runs():
         runner.step_all([0], [turn()])
     assert cancelled.wait(60.0)
     runner.close()
+
+
+class Interrupt:
+    """Ctrl-C at the n-th line that the thread executes as it begins work."""
+
+    FUNCTIONS = ("drive", "work", "start", "submit", "run_coroutine_threadsafe")
+
+    def __init__(self, at):
+        self.at, self.lines = at, 0
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_name not in self.FUNCTIONS or frame.f_globals["__name__"] == "threading":
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                raise KeyboardInterrupt
+        return self
+
+
+def tasks_on(loop):
+    async def counted():
+        return len(asyncio.all_tasks()) - 1
+
+    return asyncio.run_coroutine_threadsafe(counted(), loop).result(60.0)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_ctrl_c_at_any_moment_of_the_beginning_leaves_nothing_at_work():
+    async def forever(_state):
+        await asyncio.Event().wait()
+
+    def interrupted(runner, at):
+        interrupt = Interrupt(at)
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            runner.step_all([0], [turn()])
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    begun = 0
+    for at in itertools.count(1):
+        runner = EpisodeRunner(StepEnvironment(lambda _: done(1.0)), 3600.0)
+        if not interrupted(runner, at):
+            break  # all of its lines were interrupted
+        runner = EpisodeRunner(StepEnvironment(forever), 3600.0)
+        runner.thread()
+        assert interrupted(runner, at)
+        deadline = time.monotonic() + 60
+        while (left := tasks_on(runner.thread().loop)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert left == 0
+        runner.close()
+        begun = at
+    assert begun >= 10
 
 
 def test_overhead_is_linear(count_calls):

@@ -52,6 +52,16 @@ class EnvironmentCalls:
     _running: dict["asyncio.Task[Any]", tuple[Call[Any], float]] = field(factory=dict)
     _cancelled: set["asyncio.Task[Any]"] = field(factory=set)
 
+    def begin(self) -> None:
+        """The present task is the work that makes them."""
+        self._require_going_on()
+        self.state.work = asyncio.current_task()
+
+    def end(self) -> None:
+        """Cancel that work, if it has begun."""
+        if self.state.work is not None:
+            self.state.work.cancel()
+
     async def make(self, call: Call[Result]) -> "Result | Failure":
         """What a call came to."""
         if self.given_up and call.key in self.given_up:
@@ -144,6 +154,8 @@ class _State:
         self.over = False
         """Set where the work ends or its event loop is given up: no further call may start."""
         self.give_way_at = 0.0
+        self.work: asyncio.Task[Any] | None = None
+        """The task that makes the calls, once it has begun."""
 
 
 def _awaitable(value: Any) -> Awaitable[Any]:

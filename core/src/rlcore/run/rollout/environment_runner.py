@@ -123,18 +123,19 @@ class EpisodeRunner:
             describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
         )
 
-    def start(self, begin: Begin, now: Callable[[], float] = time.monotonic) -> "Driven":
-        """Run `begin(calls)` on the event loop. Where a call gets stuck, the event loop is given up with all that is on it;
-        `begin` is then called again for another, where that call is a failure, and goes on from where the rest is. `now` is
-        the time in seconds by which calls have theirs."""
+    def work(self, begin: Begin, now: Callable[[], float] = time.monotonic) -> "Driven":
+        """`begin(calls)` as work whose `start` begins it on the event loop. Where a call gets stuck, the event loop is given up
+        with all that is on it; `begin` is then called again for another, where that call is a failure, and goes on from where
+        the rest is. `now` is the time in seconds by which calls have theirs."""
         driven = Driven(self, begin, now)
         self._at_work.add(driven)
         return driven
 
     def drive(self, begin: Begin) -> None:
         """Run `begin(calls)` on the event loop to its end."""
-        driven = self.start(begin)
+        driven = self.work(begin)
         try:
+            driven.start()
             while not driven.poll(POLL_S):
                 pass
         except BaseException:
@@ -220,16 +221,25 @@ class Driven:
         self._given_up: dict[Hashable, Failure] = {}
         self.num_stuck = 0
         """Calls that got stuck since it was last set to 0."""
-        self._thread: LoopThread
-        self.calls: EnvironmentCalls
+        self._thread = runner.thread()
+        self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=now)
         """Those on the present event loop."""
-        self._future: Future[None]
+        self._future: Future[None] | None = None
         self._seen = 0
         self._quiet_s = 0.0
         self._polled = 0.0
         self._polling = threading.Lock()
         """Held while a thread looks: the event loop is given up once, and begins again once."""
-        self._run()
+
+    def start(self) -> None:
+        """Begin the work on the event loop that the runner has now. Ctrl-C may come at any moment of it: `cancel` then finds
+        what has begun."""
+        runner = self._runner
+        self._future = None
+        self._thread = runner.thread()
+        self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
+        self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
+        self._future = self._thread.submit(_watched(self.calls, self._begin))
 
     def poll(self, timeout_s: float) -> bool:
         """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck. From
@@ -238,12 +248,14 @@ class Driven:
         Of the time between two polls no more counts than one takes: a process that was stopped and continued must not find all
         its calls overdue."""
         with self._polling:
+            if self._future is None:
+                return False  # another thread is about to begin it
             if self._thread.ends(self._future, timeout_s):
                 self._future.result()
                 return True
             if self._thread is not self._runner.thread():  # other work on it got stuck, and took this one's event loop along
                 self.calls.state.over = True
-                self._run()
+                self.start()
                 return False
             state, now = self.calls.state, time.monotonic()
             passed_s = min(now - self._polled, max(timeout_s, POLL_S))
@@ -251,24 +263,20 @@ class Driven:
             self._seen, self._polled = state.heartbeats, now
             if self._quiet_s > self.calls.timeout_s + environment_calls.GRACE_S or self.calls.uncancellable:
                 self._give_up()
-                self._run()
+                self.start()
             return False
 
     def cancel(self) -> None:
         """Let the work end where it is: it changes nothing any more when this returns."""
         self.calls.state.over = True
-        self._future.cancel()
         passed = threading.Event()
         with contextlib.suppress(RuntimeError):  # an event loop that is closed does nothing
+            if self._future is not None:
+                self._future.cancel()
+            else:  # interrupted as it began
+                self._thread.loop.call_soon_threadsafe(self.calls.end)
             self._thread.loop.call_soon_threadsafe(passed.set)  # behind the call or callback that runs at this moment
             passed.wait(environment_calls.GRACE_S)
-
-    def _run(self) -> None:
-        runner = self._runner
-        self._thread = runner.thread()
-        self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
-        self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
-        self._future = self._thread.submit(_watched(self.calls, self._begin))
 
     def _give_up(self) -> None:
         """Give the event loop up and name the call that holds it, which may be of other work on it."""
@@ -298,6 +306,7 @@ class _FirstFailure(Exception):
 
 async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
     """The work with the watch beside it; what is left of either when it ends is cancelled."""
+    calls.begin()
     watch = asyncio.create_task(calls.watch())
     try:
         await begin(calls)

@@ -45,7 +45,8 @@ class LoopWork:
             self.raise_failure()
             self._is_driven = True
             self._loop = self._runner.thread().loop  # before there is anything on it that sets it to None at its end
-            self._driven = self._runner.start(self._begin, self._now)
+            self._driven = self._runner.work(self._begin, self._now)
+            self._driven.start()
         self._driven.num_stuck = 0
         return self._driven
 
