@@ -169,10 +169,10 @@ def serving(gym: Gym) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        gym.url = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+        gym.url = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
         yield gym.url
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join(120)
         loop.close()

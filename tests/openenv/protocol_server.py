@@ -31,11 +31,11 @@ def serving(method: str, path: str, handle: Handle) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        yield asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+        yield asyncio.run_coroutine_threadsafe(start(), loop).result(120)
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join(120)
         loop.close()
 
 

@@ -234,7 +234,7 @@ def start_stream(backend):
 
         def start(*requests):
             streams.append(Streaming(backend, pool, *requests))
-            assert streams[-1].begun.wait(30)
+            assert streams[-1].begun.wait(120)
             return streams[-1]
 
         yield start
@@ -261,10 +261,10 @@ def test_a_stream_may_end_while_a_refit_is_under_way(backend, two_models, start_
     long = with_short_first(request_of(2, 250))
     stream = start_stream(long)
     (replica,) = backend._replicas
-    replica.begin_update().result(30)
+    replica.begin_update().result(120)
     stream.feed.end()
-    stream.call.result(30)
-    replica.end_update(0).result(30)
+    stream.call.result(120)
+    replica.end_update(0).result(120)
     samples = stream.samples()
     assert [sample.finish_reason for sample in samples] == [FinishReason.LENGTH] + [FinishReason.ABORTED] * 5
     whole = samples_of(backend.generate(long))
@@ -281,14 +281,14 @@ def test_a_cut_that_fails_is_an_error_and_no_wait_for_ever(backend, monkeypatch)
         monkeypatch.undo()
         raise ValueError("the device is on fire")
 
-    engine.begin_update().result(30)  # so that no sample ends before the cut
+    engine.begin_update().result(120)  # so that no sample ends before the cut
     monkeypatch.setattr(engine, "_hand_out", fail_once)
     (samples,) = deal(request, request.max_tokens.astype(np.int64), [0])
     call = engine.generate(samples, delivered.append)
     engine.cut([call])
     with pytest.raises(WorkerError, match="on fire"):
-        call.result(30)
-    engine.end_update(0).result(30)
+        call.result(120)
+    engine.end_update(0).result(120)
     assert len(backend.generate(request_of()).tokens)
     assert not delivered
 

@@ -56,7 +56,7 @@ def test_an_engine_that_does_not_start_says_why(false_vllm, make_replica):
     assert message.endswith("ValueError: No available memory for the cache blocks. Try increasing it.")
     assert "Raise generator.vllm.gpu_memory_utilization" in message
     with pytest.raises(WorkerError, match="vllm-0: there is no engine"):
-        replica.begin_update().result(10)
+        replica.begin_update().result(120)
 
 
 def test_an_engine_that_takes_too_long_to_start_is_ended(false_vllm, make_replica, monkeypatch):

@@ -235,7 +235,7 @@ def test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has(mo
         start = pool.submit(replica.restart)
         try:
             with pytest.raises(WorkerError, match="given up"):
-                start.result(30)
+                start.result(120)
         finally:
             children[0].give_up()
     assert all(child.ended for child in children)
@@ -299,10 +299,10 @@ def test_an_engine_that_hangs_is_ended(backend):
         time.sleep(0.01)  # one of its threads takes the signal, and the others go on until it has
     try:
         with pytest.raises(WorkerError, match="begin_update within 0.5 s .*refit_timeout_s"):
-            replica.begin_update().result(30)
+            replica.begin_update().result(120)
     finally:
         replica._config = usual
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
 
 
 DISTURBED = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB."
@@ -414,8 +414,8 @@ def test_a_refit_does_not_overtake_a_request_that_was_made_before_it(make_fake):
     host.submit = lambda *arguments: (time.sleep(0.2), submit(*arguments))
     replica = make_fake(host)
     done = replica.generate(None, lambda finished: None)
-    replica.begin_update().result(10)
-    done.result(10)
+    replica.begin_update().result(120)
+    done.result(120)
     assert host.calls == ["submit", "begin_update"]
 
 
@@ -427,17 +427,17 @@ def test_calls_share_a_thread_that_ends_with_the_last_of_them(make_fake):
     collector = replica._collector
     replica.cut(calls[:2])
     for call in calls[:2]:
-        call.result(10)
+        call.result(120)
     assert collector.is_alive()
     assert host.calls == ["submit"] * 3 + [("cut", 2)]
     replica.cut(calls)
-    calls[2].result(10)
-    collector.join(10)
+    calls[2].result(120)
+    collector.join(120)
     assert not collector.is_alive()
     assert len(delivered) == 3
     call = replica.generate(None, delivered.append)
     replica.cut([call])
-    call.result(10)
+    call.result(120)
     assert len(delivered) == 4
 
 
@@ -447,12 +447,12 @@ def test_a_cancelled_call_gets_no_samples_any_more(make_fake):
     delivered = []
     cancelled, kept = (replica.generate(None, delivered.append) for _ in range(2))
     assert cancelled.cancel()
-    replica.begin_update().result(10)
+    replica.begin_update().result(120)
     assert host.calls == ["submit", "submit", "cancel", "begin_update"]
     first, second = range(2)
     host.end(first)
     host.end(second)
-    kept.result(10)
+    kept.result(120)
     assert delivered == [[second]]
 
 
@@ -462,9 +462,9 @@ def test_a_call_that_fails_says_what_the_process_wrote(make_fake):
     failing, fine = (replica.generate(None, lambda finished: None) for _ in range(2))
     host.end(0, error=WorkerError("the device is on fire"))
     with pytest.raises(WorkerError, match="its output; .* on fire"):
-        failing.result(10)
+        failing.result(120)
     host.end(1)
-    fine.result(10)
+    fine.result(120)
 
 
 def test_a_call_under_way_for_too_long_ends_the_process(make_fake):
@@ -473,7 +473,7 @@ def test_a_call_under_way_for_too_long_ends_the_process(make_fake):
     calls = [replica.generate(None, lambda finished: None) for _ in range(2)]
     for call in calls:
         with pytest.raises(WorkerError, match="no answer to generate"):
-            call.result(10)
+            call.result(120)
     assert child.expired == [("generate", 0.1, "generate_timeout_s")]
 
 
@@ -486,4 +486,4 @@ def test_calls_of_a_process_that_was_ended_do_not_end_those_of_the_next(make_fak
     with pytest.raises(WorkerError, match="ended"):
         lost.result(0)
     replica._child = FakeChild(FakeHost())
-    replica.generate(None, lambda finished: None).result(10)
+    replica.generate(None, lambda finished: None).result(120)

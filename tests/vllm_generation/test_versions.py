@@ -178,8 +178,8 @@ def test_messages_are_not_written_over_by_later_ones(monkeypatch):
     def values_after_two_more():
         answers = []
         for value in range(3):
-            writer.enqueue({"rows": np.full(2**20, value, np.uint8), "number": value}, timeout=10)
-            answers.append(reader.dequeue(timeout=10))
+            writer.enqueue({"rows": np.full(2**20, value, np.uint8), "number": value}, timeout=120)
+            answers.append(reader.dequeue(timeout=120))
         assert [answer["number"] for answer in answers] == [0, 1, 2]
         return [int(value) for answer in answers for value in np.unique(answer["rows"])]
 

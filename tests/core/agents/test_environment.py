@@ -249,7 +249,7 @@ def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Pa
         assert others
         for other in others:
             other.cancel()
-        await asyncio.wait(others, timeout=30)
+        await asyncio.wait(others, timeout=120)
 
     monkeypatch.setattr(process, "KILL_S", 3.0)
     monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))

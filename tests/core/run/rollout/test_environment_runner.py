@@ -334,7 +334,7 @@ def test_threads_that_look_at_once_give_a_stuck_event_loop_up_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     released.set()
     assert not any(thread.is_alive() for thread in threads)
     assert (len(loops), driven.num_stuck) == (2, 1)

@@ -105,10 +105,10 @@ def test_what_all_ranks_raise_is_raised_as_it_is(run: Run, kind: str, monkeypatc
 
 def test_a_rank_that_is_late_is_named_with_the_line_where_it_is(run: Run) -> None:
     with pytest.raises(WorkerError) as caught:
-        options = ("cluster.call_timeout_s=2", "cluster.max_restarts=0")
+        options = ("cluster.call_timeout_s=8", "cluster.max_restarts=0")
         run(*POOL, *options, *fault("hang", "train_step"))
     message = str(caught.value)
-    assert message.startswith("train_step: no answer within 2 s from rank 0 ")
+    assert message.startswith("train_step: no answer within 8 s from rank 0 ")
     assert "; rank 1 (node 127.0.0.1, process " in message
     assert "in train_step, at " in message
     assert "ranked_fakes.py" in message
@@ -118,9 +118,9 @@ def test_a_rank_that_is_late_is_named_with_the_line_where_it_is(run: Run) -> Non
 def test_a_rank_that_lags_behind_the_first_is_named_alone(run: Run) -> None:
     """In a call in which none waits for another."""
     with pytest.raises(WorkerError) as caught:
-        options = ("cluster.late_timeout_s=2", "cluster.max_restarts=0", "checkpoint.every_n_steps=1")
+        options = ("cluster.late_timeout_s=6", "cluster.max_restarts=0", "checkpoint.every_n_steps=1")
         run(*POOL, *options, *fault("hang", "save_state"))
-    assert "no answer 2 s after the first rank's from rank 1 " in str(caught.value)
+    assert "no answer 6 s after the first rank's from rank 1 " in str(caught.value)
     assert "from rank 0" not in str(caught.value)
 
 
@@ -160,12 +160,12 @@ def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed:
 
 def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path) -> None:
     """As one is in what all compute together: what a stream asks of its ranks is answered at once."""
-    late = pytest.raises(WorkerError, match=r"stream_begin: .* 2 s after .* rank 1 \(node")
+    late = pytest.raises(WorkerError, match=r"stream_begin: .* 6 s after .* rank 1 \(node")
     feed = Feed(lambda _: None)
-    with late as caught, opened(tmp_path, "cluster.late_timeout_s=2", "cluster.call_timeout_s=20") as pool:
+    with late as caught, opened(tmp_path, "cluster.late_timeout_s=6", "cluster.call_timeout_s=120") as pool:
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
         with streaming(pool, feed) as running:
-            running.result(30.0)
+            running.result(120)
     assert "which does not answer at all. If it only needs longer, raise cluster.late_timeout_s" in str(caught.value)
     assert not pool.generator.is_usable
 
@@ -178,7 +178,7 @@ def test_a_rank_without_a_generator_that_dies_ends_the_stream(tmp_path: Path) ->
         assert pool.generator.hosts == [0]
         feed.ask([wanted(seed, LIMIT) for seed in range(4)])
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
-        running.result(30.0)
+        running.result(120)
     assert not pool.generator.is_usable
 
 
@@ -191,7 +191,7 @@ def test_a_rank_of_the_reference_that_dies_ends_the_stream(tmp_path: Path) -> No
         reference = pool.backends.reference.calls
         feed.ask([wanted(seed, LIMIT) for seed in range(4)])
         os.kill(reference.workers[1].pid, signal.SIGKILL)
-        running.result(30.0)
+        running.result(120)
     assert not reference.is_usable
     assert f"Its output is in {tmp_path / 'logs' / 'reference-rank-1.log'}" in str(caught.value)
 
@@ -205,7 +205,7 @@ def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_pat
             feed.ask([wanted(seed, LIMIT) for seed in range(4)])
             os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
             with pytest.raises(WorkerError) as first:
-                running.result(30.0)
+                running.result(120)
         pool.train()
     told = str(first.value).removeprefix("stream_standby: ")
     assert re.match(r"rank 1 \(node .*\) died: ", told)
