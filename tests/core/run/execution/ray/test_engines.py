@@ -385,7 +385,7 @@ def test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream(tmp_pat
         wait_for_notes(pool, 1)
         assert engines_of(pool).living == [0]
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
-        running.result(120)
+        running.result(30.0)
     assert not pool.generator.is_usable
 
 

@@ -162,10 +162,10 @@ def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path)
     """As one is in what all compute together: what a stream asks of its ranks is answered at once."""
     late = pytest.raises(WorkerError, match=r"stream_begin: .* 6 s after .* rank 1 \(node")
     feed = Feed(lambda _: None)
-    with late as caught, opened(tmp_path, "cluster.late_timeout_s=6", "cluster.call_timeout_s=120") as pool:
+    with late as caught, opened(tmp_path, "cluster.late_timeout_s=6", "cluster.call_timeout_s=20") as pool:
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
         with streaming(pool, feed) as running:
-            running.result(120)
+            running.result(30.0)
     assert "which does not answer at all. If it only needs longer, raise cluster.late_timeout_s" in str(caught.value)
     assert not pool.generator.is_usable
 
@@ -178,7 +178,7 @@ def test_a_rank_without_a_generator_that_dies_ends_the_stream(tmp_path: Path) ->
         assert pool.generator.hosts == [0]
         feed.ask([wanted(seed, LIMIT) for seed in range(4)])
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
-        running.result(120)
+        running.result(30.0)
     assert not pool.generator.is_usable
 
 
@@ -191,7 +191,7 @@ def test_a_rank_of_the_reference_that_dies_ends_the_stream(tmp_path: Path) -> No
         reference = pool.backends.reference.calls
         feed.ask([wanted(seed, LIMIT) for seed in range(4)])
         os.kill(reference.workers[1].pid, signal.SIGKILL)
-        running.result(120)
+        running.result(30.0)
     assert not reference.is_usable
     assert f"Its output is in {tmp_path / 'logs' / 'reference-rank-1.log'}" in str(caught.value)
 
@@ -205,7 +205,7 @@ def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_pat
             feed.ask([wanted(seed, LIMIT) for seed in range(4)])
             os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
             with pytest.raises(WorkerError) as first:
-                running.result(120)
+                running.result(30.0)
         pool.train()
     told = str(first.value).removeprefix("stream_standby: ")
     assert re.match(r"rank 1 \(node .*\) died: ", told)
