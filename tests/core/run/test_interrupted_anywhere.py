@@ -75,6 +75,7 @@ def files(directory: Path) -> set[str]:
 @pytest.mark.parametrize("options", [(), AHEAD], ids=["one step after another", "ahead"])
 def test_wherever_ctrl_c_comes_the_run_ends_and_is_continued(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
     whole, counted = tmp_path / "runs" / "whole", Lines()
+    run("run.name=first", *options)  # some lines are executed once in a process
     counted.follow(lambda: run("run.name=whole", *options))
     ended_early = 0
     for part in range(PARTS):
@@ -92,4 +93,4 @@ def test_wherever_ctrl_c_comes_the_run_ends_and_is_continued(run: Run, tmp_path:
             assert read_metrics(directory) == read_metrics(whole)
         assert len(read_metrics(directory)) == len(read_metrics(whole))
         assert files(directory) == files(whole)
-    assert ended_early >= PARTS - 1
+    assert ended_early >= PARTS // 2  # as many lines as it was when they were counted no run need have

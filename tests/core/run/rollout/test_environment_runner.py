@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -488,12 +489,12 @@ def test_ctrl_c_interrupts_at_once_and_cancels_what_runs():
 
 
 class Interrupt:
-    """Ctrl-C at the n-th line that the thread executes as it begins work."""
+    """Ctrl-C at the n-th line that the thread executes as it begins work, behind what comes first."""
 
     FUNCTIONS = ("drive", "work", "start", "submit", "run_coroutine_threadsafe")
 
-    def __init__(self, at):
-        self.at, self.lines = at, 0
+    def __init__(self, at, first):
+        self.at, self.first, self.lines = at, first, 0
 
     def __call__(self, frame, event, _):
         if frame.f_code.co_name not in self.FUNCTIONS or frame.f_globals["__name__"] == "threading":
@@ -501,6 +502,7 @@ class Interrupt:
         if event == "line":
             self.lines += 1
             if self.lines == self.at:
+                self.first()
                 raise KeyboardInterrupt
         return self
 
@@ -514,13 +516,28 @@ def tasks_on(loop):
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_ctrl_c_at_any_moment_of_the_beginning_leaves_nothing_at_work():
+    handed, begun, number_begun = threading.Event(), threading.Event(), 0
+
     async def forever(_state):
+        begun.set()
         await asyncio.Event().wait()
 
+    def waiting():
+        runner = EpisodeRunner(StepEnvironment(forever), 3600.0)
+        loop, handed_over = runner.thread().loop, runner.thread().loop.call_soon_threadsafe
+
+        def hand_over(*arguments, **options):
+            handed.set()
+            return handed_over(*arguments, **options)
+
+        loop.call_soon_threadsafe = hand_over
+        return runner
+
     def interrupted(runner, at):
-        interrupt = Interrupt(at)
+        handed.clear()
+        begun.clear()
         before = sys.gettrace()
-        sys.settrace(interrupt)
+        sys.settrace(Interrupt(at, lambda: handed.is_set() and begun.wait(60.0)))
         try:
             runner.step_all([0], [turn()])
         except KeyboardInterrupt:
@@ -529,21 +546,39 @@ def test_ctrl_c_at_any_moment_of_the_beginning_leaves_nothing_at_work():
             sys.settrace(before)
         return False
 
-    begun = 0
     for at in itertools.count(1):
         runner = EpisodeRunner(StepEnvironment(lambda _: done(1.0)), 3600.0)
         if not interrupted(runner, at):
             break  # all of its lines were interrupted
-        runner = EpisodeRunner(StepEnvironment(forever), 3600.0)
-        runner.thread()
+        runner = waiting()
         assert interrupted(runner, at)
+        number_begun += begun.is_set()
         deadline = time.monotonic() + 60
         while (left := tasks_on(runner.thread().loop)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert left == 0
         runner.close()
-        begun = at
-    assert begun >= 10
+    assert at > 10
+    assert number_begun >= 2  # once before the driver has what it cancels by
+
+
+def test_cancelled_work_does_not_begin_again():
+    """As where a thread that looks begins it anew on another event loop meanwhile."""
+    runner, begun = EpisodeRunner(StepEnvironment(done), TIMEOUT_S), []
+
+    async def begin(calls):
+        begun.append(calls)
+
+    work = runner.work(begin)
+    work.cancel()
+    with pytest.raises(CancelledError):
+        work.poll(0.01)
+    work.start()
+    with pytest.raises(CancelledError):
+        while not work.poll(0.01):
+            pass
+    assert begun == []
+    runner.close()
 
 
 def test_overhead_is_linear(count_calls):

@@ -58,9 +58,10 @@ class EnvironmentCalls:
         self.state.work = asyncio.current_task()
 
     def end(self) -> None:
-        """Cancel that work, if it has begun."""
-        if self.state.work is not None:
-            self.state.work.cancel()
+        """Cancel that work, if it has begun; once, however often this is called."""
+        work, self.state.work = self.state.work, None
+        if work is not None:
+            work.cancel()
 
     async def make(self, call: Call[Result]) -> "Result | Failure":
         """What a call came to."""

@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
@@ -225,6 +225,7 @@ class Driven:
         self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=now)
         """Those on the present event loop."""
         self._future: Future[None] | None = None
+        self._is_cancelled = False
         self._seen = 0
         self._quiet_s = 0.0
         self._polled = 0.0
@@ -232,14 +233,19 @@ class Driven:
         """Held while a thread looks: the event loop is given up once, and begins again once."""
 
     def start(self) -> None:
-        """Begin the work on the event loop that the runner has now. Ctrl-C may come at any moment of it: `cancel` then finds
-        what has begun."""
+        """Begin the work on the event loop that the runner has now. Nothing of it goes on where this is interrupted."""
         runner = self._runner
-        self._future = None
-        self._thread = runner.thread()
-        self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
-        self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
-        self._future = self._thread.submit(_watched(self.calls, self._begin))
+        try:
+            self._future = None
+            self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
+            self._thread = runner.thread()
+            if self._is_cancelled:  # by another thread, in whose sight were those before
+                self.calls.state.over = True
+            self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
+            self._future = self._thread.submit(_watched(self.calls, self._begin))
+        except BaseException:
+            self.cancel()
+            raise
 
     def poll(self, timeout_s: float) -> bool:
         """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck. From
@@ -249,6 +255,8 @@ class Driven:
         its calls overdue."""
         with self._polling:
             if self._future is None:
+                if self._is_cancelled:
+                    raise CancelledError
                 return False  # another thread is about to begin it
             if self._thread.ends(self._future, timeout_s):
                 self._future.result()
@@ -268,6 +276,7 @@ class Driven:
 
     def cancel(self) -> None:
         """Let the work end where it is: it changes nothing any more when this returns."""
+        self._is_cancelled = True
         self.calls.state.over = True
         passed = threading.Event()
         with contextlib.suppress(RuntimeError):  # an event loop that is closed does nothing
