@@ -6,14 +6,13 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
 from hypothesis import settings
-from rank_launch import launch
+from rank_launch import launch, once
 from torch import Tensor
 
 from rlcore.spi import RankInfo
@@ -75,7 +74,7 @@ def on_cuda() -> Iterator[None]:
         process_group.leave()
 
 
-@cache
+@once
 def results_of(num_ranks: int) -> list[dict[str, str]]:
     """What went wrong in each rank's cases, by their names; empty where nothing did."""
     with tempfile.TemporaryDirectory() as directory:

@@ -22,7 +22,7 @@ from lora_support import (
     lora_context,
     write_adapter,
 )
-from rank_launch import launch
+from rank_launch import launch, once
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -73,7 +73,7 @@ def prepare_adapters(root: Path, name: str) -> None:
 def results_of(root: Path, run: Callable[..., None]) -> Callable[[int], list[dict[str, str]]]:
     """What went wrong on each rank, of a number of ranks that is launched once."""
 
-    @cache
+    @once
     def get(num_ranks: int) -> list[dict[str, str]]:
         launch(run, (num_ranks, root), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]

@@ -1,8 +1,37 @@
 """What the server imports that ranks are forked from."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
 from rlcore.testing.ranks import PRELOADED, launch
 
-__all__ = ["launch"]
+__all__ = ["launch", "once"]
+
+Result = TypeVar("Result")
+
+
+def once(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Call `function` once for the same arguments, and raise its error again, as `functools.cache` does not.
+
+    Ranks that crash leave the file that they met at, and a second launch would wait there for ranks that are gone.
+    """
+
+    @cache
+    def outcome(*arguments: object) -> tuple[Result | None, Exception | None]:
+        try:
+            return function(*arguments), None
+        except Exception as error:
+            return None, error
+
+    def get(*arguments: object) -> Result:
+        result, error = outcome(*arguments)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    return get
+
 
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe", "llama")
 PRELOADED += [

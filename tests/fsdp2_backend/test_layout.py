@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from fsdp2_layout_cases import (
     train_on_one,
 )
 from fsdp2_support import exported, make_backend
-from rank_launch import launch
+from rank_launch import launch, once
 
 from rlcore.spi import CloseRequest, LoadStateRequest
 
@@ -37,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(root: Path) -> Callable[[int], Results]:
     """What went wrong on each rank, of a number of ranks that is launched once."""
 
-    @cache
+    @once
     def get(num_ranks: int) -> Results:
         if num_ranks == 4:
             get(2)  # its checkpoints are resumed

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET
-from megatron_families import FAMILIES, WITH_EXPERTS, make_own
+from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from megatron_support import (
     GRPO,
     OPTIMIZER,
@@ -36,7 +36,7 @@ from megatron_support import (
 )
 from multi_token_reference import expected_head, make_with_head
 from routing_reference import make_mixed_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
 from rlcore.testing.models import make_model
@@ -106,6 +106,8 @@ WITH_HEAD = (MLA, "glm4_moe")
 MOE = "qwen3_moe"
 MIXED = "mixed"
 """The same with MLPs in the first half of its layers, so that the first of two stages has no experts."""
+STARVED = "starved"
+"""deepseek_v3, whose routers choose the first half of the experts alone: no token reaches the second of two expert ranks."""
 OWN = tuple(FAMILIES)
 LAYOUTS = (
     Layout(name="one", num_ranks=1, packed=(*ARCHITECTURES, *OWN), unpacked=("qwen2", MOE), auxiliary=(MOE,), mtp=WITH_HEAD),
@@ -158,7 +160,14 @@ LAYOUTS = (
         unpacked=("llama",),
         mtp=WITH_HEAD,
     ),
-    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE, *WITH_EXPERTS), unpacked=(MOE,), mtp=(MLA,)),
+    Layout(
+        name="ep2",
+        num_ranks=2,
+        options={"expert_parallel": 2},
+        packed=(MOE, STARVED, *WITH_EXPERTS),
+        unpacked=(MOE,),
+        mtp=(MLA,),
+    ),
     Layout(name="etp2", num_ranks=2, options={"tensor_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(name="cp2xetp2", num_ranks=2, options={"context_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(
@@ -184,7 +193,7 @@ LAYOUTS = (
         name="tp2xep2",
         num_ranks=4,
         options={"tensor_parallel": 2, "expert_parallel": 2},
-        packed=(MOE, *WITH_EXPERTS),
+        packed=(MOE, STARVED, *WITH_EXPERTS),
         mtp=(MLA,),
     ),
     Layout(name="ep2xcp2", num_ranks=4, options={"expert_parallel": 2, "context_parallel": 2}, packed=(MOE,)),
@@ -269,7 +278,7 @@ class Place(Launch, Comparing):
     def bounds(self, architecture: str) -> Bounds:
         if self.dtype == "float32":
             return FLOAT32 if self.device == "cpu" else FLOAT32_CUDA
-        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED, *WITH_EXPERTS) else BFLOAT16
+        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED, STARVED, *WITH_EXPERTS) else BFLOAT16
 
     def loss_of(self, form: str) -> str:
         """GRPO's clips at a ratio: a step in the gradient, which rounding to bfloat16 moves to other tokens."""
@@ -295,7 +304,8 @@ def prepare(root: Path, **options: Any) -> None:
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=4, **options)
     for family in OWN:
         make_own(root / "models" / family, family)
-    for architecture in (*ARCHITECTURES, *OWN):
+    make_starved(root / "models" / STARVED)
+    for architecture in (*ARCHITECTURES, STARVED, *OWN):
         for name, loss in LOSSES.items():
             torch.save(expected_steps(root / "models" / architecture, loss, root), root / f"{architecture}-{name}.pt")
     make_mixed_model(root / "models" / MIXED, range(2), **options)
@@ -309,6 +319,16 @@ def prepare(root: Path, **options: Any) -> None:
             file = auxiliary_file(root, architecture, data_size(layout))
             if not file.exists():
                 torch.save(expected_auxiliary(root / "models" / architecture, data_size(layout)), file)
+
+
+def make_starved(directory: Path) -> None:
+    """Write a deepseek_v3 whose correction biases choose the first half of the experts, whatever their scores are."""
+    make_own(directory, MLA)
+    tensors = load_file(directory / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(FIXED):
+            tensor[: len(tensor) // 2] += 10.0
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def expected_steps(model: Path, loss: LossSpec, root: Path) -> dict[str, Any]:
@@ -473,7 +493,9 @@ def check_mtp(place: Place, layout: Layout, architecture: str) -> None:
     backend = place.backend(evolve(layout, options={**layout.options, "mtp": True}), with_head(architecture))
     before = saved(backend)
     with place.comparing():
-        assert_elements(before, load_file(place.root / "models" / with_head(architecture) / "model.safetensors"), EXACT)
+        files = load_file(place.root / "models" / with_head(architecture) / "model.safetensors")
+        held = {name: tensor.to(before[name].dtype).to(tensor.dtype) for name, tensor in files.items()}
+        assert_elements(before, held, EXACT)
     mine = sequences_of(backend)
     groups = [mine[:1], mine[1:2], mine[2:]]  # as many as interleaved stages fill up
     seen = GradientsSeen(backend, saved)

@@ -3,7 +3,6 @@
 import json
 import resource
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from megatron_checkpoint_cases import (
     step,
 )
 from megatron_support import exported, make_backend, saved
-from rank_launch import launch
+from rank_launch import launch, once
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from rlcore.run.storage.checkpoint import LoopState, find_damage, save_checkpoint
@@ -49,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(root: Path) -> Callable[[int], Results]:
     """What went wrong on each rank, of a number of ranks that is launched once."""
 
-    @cache
+    @once
     def get(num_ranks: int) -> Results:
         for fewer in WORLD_SIZES[: WORLD_SIZES.index(num_ranks)]:
             get(fewer)  # their checkpoints are resumed

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from megatron_weights_cases import CASES, prepare, rows, run_all
-from rank_launch import launch
+from rank_launch import launch, once
 
 Results = list[dict[str, str]]
 
@@ -24,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(root: Path) -> Callable[[int], Results]:
     """What went wrong on each rank, of a number of ranks that is launched once."""
 
-    @cache
+    @once
     def get(num_ranks: int) -> Results:
         launch(run_all, (num_ranks, root), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]

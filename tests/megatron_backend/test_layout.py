@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
-from rank_launch import launch
+from rank_launch import launch, once
 
 Results = list[dict[str, str]]
 
@@ -18,7 +17,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results
     root: Path = tmp_path_factory.mktemp("megatron-layouts")
     prepare(root)
 
-    @cache
+    @once
     def get(num_ranks: int) -> Results:
         given = Launch(num_ranks=num_ranks, root=root)
         launch(run_all, (given,), num_ranks)

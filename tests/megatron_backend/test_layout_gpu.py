@@ -5,14 +5,13 @@ In float32, to the last digits, and in bfloat16, with attention's fused kernels.
 
 import json
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
-from rank_launch import launch
+from rank_launch import launch, once
 
 NUM_DEVICES = torch.cuda.device_count()
 ENOUGH = {
@@ -29,7 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Re
     root: Path = tmp_path_factory.mktemp("megatron-layouts-gpu")
     prepare(root, hidden_size=128)  # head dimension 32, which flash attention takes
 
-    @cache
+    @once
     def get(num_ranks: int, dtype: str) -> Results:
         engine = find_spec("transformer_engine") is not None
         given = Launch(num_ranks=num_ranks, root=root, device="cuda", dtype=dtype, engine=engine)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rlcore.testing.models import make_model
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model import release_graphs, unwrapped
+from rlcore_megatron.model import mark_whole_weights, release_graphs, unwrapped
 from rlcore_megatron.packing import Wanted, pack
 from rlcore_torchkit.microbatch import move
 
@@ -78,3 +78,14 @@ def test_parts_are_found_inside_of_what_wraps_them(model: Opened) -> None:
     wrapped = torch.nn.Module()
     wrapped.module = model.parts[0]
     assert unwrapped([wrapped, model.parts[0]]) == [model.parts[0]] * 2
+
+
+@pytest.mark.parametrize(("mode", "divided"), [(None, False), ("column", True), ("row", True)])
+def test_weights_that_each_tensor_rank_holds_whole_are_not_marked_as_divided(mode: str | None, divided: bool) -> None:
+    """TransformerEngine marks all; Megatron adds up the squares of what is marked over tensor ranks."""
+    layer = torch.nn.Linear(2, 2)
+    layer.parallel_mode = mode
+    for parameter in layer.parameters():
+        parameter.tensor_model_parallel = True
+    mark_whole_weights([torch.nn.Sequential(layer)])
+    assert [parameter.tensor_model_parallel for parameter in layer.parameters()] == [divided] * 2

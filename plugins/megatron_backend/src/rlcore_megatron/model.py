@@ -8,6 +8,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from megatron.core.transformer.moe.experts import TEGroupedMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -19,7 +20,7 @@ from rlcore_megatron import latent_attention
 from rlcore_megatron.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.corrected_router import CorrectedRouter
-from rlcore_megatron.grouped_products import multiply_by_all_experts_at_once
+from rlcore_megatron.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
@@ -194,8 +195,20 @@ def build(
         model = PolicyModel(config, spec, hf, head, mtp=mtp, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))
     _mark_experts(model_chunks, layout)
+    mark_whole_weights(model_chunks)
     _mend_biases_of_experts(model_chunks)
     return model_chunks
+
+
+def mark_whole_weights(model_chunks: Sequence[nn.Module]) -> None:
+    """Have Megatron count weights that every tensor rank holds whole once in the gradient's norm.
+
+    TransformerEngine marks the weights of all its linear layers as divided. Experts are marked after this.
+    """
+    for module in (module for model_chunk in model_chunks for module in model_chunk.modules()):
+        if getattr(module, "parallel_mode", "column") is None:
+            for parameter in module.parameters(recurse=False):
+                parameter.tensor_model_parallel = False  # type: ignore[attr-defined]
 
 
 def _mend_biases_of_experts(model_chunks: Sequence[PolicyModel]) -> None:
@@ -234,8 +247,11 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
         core = partial(GeneralAttention, family=family, scale=score_scale(hf))
     normed = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
     for layer in spec.layer_specs:
-        if hasattr(layer.submodules.mlp.submodules, "router"):
-            layer.submodules.mlp.submodules.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
+        mlp = layer.submodules.mlp.submodules
+        if hasattr(mlp, "router"):
+            mlp.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
+            if mlp.experts.module is TEGroupedMLP:
+                mlp.experts.module = GroupedExperts
         if not fused and layer.submodules.self_attention.module is MLASelfAttention:
             layer.submodules.self_attention.module = latent_attention.LatentAttention
         attention = layer.submodules.self_attention.submodules
