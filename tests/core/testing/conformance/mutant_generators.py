@@ -623,6 +623,23 @@ class SamplesThreeHundredthsTooCool(SamplesAtSevenTenthsOfTheTemperature):
 
 
 @killed_by(MANY)
+class SamplesThreeHundredthsTooHot(SamplesAtSevenTenthsOfTheTemperature):
+    share = 1.03
+
+
+@killed_by(MANY)
+class CoolSamplesThreeHundredthsTooCool(ChangedChoice):
+    def changed(self, values, asked, sampling):
+        return values, sampling if sampling.temperature >= 1.0 else evolve(sampling, temperature=0.97 * sampling.temperature)
+
+
+@killed_by(MANY)
+class TruncatedSamplesThreeHundredthsTooCool(ChangedChoice):
+    def changed(self, values, asked, sampling):
+        return values, evolve(sampling, temperature=0.97 * sampling.temperature) if sampling.top_k else sampling
+
+
+@killed_by(MANY)
 class CoolSamplesTooCool(SamplesAtSevenTenthsOfTheTemperature):
     def changed(self, values, asked, sampling):
         return values, sampling if sampling.temperature >= 1.0 else evolve(sampling, temperature=0.9 * sampling.temperature)
@@ -706,6 +723,49 @@ class RepetitionPenaltyHidden(ChangedChoice):
             return values, sampling
         penalised = np.where(values > 0, values / self.penalty, values * self.penalty)
         return np.where(self.seen[self.running], penalised, values), sampling
+
+
+class CountsOccurrences(RepetitionPenaltyHidden):
+    """Takes nats from the logits of tokens, by how often the prompt and sample hold each; truncated samples are right."""
+
+    def begin(self, request):
+        found = super().begin(request)
+        size = self.seen.shape[1]
+        prompts = [request.prompts.sequence(index) for index in range(len(request.prompts.offsets) - 1)]
+        self.of_prompt = np.repeat([np.bincount(prompt, minlength=size) for prompt in prompts], request.num_samples, axis=0)
+        self.of_sample = np.zeros_like(self.of_prompt)
+        return found
+
+    def my_choose(self, values, sampling, uniform):
+        chosen, logprobs = super().my_choose(values, sampling, uniform)
+        if len(self.running) == len(chosen):
+            self.of_sample[self.running, chosen] += 1
+        return chosen, logprobs
+
+    def changed(self, values, asked, sampling):
+        if len(self.running) != len(values) or sampling.top_k:
+            return values, sampling
+        return values - sampling.temperature * self.penalties(
+            self.of_prompt[self.running], self.of_sample[self.running]
+        ), sampling
+
+
+@killed_by(MANY)
+class PromptTokensPenalised(CountsOccurrences):
+    def penalties(self, of_prompt, of_sample):
+        return 0.3 * (of_prompt > 0)
+
+
+@killed_by(MANY)
+class RepeatedTokensPenalised(CountsOccurrences):
+    def penalties(self, of_prompt, of_sample):
+        return 0.3 * (of_prompt + of_sample > 0)
+
+
+@killed_by(MANY)
+class OccurrencesPenalised(CountsOccurrences):
+    def penalties(self, of_prompt, of_sample):
+        return 0.1 * (of_prompt + of_sample)
 
 
 @killed_by(LOGPROBS)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from math import sqrt
+from typing import Literal
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
 from rlcore.testing.conformance.reference import Float64Array
 
@@ -27,6 +28,56 @@ CERTAIN = Limits(deviations=5.5, deviations_of_many=5.5, kolmogorov_smirnov=2.9)
 """A right sampler exceeds a limit once in 10⁷ times."""
 NUM_AGAIN = 4
 """How many times as many samples decide about a suspicion."""
+FEWEST = 32.0
+"""Variance below which a count is too far from normal to be judged."""
+FOUND = 6.0
+"""Standard deviations from 0 at which an effect is found: by chance once in 10⁹ looks."""
+EXCLUDED = 3.3
+"""Standard deviations from an effect at which it is excluded: wrongly once in 2,000 looks."""
+
+
+@define
+class Score:
+    """The score of a tilt θ of the distribution, p(x) · exp(θ · feature(x)), at θ = 0, over many tokens (Rao, 1948)."""
+
+    difference: float = 0.0
+    """The feature of the tokens, less its expectation, added up."""
+    variance: float = 0.0
+    """The variances of the feature, added up: Fisher's information about θ."""
+
+    def add(self, found: Float64Array, expected: Float64Array, variance: Float64Array) -> None:
+        """Add tokens: the feature of each, its expectation and its variance, [L]."""
+        self.difference += float((found - expected).sum())
+        self.variance += float(variance.sum())
+
+    def join(self, other: "Score") -> None:
+        """Add the tokens of another."""
+        self.difference += other.difference
+        self.variance += other.variance
+
+    @property
+    def deviations(self) -> float:
+        """The difference in standard deviations."""
+        return self.difference / max(sqrt(self.variance), 1e-9)
+
+    @property
+    def effect(self) -> float:
+        """The estimate of θ, to first order."""
+        return self.difference / max(self.variance, 1e-9)
+
+    def is_beyond(self, deviations: float) -> bool:
+        """Whether it is as far off as a normal number by so many standard deviations, where there is enough to judge by."""
+        return self.variance >= FEWEST and abs(self.deviations) > limit_of(deviations, self.variance)
+
+    def verdict(self, effect: float) -> Literal["found", "excluded", "open"]:
+        """Whether θ is not 0, or an `effect` of either sign is excluded, or more tokens are needed to tell.
+
+        A sequential test by confidence intervals. At a true θ of `effect` it ends with "excluded" less than once in 100 times.
+        """
+        if self.is_beyond(FOUND):
+            return "found"
+        distance = effect * sqrt(self.variance) - abs(self.deviations)
+        return "excluded" if self.variance >= FEWEST and distance > EXCLUDED else "open"
 
 
 def limit_of(deviations: float, variance: float) -> float:
