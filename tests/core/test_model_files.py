@@ -194,6 +194,28 @@ def test_tokens_that_end_a_text_are_one_or_several(tmp_path: Path, written: Any,
     assert eos_token_ids(file) == expected
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"eos_token_id": [3, 4], "text_config": {"eos_token_id": 5}}, (3, 4)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": [5, 6]}}, (5, 6)),
+        ({"text_config": {"eos_token_id": 5}}, (5,)),
+        ({"decoder": {"eos_token_id": 7}, "text_config": {"eos_token_id": 5}}, (7,)),
+        ({"text_config": None}, ()),
+    ],
+)
+def test_a_models_config_lists_them_itself_or_for_its_text(tmp_path: Path, config: Any, expected: tuple[int, ...]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert eos_token_ids(tmp_path / "config.json") == expected
+
+
+@pytest.mark.parametrize("has_generation", [False, True])
+def test_a_config_that_lists_no_tokens_is_a_problem_where_it_counts(model, has_generation: bool) -> None:
+    files = {} if has_generation else {"generation_config__json": None}
+    found = model_problems(str(model(config__json={"eos_token_id": "x", "vocab_size": 99}, **files)))
+    assert [problem.found for problem in found] == ([] if has_generation else ['eos_token_id = "x"'])
+
+
 @pytest.mark.parametrize("written", [True, "2", [2, None], 1.5])
 def test_what_is_no_token_ends_nothing(tmp_path: Path, written: Any) -> None:
     file = tmp_path / "generation_config.json"

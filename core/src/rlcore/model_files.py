@@ -12,6 +12,10 @@ from rlcore.spi.errors import Problem
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+END_TOKEN_FILES = (GENERATION_FILE, CONFIG_FILE)
+"""Where the tokens that end an answer are listed: in the first that is there, as transformers has it."""
+_TEXT_PARTS = ("decoder", "generator", "text_config")
+"""Where the config.json of a model of several parts has the part that writes text."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -80,11 +84,12 @@ def read_object(file: Path) -> dict[str, Any] | Problem:
 
 
 def eos_token_ids(file: Path) -> tuple[int, ...] | Problem:
-    """The end-of-sequence tokens that a generation_config.json lists, or what is wrong with it."""
+    """The end-of-sequence tokens that a generation_config.json or a config.json lists, or what is wrong with it."""
     content = read_object(file)
     if isinstance(content, Problem):
         return content
-    listed = content.get("eos_token_id")
+    of_text = next((part for name in _TEXT_PARTS if isinstance(part := content.get(name), dict)), {})
+    listed = of_text.get("eos_token_id") if content.get("eos_token_id") is None else content["eos_token_id"]
     ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
     if all(type(token) is int and token >= 0 for token in ids):
         return tuple(ids)
@@ -104,8 +109,9 @@ def _config_problems(directory: Path) -> Iterator[Problem]:
 
 
 def _generation_problems(directory: Path) -> Iterator[Problem]:
-    file = directory / GENERATION_FILE
-    if file.exists() and isinstance(found := eos_token_ids(file), Problem):
+    file = next((file for name in END_TOKEN_FILES if (file := directory / name).exists()), None)
+    found = () if file is None else eos_token_ids(file)
+    if isinstance(found, Problem) and (file != directory / CONFIG_FILE or isinstance(read_object(file), dict)):
         yield found
 
 

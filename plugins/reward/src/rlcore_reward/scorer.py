@@ -1,14 +1,15 @@
 """What the process that scores does: it loads the reward model once, and gives each text its value."""
 
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from datetime import date
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import Message
+from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
+from rlcore.spi import Message, Problem
 from rlcore.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
@@ -123,11 +124,12 @@ def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[in
 
 @cache
 def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
-    """Model and tokenizer, and the tokens that end an answer by generation_config.json; where that names none, any special
-    token."""
+    """Model and tokenizer, and the tokens that end an answer by generation_config.json, or by config.json where there is none;
+    where that names none, any special token."""
     import_transformers()
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import cached_file
 
     tokenizer = AutoTokenizer.from_pretrained(scoring.path)
     model, report = AutoModelForSequenceClassification.from_pretrained(
@@ -137,11 +139,11 @@ def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
         raise ValueError(f"found {model.config.num_labels} labels; expected 1")
     if report["missing_keys"]:
         raise ValueError(f"found no {', '.join(sorted(report['missing_keys']))} in its weights")
-    ends = tuple(tokenizer.all_special_ids)
-    with suppress(OSError):  # there is none
-        found = GenerationConfig.from_pretrained(scoring.path).eos_token_id
-        ends = tuple(found) if isinstance(found, list) else ends if found is None else (found,)
-    return model.to(scoring.device).eval(), tokenizer, ends
+    files = (cached_file(scoring.path, name, _raise_exceptions_for_missing_entries=False) for name in END_TOKEN_FILES)
+    ends = eos_token_ids(Path(next(filter(None, files))))
+    if isinstance(ends, Problem):
+        raise ValueError(str(ends))
+    return model.to(scoring.device).eval(), tokenizer, ends or tuple(tokenizer.all_special_ids)
 
 
 def _values(model: Any, sequences: Sequence[Sequence[int]]) -> list[float]:

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
-from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, read_object
+from rlcore.model_files import CONFIG_FILE, END_TOKEN_FILES, config_number, eos_token_ids, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
 from rlcore.run.data.hub_reach import absent_remedy, hub_problem, is_shown
 from rlcore.schema.homes import expanded
@@ -28,7 +28,8 @@ class Tokenizer(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response: those of generation_config.json and the tokenizer's end of sequence."""
+        """Tokens that end a response: those of generation_config.json, or of config.json where there is none, and the
+        tokenizer's end of sequence."""
 
     @property
     def prompt_prefix(self) -> tuple[int, ...]:
@@ -256,9 +257,9 @@ def _prompt_prefix(backend: Any) -> tuple[int, ...]:
 
 
 def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
-    """The tokenizer's end of sequence first, then those of generation_config.json, each once."""
+    """The tokenizer's end of sequence first, then those that the model's files list, each once."""
     ids: list[int] = [] if backend.eos_token_id is None else [backend.eos_token_id]
-    settings = model_file(model, GENERATION_FILE)
+    settings = next(filter(None, (model_file(model, name) for name in END_TOKEN_FILES)), None)
     if settings is not None:
         listed = eos_token_ids(settings)
         if isinstance(listed, Problem):
