@@ -82,11 +82,13 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
         said = _encoded_behind(conversation.answer, tokenizer)
         return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
     opened = _shown(prompt, tokenizer, add_generation_prompt=True)
-    whole = _shown([*prompt, {"role": "assistant", "content": conversation.answer}], tokenizer).rstrip()
+    answered = [*prompt, {"role": "assistant", "content": conversation.answer}]
+    whole = _shown(answered, tokenizer).rstrip()
     # Some templates show an answer that is over otherwise than one to come.
     opened = opened if whole.startswith(opened) else ""
     read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
-    return [*read, *_until_end(said, tokenizer, ends)]
+    last = _following_end(answered, whole, tokenizer, ends)
+    return [*read, *_until_end(said, tokenizer, ends, last)]
 
 
 def _shown(messages: Sequence[Message], tokenizer: Any, **options: bool) -> str:
@@ -111,15 +113,24 @@ def _encoded_behind(text: str, tokenizer: Any) -> list[int]:
     return _encoded(text, tokenizer)
 
 
-def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[int]:
-    """An answer that a template wrote up to its first end: some put a second one behind it. Where there is none, with one."""
+def _following_end(answered: Sequence[Message], whole: str, tokenizer: Any, ends: Container[int]) -> list[int]:
+    """The token that ends the last answer where that is the first of what follows, as in GLM's templates; else the tokenizer's
+    own end of sequence. `whole` is the template's text of the answer."""
+    eos = tokenizer.eos_token_id
+    following = _shown([*answered, {"role": "user", "content": "."}], tokenizer)
+    first = _encoded(following[len(whole) :].lstrip() if following.startswith(whole) else "", tokenizer)[:1]
+    return first if first and first[0] in ends else [] if eos is None else [eos]
+
+
+def _until_end(said: list[int], tokenizer: Any, ends: Container[int], last: list[int]) -> list[int]:
+    """An answer that a template wrote up to its first end: some put a second one behind it. Where there is none, with `last`."""
     eos, end = tokenizer.eos_token_id, None
     for index in range(len(said) - 1, -1, -1):
         if said[index] == eos or said[index] in ends:
             end = index + 1
         elif tokenizer.decode([said[index]], skip_special_tokens=True).strip():
             break
-    return said[:end] if end is not None or eos is None else [*said, eos]
+    return said[:end] if end is not None else [*said, *last]
 
 
 @cache
