@@ -62,9 +62,19 @@ def test_optional_files_may_be_missing(model) -> None:
     assert model_problems(str(model(generation_config__json=None, tokenizer_config__json=None))) == []
 
 
-@pytest.mark.parametrize("files", [("tokenizer.model",), ("vocab.json", "merges.txt")])
+VOCABULARIES = (
+    "tokenizer.model",
+    "tokenizer.model.v3",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tiktoken.model",
+    "tekken.json",
+)
+
+
+@pytest.mark.parametrize("files", [*((name,) for name in VOCABULARIES), ("vocab.txt",), ("vocab.json", "merges.txt")])
 def test_a_tokenizer_may_be_of_other_files(model, files: tuple[str, ...]) -> None:
-    directory = model(tokenizer__json=None, **dict.fromkeys(files, ""))
+    directory = model(tokenizer__json=None, **{name.replace(".", "__"): "" for name in files})
     assert model_problems(str(directory)) == []
     (directory / files[-1]).unlink()
     (problem,) = model_problems(str(directory))

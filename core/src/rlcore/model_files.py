@@ -19,7 +19,8 @@ _TEXT_PARTS = ("decoder", "generator", "text_config")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
-_TOKENIZER_FILES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+VOCABULARY = re.compile(r"tokenizer(\..+)?\.json|.+\.(model(\..+)?|tiktoken|spm)|.*tekken.*\.json|vocab\.txt")
+"""Files each of which is a vocabulary by itself: of tokenizers, SentencePiece, tiktoken, Mistral and BERT."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git\Z))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 """By the rules of huggingface_hub, which need not be installed."""
 _LFS_POINTER = b"version https://git-lfs"
@@ -177,8 +178,9 @@ def _safetensors_problems(file: Path) -> Iterator[Problem]:
 
 
 def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
-    if not any(all((directory / name).exists() for name in names) for names in _TOKENIZER_FILES):
-        yield _problem(directory, "no tokenizer", "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt)")
+    if not has_vocabulary(directory):
+        expected = "tokenizer.json (or another vocabulary, such as tokenizer.model, or vocab.json and merges.txt)"
+        yield _problem(directory, "no tokenizer", expected)
         return
     for name in (TOKENIZER_FILE, "tokenizer_config.json"):
         file = directory / name
@@ -187,6 +189,14 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
             yield content
         else:
             yield from _vocabulary_problems(directory, file, content)
+
+
+def has_vocabulary(directory: Path) -> bool:
+    """Whether a directory has the vocabulary of a tokenizer, or code of its own for one."""
+    names = {file.name for file in directory.iterdir()}
+    settings = read_object(directory / "tokenizer_config.json") if "tokenizer_config.json" in names else {}
+    has_code = isinstance(settings, dict) and bool(settings.get("auto_map"))
+    return has_code or {"vocab.json", "merges.txt"} <= names or any(map(VOCABULARY.fullmatch, names))
 
 
 def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:

@@ -107,19 +107,19 @@ def _recipe_problems(
     config: Mapping[str, Any], spec: LoraSpec, model: str, revision: str | None, file: Path
 ) -> Iterator[Problem]:
     """A problem for each way in which the adapters are others than the recipe says."""
-    for key, ours, expected in (("r", "rank", spec.rank), ("lora_alpha", "alpha", spec.alpha)):
+    for key, option, expected in (("r", "rank", spec.rank), ("lora_alpha", "alpha", spec.alpha)):
         found = config.get(key, _PEFT_DEFAULT)
         if found != expected:
-            remedy = f"Set lora.{ours} to {found}"
-            yield Problem(path=str(file), found=f"{key} = {found}", expected=f"lora.{ours} = {expected:g}", remedy=remedy)
+            remedy = f"Set lora.{option} to {found}"
+            yield Problem(path=str(file), found=f"{key} = {found}", expected=f"lora.{option} = {expected:g}", remedy=remedy)
     base, trained_on = config.get("base_model_name_or_path"), config.get("revision") or revision
     if base and not _is_same(str(base), model):
         remedy = "Name that model, or correct base_model_name_or_path where it is the same"
         yield Problem(path=str(file), found=f"an adapter of {base}", expected=f"one of {model}, the model.path", remedy=remedy)
     elif revision is not None and trained_on != revision:
         remedy = f"Set model.revision to it, or correct it in {CONFIG_FILE} where the weights are the same"
-        expected = f"{revision}, the model.revision"
-        yield Problem(path=str(file), found=f"revision = {trained_on}", expected=expected, remedy=remedy)
+        ours = f"{revision}, the model.revision"
+        yield Problem(path=str(file), found=f"revision = {trained_on}", expected=ours, remedy=remedy)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -123,7 +123,7 @@ def _following_end(answered: Sequence[Message], whole: str, tokenizer: Any, ends
 
 
 def _until_end(said: list[int], tokenizer: Any, ends: Container[int], last: list[int]) -> list[int]:
-    """An answer that a template wrote up to its first end: some put a second one behind it. Where there is none, with `last`."""
+    """An answer that a template wrote up to its first end: some put a second one behind it. Without one, with `last`."""
     eos, end = tokenizer.eos_token_id, None
     for index in range(len(said) - 1, -1, -1):
         if said[index] == eos or said[index] in ends:

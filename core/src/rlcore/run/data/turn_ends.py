@@ -1,7 +1,7 @@
 """Where a chat template ends an answer: with a token of its own, or with the first one of what follows.
 
-The templates of GLM write the role of the next message, `<|user|>` or `<|observation|>`, and the policy ends its turn by saying that
-token. So it belongs to the answer, in every text that the policy learns from.
+The templates of GLM write the role of the next message, `<|user|>` or `<|observation|>`, and the policy ends its turn by saying
+that token. So it belongs to the answer, in every text that the policy learns from.
 """
 
 import re
@@ -32,7 +32,7 @@ def ended_answer(
 
 
 def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:
-    """The token that ends an answer to `messages`, in text, with the white space before it; empty where the template ends none."""
+    """The token that ends an answer to `messages`, in text, with the white space before it; empty where none does."""
     answered = [*messages, {"role": ASSISTANT, "content": PROBE}]
     try:
         behind = tokenizer.render_answered(answered, tools).partition(PROBE)[2]
