@@ -106,14 +106,12 @@ def test_numbers_of_any_size_can_be_right(math_runner, answer):
     assert (right.success, zero.success) == (True, False)
 
 
-@pytest.mark.parametrize(("thinks", "earned"), [(False, (1, 1, 0)), (True, (0, 1, 0))])
-def test_an_answer_counts_behind_the_thought_that_the_prompt_began(shared, thinks, earned):
-    began = environment(thought_in_prompt=thinks)
-    began._verifier.close()
-    began._verifier = shared._verifier  # whose process has started
+def test_an_answer_counts_behind_the_thought_that_the_prompt_began():
+    runner = EpisodeRunner(environment(thought_in_prompt=True), 60.0)
     said = ("\\boxed{5}", "\\boxed{6}</think>\\boxed{5}", "<think>\\boxed{5}")
-    results = [asyncio.run(began.step("5", turn(text))) for text in said]
-    assert tuple(result.reward for result in results) == earned
+    results = runner.step_all(["5"] * 3, [turn(text) for text in said])
+    runner.close()
+    assert [result.reward for result in results] == [0.0, 1.0, 0.0]
 
 
 def test_responses_are_scored(math_runner):

@@ -57,7 +57,7 @@ _NO_EFFECT = (
 )
 """Keys that change nothing of adapters that are there."""
 _PEFT_DEFAULT = 8
-"""Of rank and alpha, where adapter_config.json leaves them out."""
+"""PEFT's own rank and alpha, which count where adapter_config.json has none."""
 _MAX_NAMED = 3
 
 

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.chat_template import TODAY, with_defaults, write_templates
@@ -116,6 +115,8 @@ def test_templates_of_all_forms_are_read_as_transformers_reads_them(bare: Path, 
     assert tokenizer.render_chat([USER]) == ("hi" if is_named else "hiNone")
     assert is_named or tokenizer.chat_templates == {"default": CALLS}
     if "processor" not in form:
+        from transformers import AutoTokenizer
+
         backend = AutoTokenizer.from_pretrained(bare)
         assert backend.apply_chat_template([USER], tools=[TOOL], tokenize=False) == tokenizer.render_chat([USER], [TOOL])
 
@@ -135,7 +136,7 @@ def test_a_recipe_names_one_of_several_templates_or_brings_its_own(bare: Path) -
 
 def test_templates_without_a_default_are_named_where_none_is_chosen(bare: Path) -> None:
     set_option(bare, {"rag": SPEAKS})
-    with pytest.raises(DataError, match="only rag. Set model.chat_template to the name of one"):
+    with pytest.raises(DataError, match="only rag.*model.chat_template"):
         load_tokenizer(ModelConfig(path=str(bare))).render_chat([USER])
 
 

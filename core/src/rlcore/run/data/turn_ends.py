@@ -60,13 +60,13 @@ def _following_end(messages: Messages, tools: Messages, shown: str | None, token
 
 def _replies(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What a conversation may go on with: the results of the answer's calls, or a user's message."""
-    calls = answer.get("tool_calls") or ()
-    functions = [call.get("function") or call for call in calls]
-    results = [
+    calls = [call for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
+    functions = [call["function"] if isinstance(call.get("function"), Mapping) else call for call in calls]
+    results: list[Mapping[str, Any]] = [
         {"role": "tool", "name": function.get("name"), "tool_call_id": call.get("id"), "content": "."}
         for call, function in zip(calls, functions, strict=True)
     ]
-    return [*results] or [{"role": "user", "content": "."}]
+    return results or [{"role": "user", "content": "."}]
 
 
 def _first_end(text: str, tokenizer: Tokenizer) -> str:
