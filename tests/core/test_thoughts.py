@@ -30,6 +30,9 @@ def test_thoughts_of_all_forms_are_left_out(begin: str, end: str) -> None:
         ("one</think>two<think>three", "two", "two"),
         ("a < think > b", "a < think > b", ""),
         ("<thinker>a", "<thinker>a", ""),
+        ("analysisWe add.assistantfinalTwo", "Two", "Two"),
+        ("analysisWe add.assistantanalysisAgain.", "", ""),
+        ("analysis of it: two", "analysis of it: two", ""),
     ],
 )
 def test_a_thought_goes_on_to_its_end_or_the_responses(response: str, said: str, thinking: str) -> None:

@@ -3,10 +3,13 @@
 import re
 
 _MARKS = re.compile(
-    r"<(/?)(?:seed:)?(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>", re.IGNORECASE
+    r"<(/?)(?:seed:)?(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>"
+    r"|\Aanalysis(?=\w)|assistant(analysis|final)(?=\S)",
+    re.IGNORECASE,
 )
-"""The beginning and the end of a thought, in the forms of model families."""
-_ENDS = ("/", "end")
+"""The beginning and the end of a thought, in the forms of model families. The last two are gpt-oss's channels, as they are in a
+text without special tokens."""
+_ENDS = ("/", "end", "final")
 
 
 def without_thoughts(response: str, *, is_thinking: bool = False) -> str:
@@ -15,7 +18,7 @@ def without_thoughts(response: str, *, is_thinking: bool = False) -> str:
     said: list[str] = []
     start = None if is_thinking else 0
     for mark in _MARKS.finditer(response):
-        is_end = (mark[1] or mark[2] or mark[3] or "").lower() in _ENDS
+        is_end = next(filter(None, mark.groups()), "").lower() in _ENDS
         if is_end:
             said, start = ([] if start is not None else said), mark.end()
         elif start is not None:
