@@ -1,6 +1,7 @@
 """What the process that scores does: it loads the reward model once, and gives each text its value."""
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -87,8 +88,7 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
     # Some templates show an answer that is over otherwise than one to come.
     opened = opened if whole.startswith(opened) else ""
     read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
-    last = _following_end(answered, whole, tokenizer, ends)
-    return [*read, *_until_end(said, tokenizer, ends, last)]
+    return [*read, *(_until_end(said, tokenizer, ends) or [*said, *_following_end(answered, tokenizer, ends)])]
 
 
 def _shown(messages: Sequence[Message], tokenizer: Any, **options: bool) -> str:
@@ -113,24 +113,28 @@ def _encoded_behind(text: str, tokenizer: Any) -> list[int]:
     return _encoded(text, tokenizer)
 
 
-def _following_end(answered: Sequence[Message], whole: str, tokenizer: Any, ends: Container[int]) -> list[int]:
+def _following_end(answered: Sequence[Message], tokenizer: Any, ends: Container[int]) -> list[int]:
     """The token that ends the last answer where that is the first of what follows, as in GLM's templates; else the tokenizer's
-    own end of sequence. `whole` is the template's text of the answer."""
-    eos = tokenizer.eos_token_id
-    following = _shown([*answered, {"role": "user", "content": "."}], tokenizer)
-    first = _encoded(following[len(whole) :].lstrip() if following.startswith(whole) else "", tokenizer)[:1]
-    return first if first and first[0] in ends else [] if eos is None else [eos]
+    own end of sequence. A template may show an answer otherwise once a user has replied: then it is that of another answer."""
+    with suppress(Exception):  # of a chat template that takes no further message
+        for answer in (answered[-1], {"role": "assistant", "content": "."}):
+            whole = _shown([*answered[:-1], answer], tokenizer).rstrip()
+            following = _shown([*answered[:-1], answer, {"role": "user", "content": "."}], tokenizer)
+            first = _encoded(following[len(whole) :].lstrip(), tokenizer)[:1] if following.startswith(whole) else []
+            if first and first[0] in ends:
+                return first
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
-def _until_end(said: list[int], tokenizer: Any, ends: Container[int], last: list[int]) -> list[int]:
-    """An answer that a template wrote up to its first end: some put a second one behind it. Without one, with `last`."""
+def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[int]:
+    """An answer that a template wrote up to its first end: some put a second one behind it. Nothing where there is none."""
     eos, end = tokenizer.eos_token_id, None
     for index in range(len(said) - 1, -1, -1):
         if said[index] == eos or said[index] in ends:
             end = index + 1
         elif tokenizer.decode([said[index]], skip_special_tokens=True).strip():
             break
-    return said[:end] if end is not None else [*said, *last]
+    return said[:end] if end is not None else []
 
 
 @cache
