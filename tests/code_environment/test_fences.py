@@ -18,6 +18,8 @@ from rlcore_code.fences import last_program
         ("```python\nwhole\n```\n```python\ncut off", "whole\n"),
         ("```python\ncut off", None),
         ("print(1)", None),
+        ("<think>\n```\na\n```\n", None),
+        ("<think>\n```\na\n```\n</think>\n```\nb\n```", "b\n"),
         ("", None),
     ],
 )

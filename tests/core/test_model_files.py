@@ -62,9 +62,19 @@ def test_optional_files_may_be_missing(model) -> None:
     assert model_problems(str(model(generation_config__json=None, tokenizer_config__json=None))) == []
 
 
-@pytest.mark.parametrize("files", [("tokenizer.model",), ("vocab.json", "merges.txt")])
+VOCABULARIES = (
+    "tokenizer.model",
+    "tokenizer.model.v3",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tiktoken.model",
+    "tekken.json",
+)
+
+
+@pytest.mark.parametrize("files", [*((name,) for name in VOCABULARIES), ("vocab.txt",), ("vocab.json", "merges.txt")])
 def test_a_tokenizer_may_be_of_other_files(model, files: tuple[str, ...]) -> None:
-    directory = model(tokenizer__json=None, **dict.fromkeys(files, ""))
+    directory = model(tokenizer__json=None, **{name.replace(".", "__"): "" for name in files})
     assert model_problems(str(directory)) == []
     (directory / files[-1]).unlink()
     (problem,) = model_problems(str(directory))
@@ -192,6 +202,28 @@ def test_tokens_that_end_a_text_are_one_or_several(tmp_path: Path, written: Any,
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({} if written is None else {"eos_token_id": written}))
     assert eos_token_ids(file) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"eos_token_id": [3, 4], "text_config": {"eos_token_id": 5}}, (3, 4)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": [5, 6]}}, (5, 6)),
+        ({"text_config": {"eos_token_id": 5}}, (5,)),
+        ({"decoder": {"eos_token_id": 7}, "text_config": {"eos_token_id": 5}}, (7,)),
+        ({"text_config": None}, ()),
+    ],
+)
+def test_a_models_config_lists_them_itself_or_for_its_text(tmp_path: Path, config: Any, expected: tuple[int, ...]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert eos_token_ids(tmp_path / "config.json") == expected
+
+
+@pytest.mark.parametrize("has_generation", [False, True])
+def test_a_config_that_lists_no_tokens_is_a_problem_where_it_counts(model, has_generation: bool) -> None:
+    files = {} if has_generation else {"generation_config__json": None}
+    found = model_problems(str(model(config__json={"eos_token_id": "x", "vocab_size": 99}, **files)))
+    assert [problem.found for problem in found] == ([] if has_generation else ['eos_token_id = "x"'])
 
 
 @pytest.mark.parametrize("written", [True, "2", [2, None], 1.5])

@@ -388,6 +388,23 @@ def test_a_box_may_be_required(response, verdict):
     assert judge("5", response, require_boxed=True) == verdict
 
 
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        ("<think>It is \\boxed{5}", "no_answer"),
+        ("<think>It is 5", "no_answer"),
+        ("<think>It is \\boxed{5}</think>", "no_answer"),
+        ("<think>\\boxed{6}?</think>It is \\boxed{5}.", "right"),
+        ("\\boxed{6}?</think>It is 5.", "right"),
+        ("It is \\boxed{5}. <think>Or \\boxed{6}?", "right"),
+        ("[THINK]\\boxed{5}", "no_answer"),
+        ("<think>" + "hm " * 5000 + "\\boxed{5}", "no_answer"),
+    ],
+)
+def test_what_is_only_thought_is_no_answer(response, verdict):
+    assert judge("5", response, require_boxed=False) == verdict
+
+
 @pytest.mark.parametrize("reference", ["", "   ", "some words ####", "#### ", "NaN", "\\boxed{}"])
 def test_references_without_an_answer(reference):
     assert judge(reference, "5", require_boxed=False) == "unreadable_reference"

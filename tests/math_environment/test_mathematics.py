@@ -106,6 +106,14 @@ def test_numbers_of_any_size_can_be_right(math_runner, answer):
     assert (right.success, zero.success) == (True, False)
 
 
+def test_an_answer_counts_behind_the_thought_that_the_prompt_began():
+    runner = EpisodeRunner(environment(thought_in_prompt=True), 60.0)
+    said = ("\\boxed{5}", "\\boxed{6}</think>\\boxed{5}", "<think>\\boxed{5}")
+    results = runner.step_all(["5"] * 3, [turn(text) for text in said])
+    runner.close()
+    assert [result.reward for result in results] == [0.0, 1.0, 0.0]
+
+
 def test_responses_are_scored(math_runner):
     results = math_runner.step_all(["#### 42"] * 3, [turn("\\boxed{42}"), turn("\\boxed{41}"), turn("I do not know")])
     assert [result.reward for result in results] == [1.0, 0.0, 0.0]

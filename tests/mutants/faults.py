@@ -1611,9 +1611,9 @@ FAULTS = (
     ),
     Fault(
         "an exported template has lost its variables",
-        "rlcore.run.storage.saver",
-        "text = with_defaults(template, model.chat_template_kwargs)",
-        "text = template",
+        "rlcore.run.data.chat_template",
+        'file.write_text(with_defaults(template, variables), encoding="utf-8")',
+        'file.write_text(template, encoding="utf-8")',
         "tests/system/test_hub.py::test_an_exported_model_tells_how_it_was_made_and_is_uploaded",
     ),
     Fault(

@@ -5,6 +5,7 @@ import string
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -84,6 +85,25 @@ def test_what_is_scored_are_the_tokens_that_a_run_trains_on(reward_model, tmp_pa
     expected = [part.tolist() for part in np.split(trained.tokens, trained.offsets[1:-1])]
     ends = [tokenizer.eos_token_id]
     assert [tokens_of(Conversation(prompt=prompt, answer=answer), tokenizer, ends) for answer in answers] == expected
+
+
+def test_an_answer_ends_with_the_first_token_of_what_follows_as_a_run_trains_it(reward_model):
+    template = "{% for m in messages %}{{ '?' if m['role'] == 'user' else '!' }}"
+    template += "{{ m['content'] if loop.last else m['content'].split('...')[-1] }}{% endfor %}"  # an earlier thought is gone
+    template += "{% if add_generation_prompt %}!{% endif %}"
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
+    tokenizer.chat_template, (next_user,) = template, tokenizer("?", add_special_tokens=False).input_ids
+    ends = (tokenizer.eos_token_id, next_user)
+    of_run = evolve(load_tokenizer(ModelConfig(path=str(reward_model), chat_template=template)), stop_token_ids=ends)
+    row = {"prompt": list(CHAT)} | {
+        name: [{"role": "assistant", "content": said}] for name, said in (("chosen", "a"), ("rejected", "so...b"))
+    }
+    trained = render_preferences(
+        [row], of_run, DatasetConfig(source="jsonl"), key="data.train", max_prompt_tokens=100, max_response_tokens=100
+    ).tokens
+    found = [tokens_of(Conversation(prompt=CHAT, answer=answer), tokenizer, ends) for answer in ("a", "so...b")]
+    assert found == [part.tolist() for part in np.split(trained.tokens, trained.offsets[1:-1])]
+    assert [tokenizer.decode(tokens) for tokens in found] == [f"?Say a word.!{answer}?" for answer in ("a", "so...b")]
 
 
 def test_what_is_too_long_fails_alone(scoring):

@@ -67,6 +67,8 @@ def test_code_of_a_models_own_is_found_again(
     (source / "helper.py").write_text("")
     config = json.loads((source / "config.json").read_text()) | {"auto_map": OWN_CODE}
     (source / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((source / "tokenizer_config.json").read_text()) | {"auto_map": {"AutoTokenizer": ["own.Slow", None]}}
+    (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     written = tmp_path / "written"
     written.mkdir()
     if on_hub:
@@ -76,7 +78,30 @@ def test_code_of_a_models_own_is_found_again(
     found = json.loads((written / "config.json").read_text())["auto_map"]
     named = {"AutoModelForCausalLM": "us/model--own.Own", "AutoTokenizer": ["us/model--own.Slow", None]}
     assert found == (named if on_hub else OWN_CODE)
+    tokenizer = json.loads((written / "tokenizer_config.json").read_text())["auto_map"]
+    assert tokenizer["AutoTokenizer"] == found["AutoTokenizer"]
     assert sorted(file.name for file in written.glob("*.py")) == ([] if on_hub else ["helper.py", "own.py"])
+
+
+@pytest.mark.parametrize("on_hub", [False, True])
+def test_all_of_a_tokenizers_files_are_written(
+    on_hub: bool, model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(shutil.copytree(model_directory("llama"), tmp_path / "source"))
+    files = ("tekken.json", "tokenizer.model.v3", "spiece.model", "vocab.txt", "additional_chat_templates/tool_use.jinja")
+    (source / "additional_chat_templates").mkdir()
+    for name in (*files, "adapter_config.json"):
+        (source / name).write_text(name)
+    if on_hub:
+        left = {**{file.name: file for file in source.iterdir()}, "merges.txt": source / "vocab.txt"}
+        monkeypatch.setattr(hf_directory, "model_file", lambda spec, name: left.get(name))
+    written = tmp_path / "written"
+    written.mkdir()
+    names = write_hf_directory(make_export({"a": torch.ones(1)}), "us/model" if on_hub else str(source), written, "float32")
+    assert set(files) <= set(names)
+    assert [(written / name).read_text() for name in files] == list(files)
+    assert ("merges.txt" in names) == on_hub
+    assert not (written / "adapter_config.json").exists()
 
 
 @pytest.mark.parametrize("max_shard_bytes", [2**30, 40_000])

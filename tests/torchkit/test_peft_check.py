@@ -1,6 +1,8 @@
 """Adapters to begin with: what makes them another's."""
 
+import ast
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +34,113 @@ def test_what_fits_has_no_problem(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
 
+PLAIN = {
+    "auto_mapping": None,
+    "peft_version": "0.21.2",
+    "task_type": "CAUSAL_LM",
+    "inference_mode": True,
+    "target_modules": ["q_proj"],
+    "lora_dropout": 0.1,
+    "megatron_core": "megatron.core",
+    "qalora_group_size": 16,
+    "runtime_config": {"ephemeral_gpu_offload": True},
+    "eva_config": {"rho": 1.0},
+}
+"""What changes nothing of adapters that are there."""
+OTHERS = {
+    "peft_type": "IA3",
+    "task_type": "SEQ_CLS",
+    "exclude_modules": ["v_proj"],
+    "fan_in_fan_out": True,
+    "bias": "lora_only",
+    "use_rslora": True,
+    "modules_to_save": ["lm_head"],
+    "layers_to_transform": [0],
+    "layers_pattern": "layers",
+    "rank_pattern": {"q_proj": 8},
+    "alpha_pattern": {"q_proj": 8},
+    "megatron_config": {"tensor_model_parallel_size": 2},
+    "trainable_token_indices": [0, 1],
+    "loftq_config": {"loftq_bits": 4},
+    "corda_config": {"corda_method": "ipm"},
+    "lora_ga_config": {"direction": "ArB2r"},
+    "use_dora": True,
+    "velora_config": {"rank": 1},
+    "alora_invocation_tokens": [5, 6],
+    "use_qalora": True,
+    "monteclora_config": {"num_samples": 2},
+    "layer_replication": [[0, 2]],
+    "lora_bias": True,
+    "target_parameters": ["experts.down_proj"],
+    "use_bdlora": {"nblocks": 2},
+    "arrow_config": {"top_k": 3},
+    "kasa_config": {"beta": 1e-4},
+    "ensure_weight_tying": True,
+    "use_a_later_form": True,
+    "scale_of_a_later_form": 0.5,
+}
+"""A value of each key of PEFT 0.21.2's LoraConfig that makes the adapters another kind, and keys that it does not know."""
+CHECKED = {"r", "lora_alpha", "base_model_name_or_path", "revision", "init_lora_weights"}
+
+
+@pytest.mark.parametrize(("key", "value"), OTHERS.items())
+def test_a_key_of_another_form_is_refused_by_its_name(key: str, value: Any, tmp_path: Path) -> None:
+    write(tmp_path, **(PLAIN | {key: value}))
+    assert found(tmp_path) == [f"{key} = {value!r}"]
+
+
+@pytest.mark.parametrize("off", [None, False, [], {}])
+def test_a_key_that_is_off_is_no_other_form(off: Any, tmp_path: Path) -> None:
+    is_text = {"peft_type": "LORA", "bias": "none", "task_type": None}
+    write(tmp_path, **(PLAIN | dict.fromkeys(OTHERS, off) | is_text))
+    assert found(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "is_plain"),
+    [
+        *((value, True) for value in (True, False, None, "gaussian", "Gaussian", "orthogonal", "eva")),
+        *((value, False) for value in ("pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga", "mica", "new")),
+    ],
+)
+def test_first_values_that_changed_the_base_model_are_refused(value: Any, is_plain: bool, tmp_path: Path) -> None:
+    write(tmp_path, init_lora_weights=value)
+    assert found(tmp_path) == ([] if is_plain else [f"init_lora_weights = {value!r}"])
+
+
+def test_every_key_of_the_installed_peft_is_decided() -> None:
+    """Its sources are read, since importing it takes seconds."""
+    package = find_spec("peft")
+    if package is None or package.origin is None:
+        pytest.skip("peft is not installed")
+    keys = set()
+    for file, name in (("config.py", "PeftConfigMixin"), ("config.py", "PeftConfig"), ("tuners/lora/config.py", "LoraConfig")):
+        tree = ast.parse((Path(package.origin).parent / file).read_text())
+        (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        keys |= {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    assert len(keys) > 20
+    assert keys <= PLAIN.keys() | OTHERS.keys() | CHECKED
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"base_model_name_or_path": "another/base"}, "an adapter of another/base"),
+        ({"revision": "v2"}, "revision = v2"),
         ({"r": 4}, "r = 4"),
         ({"lora_alpha": 16}, "lora_alpha = 16"),
-        ({"peft_type": "IA3"}, "peft_type = 'IA3'"),
-        ({"use_rslora": True}, "use_rslora = True"),
-        ({"bias": "all"}, "bias = 'all'"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern = {'q_proj': 8}"),
     ],
 )
-def test_other_forms_and_other_bases_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_other_bases_and_other_numbers_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     write(tmp_path, **changes)
-    assert found(tmp_path) == [words]
+    assert [problem.found for problem in adapter_problems(SPEC, str(tmp_path), "some/base", SHAPES, revision="main")] == [words]
+
+
+def test_rank_and_alpha_that_are_left_out_are_pefts(tmp_path: Path) -> None:
+    write(tmp_path)
+    config = {"peft_type": "LORA", "revision": "main"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert found(tmp_path) == ["r = 8"]
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

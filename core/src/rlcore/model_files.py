@@ -12,10 +12,15 @@ from rlcore.spi.errors import Problem
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+END_TOKEN_FILES = (GENERATION_FILE, CONFIG_FILE)
+"""Where the tokens that end an answer are listed: in the first that is there, as transformers has it."""
+_TEXT_PARTS = ("decoder", "generator", "text_config")
+"""Where the config.json of a model of several parts has the part that writes text."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
-_TOKENIZER_FILES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+VOCABULARY = re.compile(r"tokenizer(\..+)?\.json|.+\.(model(\..+)?|tiktoken|spm)|.*tekken.*\.json|vocab\.txt")
+"""Files each of which is a vocabulary by itself: of tokenizers, SentencePiece, tiktoken, Mistral and BERT."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git\Z))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 """By the rules of huggingface_hub, which need not be installed."""
 _LFS_POINTER = b"version https://git-lfs"
@@ -80,11 +85,12 @@ def read_object(file: Path) -> dict[str, Any] | Problem:
 
 
 def eos_token_ids(file: Path) -> tuple[int, ...] | Problem:
-    """The end-of-sequence tokens that a generation_config.json lists, or what is wrong with it."""
+    """The end-of-sequence tokens that a generation_config.json or a config.json lists, or what is wrong with it."""
     content = read_object(file)
     if isinstance(content, Problem):
         return content
-    listed = content.get("eos_token_id")
+    of_text = next((part for name in _TEXT_PARTS if isinstance(part := content.get(name), dict)), {})
+    listed = of_text.get("eos_token_id") if content.get("eos_token_id") is None else content["eos_token_id"]
     ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
     if all(type(token) is int and token >= 0 for token in ids):
         return tuple(ids)
@@ -104,8 +110,9 @@ def _config_problems(directory: Path) -> Iterator[Problem]:
 
 
 def _generation_problems(directory: Path) -> Iterator[Problem]:
-    file = directory / GENERATION_FILE
-    if file.exists() and isinstance(found := eos_token_ids(file), Problem):
+    file = next((file for name in END_TOKEN_FILES if (file := directory / name).exists()), None)
+    found = () if file is None else eos_token_ids(file)
+    if isinstance(found, Problem) and (file != directory / CONFIG_FILE or isinstance(read_object(file), dict)):
         yield found
 
 
@@ -171,8 +178,9 @@ def _safetensors_problems(file: Path) -> Iterator[Problem]:
 
 
 def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
-    if not any(all((directory / name).exists() for name in names) for names in _TOKENIZER_FILES):
-        yield _problem(directory, "no tokenizer", "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt)")
+    if not has_vocabulary(directory):
+        expected = "tokenizer.json (or another vocabulary, such as tokenizer.model, or vocab.json and merges.txt)"
+        yield _problem(directory, "no tokenizer", expected)
         return
     for name in (TOKENIZER_FILE, "tokenizer_config.json"):
         file = directory / name
@@ -181,6 +189,14 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
             yield content
         else:
             yield from _vocabulary_problems(directory, file, content)
+
+
+def has_vocabulary(directory: Path) -> bool:
+    """Whether a directory has the vocabulary of a tokenizer, or code of its own for one."""
+    names = {file.name for file in directory.iterdir()}
+    settings = read_object(directory / "tokenizer_config.json") if "tokenizer_config.json" in names else {}
+    has_code = isinstance(settings, dict) and bool(settings.get("auto_map"))
+    return has_code or {"vocab.json", "merges.txt"} <= names or any(map(VOCABULARY.fullmatch, names))
 
 
 def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:

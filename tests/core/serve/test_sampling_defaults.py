@@ -30,6 +30,20 @@ def test_what_the_generator_does_not_do_is_said(file: Path) -> None:
     assert [note.partition(",")[0].rpartition("says ")[2] for note in notes] == ["top_k = 20", "repetition_penalty = 1.05"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "is_said"),
+    [
+        *(("typical_p", 0.9, True), ("typical_p", 1.0, False), ("min_new_tokens", 4, True), ("min_length", 0, False)),
+        *(("stop_strings", ["#"], True), ("stop_strings", [], False), ("suppress_tokens", [3], True), ("num_beams", 1, False)),
+        *(("forced_eos_token_id", 0, True), ("forced_eos_token_id", None, False), ("sequence_bias", [[[3], 1.0]], True)),
+    ],
+)
+def test_keys_that_change_what_is_sampled_are_said(key: str, value: Any, is_said: bool, file: Path) -> None:
+    file.write_text(json.dumps({key: value}))
+    _, notes = sampling_defaults(file, ABLE)
+    assert [note.partition(" = ")[0].rpartition(" ")[2] for note in notes] == [key] * is_said
+
+
 @pytest.mark.parametrize("wrong", [{"top_p": 1.5}, {"temperature": "hot"}, {"top_k": -3}, []])
 def test_what_is_no_number_is_a_defect_of_the_model(file: Path, wrong: Any) -> None:
     file.write_text(json.dumps(wrong))

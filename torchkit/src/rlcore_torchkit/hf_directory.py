@@ -4,14 +4,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.files import storage_errors
-from rlcore.model_files import INDEX_FILE, SINGLE_FILE
+from rlcore.model_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE
 from rlcore.schema.homes import expanded
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, ModelError, StorageError
@@ -19,28 +19,11 @@ from rlcore.spi.trainer import ExportWeightsRequest
 from rlcore.spi.weights import ITEM_BYTES, DtypeName, Head, WeightExport
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.companion_files import companion_names, known_names, own_code
 from rlcore_torchkit.safetensors_files import model_file
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-COMPANION_FILES = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-)
-"""What is taken over from the source model as it is, where it has it."""
-
 
 BUCKET_BYTES = 2**28
 
@@ -175,35 +158,42 @@ def write_companions(source: str, revision: str | None, directory: Path, dtype: 
     """config.json with the dtype and the class written, and copies of the companion files and of the model's own code."""
     spec = ModelSpec(path=source, revision=revision)
     try:
-        found = {name: model_file(spec, name) for name in ("config.json", *COMPANION_FILES)}
+        config_file = model_file(spec, CONFIG_FILE)
+        found = {} if config_file is None else _companions(spec, config_file)
     except ModelError as error:  # the Hub does not answer any more
         raise StorageError(f"writing the model to {directory} failed: {'; '.join(map(str, error.problems))}") from error
-    config_file = found.pop("config.json")
     if config_file is None:
         raise StorageError(f"writing the model to {directory} failed: {source} no longer has a config.json")
     config = json.loads(config_file.read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     if head == "value":
         config |= _classifier(config, source)
-    if config.get("auto_map"):
-        config["auto_map"] = _code(config["auto_map"], source, found)
-    _write_json(directory / "config.json", config | {"dtype": dtype})
-    written = ["config.json"]
+    is_here = expanded(source).is_dir()
+    _write_json(directory / CONFIG_FILE, config | {"dtype": dtype})
     for name, file in found.items():
-        if file is not None:
-            shutil.copyfile(file, directory / name)
-            written.append(name)
-    return written
+        (directory / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, directory / name)
+    for name in (CONFIG_FILE, *found):
+        if (auto_map := own_code(directory / name)) and not is_here:  # transformers fetches the code from there
+            content = json.loads((directory / name).read_text(encoding="utf-8"))
+            places = {kind: _on_hub(place, source) for kind, place in auto_map.items()}
+            _write_json(directory / name, content | {"auto_map": places})
+    return [CONFIG_FILE, *found]
 
 
-def _code(auto_map: Mapping[str, Any], source: str, found: dict[str, Path | None]) -> dict[str, Any]:
-    """Where the classes of a model with code of its own are: beside it, of a directory, whose modules are added to the files
-    `found`; or else on the Hub, from where transformers fetches them."""
-    folder = expanded(source)
-    if folder.is_dir():
-        found |= {file.name: file for file in sorted(folder.glob("*.py"))}
-        return dict(auto_map)
-    return {name: _on_hub(place, source) for name, place in auto_map.items()}
+def _companions(spec: ModelSpec, config_file: Path) -> dict[str, Path]:
+    """The companion files by name, and the modules of a directory's own code. Of a model on the Hub they are those that were
+    fetched to where its config.json is, and those of known names that are left there."""
+    folder = config_file.parent
+    found = {name: folder / name for name in companion_names(folder)}
+    if expanded(spec.path).is_dir():
+        if any(own_code(file) for file in (config_file, *found.values())):
+            found |= {file.name: file for file in sorted(folder.glob("*.py"))}
+        return found
+    for name in sorted(known_names() - found.keys()):
+        if (file := model_file(spec, name)) is not None:
+            found[name] = file
+    return found
 
 
 def _on_hub(place: Any, source: str) -> Any:

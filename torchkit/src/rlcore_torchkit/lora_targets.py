@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import nearest
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
@@ -112,7 +113,8 @@ def lora_problems(context: CheckContext, families: Families = NO_FAMILIES) -> It
     yield from problems
     if spec.init_from is not None and not problems:
         shapes = adapter_shapes(adapted_layers(family, dims, spec), spec.rank)
-        yield from adapter_problems(spec, spec.init_from, context.model.path, shapes)
+        at = None if expanded(context.model.path).exists() else context.model.revision or "main"
+        yield from adapter_problems(spec, spec.init_from, context.model.path, shapes, revision=at)
 
 
 def target_problems(layers: Mapping[str, Any], spec: LoraSpec) -> Iterator[Problem]:

@@ -16,44 +16,110 @@ PREFIX = "base_model.model."
 
 _PLAIN: Mapping[str, Any] = {
     "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
     "bias": "none",
-    "use_rslora": False,
-    "use_dora": False,
+    "exclude_modules": None,
     "fan_in_fan_out": False,
+    "use_rslora": False,
     "modules_to_save": None,
+    "layers_to_transform": None,
+    "layers_pattern": None,
     "rank_pattern": {},
     "alpha_pattern": {},
+    "megatron_config": None,
+    "trainable_token_indices": None,
+    "loftq_config": {},
+    "corda_config": None,
+    "lora_ga_config": None,
+    "use_dora": False,
+    "velora_config": None,
+    "alora_invocation_tokens": None,
+    "use_qalora": False,
+    "monteclora_config": None,
+    "layer_replication": None,
+    "lora_bias": False,
     "target_parameters": None,
+    "use_bdlora": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "ensure_weight_tying": False,
 }
-"""Keys of adapter_config.json and their values in the only form that is read: an absent key has its value."""
+"""Keys of adapter_config.json and their values in the only form that is read. An absent key, or null, stands for its value."""
+_UNCHANGED_BASE = (True, False, "gaussian", "orthogonal", "eva")
+"""What `init_lora_weights` may be. Any other beginning changes the base model, or freezes a part of the adapters."""
+_CHECKED = ("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision")
+"""Keys that are compared with the recipe; `target_modules` by the adapters' tensors."""
+_NO_EFFECT = (
+    *("auto_mapping", "peft_version", "inference_mode", "runtime_config"),
+    "lora_dropout",  # the recipe's lora.dropout counts
+    "eva_config",  # how the first values were found
+    *("megatron_core", "qalora_group_size"),  # read with megatron_config and use_qalora alone
+)
+"""Keys that change nothing of adapters that are there."""
+_PEFT_DEFAULT = 8
+"""PEFT's own rank and alpha, which count where adapter_config.json has none."""
 _MAX_NAMED = 3
 
 
-def adapter_problems(spec: LoraSpec, directory: str, model: str, shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
+def adapter_problems(
+    spec: LoraSpec, directory: str, model: str, shapes: Mapping[str, tuple[int, ...]], *, revision: str | None = None
+) -> list[Problem]:
     """All that makes the PEFT directory another than one of `spec` for the model at `model`; `shapes` are those of the adapters
-    by name."""
+    by name, and `revision` the model's on the Hub, which is compared where it is given."""
     folder = expanded(directory)
     config = read_object(folder / CONFIG_FILE)
     if isinstance(config, Problem):
         return [config]
-    return [*_config_problems(config, spec, model, folder / CONFIG_FILE), *_tensor_problems(folder / TENSOR_FILE, shapes)]
+    file = folder / CONFIG_FILE
+    return [
+        *_form_problems(config, file),
+        *_recipe_problems(config, spec, model, revision, file),
+        *_tensor_problems(folder / TENSOR_FILE, shapes),
+    ]
 
 
-def _config_problems(config: Mapping[str, Any], spec: LoraSpec, model: str, file: Path) -> Iterator[Problem]:
-    for key, expected in _PLAIN.items():
-        found = config.get(key, expected)
-        if found != expected and (found or expected):
-            yield Problem(path=str(file), found=f"{key} = {found!r}", expected=f"{expected!r}, a plain adapter")
-    for key, ours, expected in (("r", "rank", spec.rank), ("lora_alpha", "alpha", spec.alpha)):
-        if config.get(key) != expected:
-            remedy = f"Set lora.{ours} to {config.get(key)}"
-            yield Problem(
-                path=str(file), found=f"{key} = {config.get(key)}", expected=f"lora.{ours} = {expected:g}", remedy=remedy
-            )
-    base = config.get("base_model_name_or_path")
+def _form_problems(config: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+    """A problem for each key that makes the adapters another kind than those that are trained here, and for each unknown one
+    that is set."""
+    for key, found in config.items():
+        if key in _CHECKED or key in _NO_EFFECT or _is_plain(key, found):
+            continue
+        expected, remedy = f"{_PLAIN.get(key)!r}, a plain adapter", "Convert the adapters to plain LoRA, or merge them"
+        if key == "init_lora_weights":
+            expected = f"one of {', '.join(map(repr, _UNCHANGED_BASE))}, which leave the base model as it is"
+            remedy = "Save them with PEFT's path_initial_model_for_weight_conversion, which makes plain adapters of them"
+        elif key not in _PLAIN:
+            expected, remedy = "no such key, whose meaning is unknown", "Take it out where it changes nothing"
+        yield Problem(path=str(file), found=f"{key} = {found!r}", expected=expected, remedy=remedy)
+
+
+def _is_plain(key: str, found: Any) -> bool:
+    """Whether a key's value is the one that a plain adapter has. An unknown key has it where it is null, false or empty."""
+    if found is None:
+        return key != "peft_type"
+    if key == "init_lora_weights":
+        return (found.lower() if isinstance(found, str) else found) in _UNCHANGED_BASE
+    expected = _PLAIN.get(key)
+    return found == expected or (not found and not expected)
+
+
+def _recipe_problems(
+    config: Mapping[str, Any], spec: LoraSpec, model: str, revision: str | None, file: Path
+) -> Iterator[Problem]:
+    """A problem for each way in which the adapters are others than the recipe says."""
+    for key, option, expected in (("r", "rank", spec.rank), ("lora_alpha", "alpha", spec.alpha)):
+        found = config.get(key, _PEFT_DEFAULT)
+        if found != expected:
+            remedy = f"Set lora.{option} to {found}"
+            yield Problem(path=str(file), found=f"{key} = {found}", expected=f"lora.{option} = {expected:g}", remedy=remedy)
+    base, trained_on = config.get("base_model_name_or_path"), config.get("revision") or revision
     if base and not _is_same(str(base), model):
         remedy = "Name that model, or correct base_model_name_or_path where it is the same"
         yield Problem(path=str(file), found=f"an adapter of {base}", expected=f"one of {model}, the model.path", remedy=remedy)
+    elif revision is not None and trained_on != revision:
+        remedy = f"Set model.revision to it, or correct it in {CONFIG_FILE} where the weights are the same"
+        ours = f"{revision}, the model.revision"
+        yield Problem(path=str(file), found=f"revision = {trained_on}", expected=ours, remedy=remedy)
 
 
 def _is_same(one: str, other: str) -> bool:

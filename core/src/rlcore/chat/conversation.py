@@ -111,7 +111,7 @@ class Conversation:
 
     def _require_same(self, begins: str, head: str, whole: str, added: str) -> None:
         """RewritingTemplateError unless the template has left what stood before the turn, and the turn but for white space."""
-        if head != begins:
+        if head.rstrip() != begins.rstrip():
             raise RewritingTemplateError(
                 "the chat template rewrites what it had shown before the policy's turn once the conversation goes on: "
                 f"{_difference(head, begins)}"

@@ -1,6 +1,6 @@
 """What a model's own generation_config.json says of sampling: the defaults of requests that choose nothing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,17 @@ from rlcore.spi import ModelError, Problem, SamplingParams, capabilities
 
 _NEEDS = {"temperature": None, "top_k": capabilities.TOP_K, "top_p": capabilities.TOP_P}
 """The keys that are taken over, and what a generator needs for them."""
-_NEUTRAL = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": 0.0}
-"""Keys that no generator of rlcore knows, each with the value that changes nothing."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(
+        ("repetition_penalty", "encoder_repetition_penalty", "typical_p", "top_h", "num_beams", "guidance_scale"), (1,)
+    ),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_p", "min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("stop_strings", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([], {})),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("constraints", "force_words_ids", "watermarking_config"), ([], {})),
+}
+"""Keys that no generator of rlcore knows, each with the values that change nothing besides null."""
 
 
 def sampling_defaults(file: Path | None, able: Collection[str]) -> tuple[SamplingParams, list[str]]:
@@ -31,7 +40,9 @@ def sampling_defaults(file: Path | None, able: Collection[str]) -> tuple[Samplin
         raise ModelError(problems)
     taken = {name: value for name, value in stated.items() if (need := _NEEDS[name]) is None or need in able}
     passed_over = sorted(stated.keys() - taken.keys())
-    passed_over += [name for name, neutral in _NEUTRAL.items() if content.get(name) not in (None, neutral)]
+    passed_over += [
+        name for name, neutral in _NEUTRAL.items() if content.get(name) is not None and content[name] not in neutral
+    ]
     notes = [f"{file.name} says {name} = {content[name]}, which the generator does not do" for name in passed_over]
     return SamplingParams(**taken), notes
 

@@ -7,9 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, LatexNormalizationConfig, parse, verify
 
+from rlcore.thoughts import without_thoughts
 from rlcore_math.boxes import BOX, last_box
 from rlcore_math.notation import STYLED, plain, tidy
 from rlcore_math.plain_numbers import plain_number
+from rlcore_math.sets import in_intervals
 from rlcore_math.units import OPERATIONS
 
 Verdict: TypeAlias = Literal["right", "wrong", "no_answer", "unreadable_reference"]
@@ -56,23 +58,30 @@ def judge(reference: str, response: str, *, require_boxed: bool) -> Verdict:
     """Compare a response with the reference answer, which is written in any form that MathConfig.answer_field lists.
 
     The last box of the response is its answer; one that is empty or not closed is none. Without a box, and unless one is
-    required, it is the last expression. Where the reference is a number (or a tuple, set or interval of numbers), the answer
-    must be worked out, so that the question itself is no answer.
+    required, it is the last expression. What the response only thinks, as between <think> and </think>, is no answer. Where
+    the reference is a number (or a tuple, set or interval of numbers), the answer must be worked out, so that the question
+    itself is no answer.
     """
     final = reference.rsplit("####", 1)[-1]
-    expected = tidy(last_box(final) or ("" if BOX.search(final) else final))
+    expected = _comparable(last_box(final) or ("" if BOX.search(final) else final))
     if not expected or plain(expected) == "nan":
         return "unreadable_reference"
-    tail = response[-TAIL_CHARACTERS:]
+    tail = without_thoughts(response)[-TAIL_CHARACTERS:]
     given = last_box(tail)
     if given is not None:
-        return "right" if same(expected, tidy(given)) else "wrong"
+        return "right" if same(expected, _comparable(given)) else "wrong"
     if require_boxed:
         return "no_answer"
     parsed = _parse(BOLD.sub(r"\1", BOX.sub("{", tail)).replace("\N{MINUS SIGN}", "-"))
     if not parsed:
         return "no_answer"
     return "right" if same(expected, tidy(_text(parsed)), parsed) else "wrong"
+
+
+def _comparable(text: str) -> str:
+    """An answer in the one way of writing that it is compared in."""
+    answer = tidy(text)
+    return in_intervals(answer) if len(answer) <= MAX_ANSWER_CHARACTERS else answer
 
 
 def same(expected: str, given: str, parsed: "list[Any] | None" = None) -> bool:

@@ -5,6 +5,7 @@ from math import isfinite
 from typing import Any
 
 from rlcore import spi
+from rlcore.thoughts import without_thoughts
 from rlcore_math.checks import check_math
 from rlcore_math.config import PROBLEM, MathConfig, num_processes
 from rlcore_math.verifier import Verifier
@@ -33,7 +34,8 @@ class MathEnvironment:
 
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0 or 0.0. DataError where the reference is no answer; RewardError where the process that checks was killed."""
-        verdict = await self._verifier.judge(state, turn.text, require_boxed=self._config.require_boxed)
+        response = without_thoughts(turn.text, is_thinking=self._config.thought_in_prompt)
+        verdict = await self._verifier.judge(state, response, require_boxed=self._config.require_boxed)
         if verdict == "unreadable_reference":
             field = self._config.answer_field
             raise spi.DataError(

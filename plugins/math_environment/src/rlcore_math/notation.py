@@ -26,6 +26,13 @@ COMMANDS = {
     "\N{LESS-THAN OR EQUAL TO}": "\\le ",
     "\N{GREATER-THAN OR EQUAL TO}": "\\ge ",
     "\N{PLUS-MINUS SIGN}": "\\pm ",
+    "\N{NOT EQUAL TO}": "\\ne ",
+    "\N{ELEMENT OF}": "\\in ",
+    "\N{DOUBLE-STRUCK CAPITAL R}": "\\mathbb{R}",
+    "\N{DIVIDES}": "\\mid ",
+    "\N{LOGICAL OR}": "\\lor ",
+    "\N{LOGICAL AND}": "\\land ",
+    "\N{SET MINUS}": "\\setminus ",
     "\N{UNION}": "\\cup ",
     "\N{EMPTY SET}": "\\emptyset ",
     "\N{ALMOST EQUAL TO}": "\\approx ",
@@ -63,6 +70,9 @@ PASSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\d)i\b", " i"),  # else math-verify reads no imaginary unit
     )
 )
+INEQUALITY = re.compile(r"[<>]|\\(?:l|g|n)eq?(?![A-Za-z])|\\[lg]eqslant(?![A-Za-z])")
+CONNECTIVE = re.compile(r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(and|or)\s*\}|(?<![A-Za-z\\])(and|or)(?![A-Za-z]))")
+"""What joins two conditions, which commas would leave open."""
 GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")
 SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,3})(?![\w.^])")
 WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
@@ -72,6 +82,8 @@ def tidy(text: str) -> str:
     """An answer as it is compared: wrappers, sizes, colours and closing punctuation gone, symbols as LaTeX, digits as ASCII."""
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match.group().translate(SUPERSCRIPTS)}}}", text)
     text = "".join(map(_character, text))
+    if INEQUALITY.search(text):
+        text = CONNECTIVE.sub(lambda match: "\\lor " if match[match.lastindex or 0] == "or" else "\\land ", text)
     for pattern, replacement in PASSES:
         text = pattern.sub(replacement, text)
     text = GROUPED.sub(lambda match: match.group().replace(" ", ""), text)

@@ -1,10 +1,12 @@
 """Where a response has its answer."""
 
+from rlcore.thoughts import without_thoughts
 from rlcore_reasoning_gym.config import ReasoningGymConfig
 
 
 def answer_of(response: str, config: ReasoningGymConfig) -> str | None:
-    """The answer, without white space around it; None where the response has none."""
+    """The answer, without white space around it; None where the response has none, or has it in a thought alone."""
+    response = without_thoughts(response)
     if config.answer_from == "tag":
         answer = _within(response, config.answer_tag)
     elif config.answer_from == "last_line":

@@ -4,11 +4,13 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from datetime import date
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import Message
+from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
+from rlcore.spi import Message, Problem
 from rlcore.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
@@ -81,11 +83,12 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
         said = _encoded_behind(conversation.answer, tokenizer)
         return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
     opened = _shown(prompt, tokenizer, add_generation_prompt=True)
-    whole = _shown([*prompt, {"role": "assistant", "content": conversation.answer}], tokenizer).rstrip()
+    answered = [*prompt, {"role": "assistant", "content": conversation.answer}]
+    whole = _shown(answered, tokenizer).rstrip()
     # Some templates show an answer that is over otherwise than one to come.
     opened = opened if whole.startswith(opened) else ""
     read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
-    return [*read, *_until_end(said, tokenizer, ends)]
+    return [*read, *(_until_end(said, tokenizer, ends) or [*said, *_following_end(answered, tokenizer, ends)])]
 
 
 def _shown(messages: Sequence[Message], tokenizer: Any, **options: bool) -> str:
@@ -110,24 +113,38 @@ def _encoded_behind(text: str, tokenizer: Any) -> list[int]:
     return _encoded(text, tokenizer)
 
 
+def _following_end(answered: Sequence[Message], tokenizer: Any, ends: Container[int]) -> list[int]:
+    """The token that ends the last answer where that is the first of what follows, as in GLM's templates; else the tokenizer's
+    own end of sequence. A template may show an answer otherwise once a user has replied: then it is that of another answer."""
+    with suppress(Exception):  # of a chat template that takes no further message
+        for answer in (answered[-1], {"role": "assistant", "content": "."}):
+            whole = _shown([*answered[:-1], answer], tokenizer).rstrip()
+            following = _shown([*answered[:-1], answer, {"role": "user", "content": "."}], tokenizer)
+            first = _encoded(following[len(whole) :].lstrip(), tokenizer)[:1] if following.startswith(whole) else []
+            if first and first[0] in ends:
+                return first
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+
 def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[int]:
-    """An answer that a template wrote up to its first end: some put a second one behind it. Where there is none, with one."""
+    """An answer that a template wrote up to its first end: some put a second one behind it. Nothing where there is none."""
     eos, end = tokenizer.eos_token_id, None
     for index in range(len(said) - 1, -1, -1):
         if said[index] == eos or said[index] in ends:
             end = index + 1
         elif tokenizer.decode([said[index]], skip_special_tokens=True).strip():
             break
-    return said[:end] if end is not None or eos is None else [*said, eos]
+    return said[:end] if end is not None else []
 
 
 @cache
 def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
-    """Model and tokenizer, and the tokens that end an answer by generation_config.json; where that names none, any special
-    token."""
+    """Model and tokenizer, and the tokens that end an answer by generation_config.json, or by config.json where there is none;
+    where that names none, any special token."""
     import_transformers()
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import cached_file
 
     tokenizer = AutoTokenizer.from_pretrained(scoring.path)
     model, report = AutoModelForSequenceClassification.from_pretrained(
@@ -137,11 +154,11 @@ def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
         raise ValueError(f"found {model.config.num_labels} labels; expected 1")
     if report["missing_keys"]:
         raise ValueError(f"found no {', '.join(sorted(report['missing_keys']))} in its weights")
-    ends = tuple(tokenizer.all_special_ids)
-    with suppress(OSError):  # there is none
-        found = GenerationConfig.from_pretrained(scoring.path).eos_token_id
-        ends = tuple(found) if isinstance(found, list) else ends if found is None else (found,)
-    return model.to(scoring.device).eval(), tokenizer, ends
+    files = (cached_file(scoring.path, name, _raise_exceptions_for_missing_entries=False) for name in END_TOKEN_FILES)
+    ends = eos_token_ids(Path(next(filter(None, files))))
+    if isinstance(ends, Problem):
+        raise ValueError(str(ends))
+    return model.to(scoring.device).eval(), tokenizer, ends or tuple(tokenizer.all_special_ids)
 
 
 def _values(model: Any, sequences: Sequence[Sequence[int]]) -> list[float]:

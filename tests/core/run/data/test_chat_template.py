@@ -1,13 +1,15 @@
 """What chat templates are told, and what they may not pass over."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.chat_template import TODAY, with_defaults
+from rlcore.run.data.chat_template import TODAY, with_defaults, write_templates
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from rlcore.spi import DataError
+from rlcore.spi import ConfigError, DataError
 from rlcore.testing.models import make_tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
@@ -69,6 +71,90 @@ def test_the_date_is_the_same_on_any_day(load) -> None:  # type: ignore[no-untyp
 VARIED = (
     "{{ think }}|{{ mood }}|{{ depth }};{% for m in messages %}{% if think %}{{ mood }}{% endif %}{{ m.content }}{% endfor %}"
 )
+
+
+SPEAKS, CALLS = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "{% for m in messages %}{{ m.content }}{{ tools }}{% endfor %}",
+)
+NAMED = {"default": SPEAKS, "tool_use": CALLS, "rag": "{{ messages[0].content }}{{ mood }}"}
+FORMS = {
+    "a text": lambda directory: set_option(directory, CALLS),
+    "a mapping": lambda directory: set_option(directory, NAMED),
+    "a list": lambda directory: set_option(directory, [{"name": n, "template": t} for n, t in NAMED.items()]),
+    "a file": lambda directory: write_templates(directory, {"default": CALLS}, {}),
+    "a folder": lambda directory: write_templates(directory, NAMED, {}),
+    "a processor's": lambda directory: (directory / "chat_template.json").write_text(json.dumps({"chat_template": CALLS})),
+    "a processor's list": lambda directory: (directory / "processor_config.json").write_text(
+        json.dumps({"chat_template": [{"name": n, "template": t} for n, t in NAMED.items()]})
+    ),
+}
+
+
+def set_option(directory: Path, template: object) -> None:
+    """Write a chat template into a tokenizer's settings; None takes it out."""
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A tokenizer without a chat template."""
+    make_tokenizer(tmp_path)
+    set_option(tmp_path, None)
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_templates_of_all_forms_are_read_as_transformers_reads_them(bare: Path, form: str) -> None:
+    FORMS[form](bare)
+    tokenizer = load_tokenizer(ModelConfig(path=str(bare)))
+    assert tokenizer.render_chat([USER], [TOOL]) == f"hi{[TOOL]}"
+    assert tokenizer.chat_template == CALLS
+    is_named = tokenizer.chat_templates == NAMED
+    assert tokenizer.render_chat([USER]) == ("hi" if is_named else "hiNone")
+    assert is_named or tokenizer.chat_templates == {"default": CALLS}
+    if "processor" not in form:
+        from transformers import AutoTokenizer
+
+        backend = AutoTokenizer.from_pretrained(bare)
+        assert backend.apply_chat_template([USER], tools=[TOOL], tokenize=False) == tokenizer.render_chat([USER], [TOOL])
+
+
+def test_a_recipe_names_one_of_several_templates_or_brings_its_own(bare: Path) -> None:
+    set_option(bare, NAMED)
+    one = load_tokenizer(ModelConfig(path=str(bare), chat_template="rag", chat_template_kwargs={"mood": "!"}))
+    assert one.render_chat([USER]) == "hi!"
+    assert (
+        load_tokenizer(ModelConfig(path=str(bare), chat_template="<{{ messages[0].content }}>")).render_chat([USER]) == "<hi>"
+    )
+    every = load_tokenizer(ModelConfig(path=str(bare), chat_template_kwargs={"mood": "!"}))
+    assert every.with_variables({"mood": "?"}).render_chat([USER]) == "hi"
+    with pytest.raises(ConfigError, match="never reads it"):
+        load_tokenizer(ModelConfig(path=str(bare), chat_template="default", chat_template_kwargs={"mood": "!"}))
+
+
+def test_templates_without_a_default_are_named_where_none_is_chosen(bare: Path) -> None:
+    set_option(bare, {"rag": SPEAKS})
+    with pytest.raises(DataError, match="only rag.*model.chat_template"):
+        load_tokenizer(ModelConfig(path=str(bare))).render_chat([USER])
+
+
+def test_templates_that_are_written_are_all_that_is_read(bare: Path) -> None:
+    (bare / "chat_template.json").write_text(json.dumps({"chat_template": "old"}))
+    write_templates(bare, NAMED | {"../far/away": "far"}, {"mood": "calm"})
+    assert sorted(path.name for path in (bare / "additional_chat_templates").iterdir()) == [
+        "away.jinja",
+        "rag.jinja",
+        "tool_use.jinja",
+    ]
+    found = load_tokenizer(ModelConfig(path=str(bare), chat_template="rag"))
+    assert found.render_chat([USER]) == "hicalm"
+    write_templates(bare, {"default": CALLS}, {})
+    assert load_tokenizer(ModelConfig(path=str(bare))).chat_templates == {"default": CALLS}
+    assert not (bare / "chat_template.json").exists()
+    write_templates(bare, {}, {})
+    assert load_tokenizer(ModelConfig(path=str(bare))).chat_template == CALLS
 
 
 def test_defaults_written_into_a_template_are_what_its_variables_say_until_others_are_given(directory: str) -> None:

@@ -146,6 +146,22 @@ def test_stop_tokens_are_those_of_tokenizer_and_generation_config(directory, gen
     assert tokenizer.eos_token_id == 0
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"eos_token_id": [9, 0, 7]}, (0, 9, 7)),
+        ({"eos_token_id": 7}, (0, 7)),
+        ({"text_config": {"eos_token_id": [7]}}, (0, 7)),
+        ({"eos_token_id": None}, (0,)),
+    ],
+)
+def test_stop_tokens_are_those_of_config_json_where_there_is_no_generation_config(directory, config, expected):
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2"} | config))
+    assert load(directory).stop_token_ids == expected
+    (directory / "generation_config.json").write_text("{}")
+    assert load(directory).stop_token_ids == (0,)
+
+
 def test_the_vocabulary_of_a_model_on_the_hub_is_read_where_it_was_fetched(directory, monkeypatch):
     transformers = pytest.importorskip("transformers")
     backend = load(directory).backend

@@ -1,8 +1,10 @@
 """Messages through a tokenizer's chat template, and nothing of them left out."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
@@ -17,11 +19,47 @@ PROBE = "rlcore-probe-7391"
 """Stands for a message's content where only its place is wanted."""
 
 
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""The folder of a tokenizer's chat templates besides the default."""
+PROCESSOR_TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.json", "processor_config.json"
+"""Where older models of images have their chat template. Processors read the first before any other file."""
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of chat templates: the one for prompts, and the one for prompts with tools where a tokenizer has one of its own."""
+
+
+def named_templates(found: object) -> dict[str, str]:
+    """Chat templates by name, in any of the forms that tokenizers have: a text, which is the default, or several with names."""
+    if isinstance(found, Mapping):
+        return {str(name): str(template) for name, template in found.items()}
+    if isinstance(found, list | tuple):
+        return {str(each["name"]): str(each["template"]) for each in found}
+    return {} if found is None else {DEFAULT: str(found)}
+
+
+def template_for(found: object, *, has_tools: bool) -> str | None:
+    """The chat template that transformers takes for a prompt with or without tools; None where there is none for it."""
+    named = named_templates(found)
+    return named.get(WITH_TOOLS if has_tools and WITH_TOOLS in named else DEFAULT)
+
+
 def with_defaults(template: str, variables: Mapping[str, str | bool | int | float]) -> str:
     """A Jinja template that renders as `template` does with these variables, unless it is given others of the names."""
     written = {name: str(value).lower() if isinstance(value, bool) else repr(value) for name, value in variables.items()}
     lines = [f"{{%- set {name} = {name} if {name} is defined else {value} %}}\n" for name, value in written.items()]
     return "".join([*lines, template])
+
+
+def write_templates(directory: Path, templates: Mapping[str, str], variables: Mapping[str, str | bool | int | float]) -> None:
+    """Write chat templates into a model directory in place of those that it has, with these variables as defaults."""
+    if not templates:
+        return
+    (directory / PROCESSOR_TEMPLATE_FILE).unlink(missing_ok=True)
+    others = directory / ADDITIONAL_TEMPLATES
+    shutil.rmtree(others, ignore_errors=True)
+    for name, template in templates.items():
+        file = directory / "chat_template.jinja" if name == DEFAULT else others / f"{Path(name).name}.jinja"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(with_defaults(template, variables), encoding="utf-8")
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,24 +81,25 @@ class ChatTemplate:
         """Messages up to where the assistant's answer begins; `answered`, to where the last of them ends. DataError where there
         is no template, and where it refuses what it is given or passes over it. For each image the text has as many
         placeholders as the model reads tokens."""
-        template = self.backend.chat_template
+        template = template_for(self.backend.chat_template, has_tools=bool(tools))
         if template is None:
-            raise DataError(
-                "a prompt is a list of chat messages, but the tokenizer has no chat template. Set model.chat_template "
-                "to one, or give prompts as plain text"
-            )
-        if tools and not reads("tools", str(template)):
+            names = ", ".join(named_templates(self.backend.chat_template))
+            named = f" for it, only {names}. Set model.chat_template to the name of one"
+            remedy = named if names else ". Set model.chat_template to one"
+            what = "a prompt is a list of chat messages, but the tokenizer has no chat template"
+            raise DataError(f"{what}{remedy}, or give prompts as plain text")
+        if tools and not reads("tools", template):
             raise DataError(
                 "a prompt has tools, but the chat template never shows any. Set model.chat_template to one that does, or "
                 "describe them in a message and read the calls in the answer"
             )
-        if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", str(template)):
+        if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", template):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
         conversation = [shown_message(message) for message in messages]
         text = self._render(conversation, tools, answered=answered)
         for number, message in enumerate(conversation):
             role = str(message.get("role"))
-            place = (str(template), role, number == 0)
+            place = (template, role, number == 0)
             if role not in ("user", "assistant") and place not in self._shown:
                 self._require_shown(conversation, number, role, tools)
                 self._shown.add(place)
@@ -93,7 +132,8 @@ class ChatTemplate:
     def _render(
         self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
     ) -> str:
-        today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
+        template = template_for(self.backend.chat_template, has_tools=bool(tools))
+        today = {"strftime_now": TODAY.strftime} if reads("strftime_now", template) else {}
         try:
             text = self.backend.apply_chat_template(
                 list(conversation),
@@ -111,3 +151,8 @@ class ChatTemplate:
 def reads(name: str, template: str | None) -> bool:
     """Whether a variable occurs in a template."""
     return re.search(rf"\b{re.escape(name)}\b", template or "") is not None
+
+
+def unread_names(names: Iterable[str], templates: object) -> list[str]:
+    """Those that no chat template reads, of the ones that a tokenizer has."""
+    return [name for name in names if not any(reads(name, text) for text in named_templates(templates).values())]

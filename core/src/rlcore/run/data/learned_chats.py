@@ -19,9 +19,9 @@ from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.turn_ends import ASSISTANT, ended_answer
 from rlcore.spi.arrays import BoolArray
 
-ASSISTANT = "assistant"
 EXPECTED = "be learned from as chats; expected messages with role and content, and an answer of the assistant's"
 LIMITS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
 
@@ -88,7 +88,6 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
     """A row's chat as the policy would see it, in text; DataError says why it is none."""
     messages, tools = _messages(row, config), row.get("tools") or ()
     segments: list[_Segment] = []
-    ends = [tokenizer.show([token]) for token in tokenizer.stop_token_ids]
     for number, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
@@ -99,7 +98,7 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 f"the chat template does not write message {number} behind what comes before it: found {whole[-60:]!r}; "
                 f"expected it to go on from {opened[-60:]!r}"
             )
-        answer = _until_end(whole[len(opened) :].rstrip(), ends)  # white space behind it belongs to what follows
+        answer = ended_answer(whole, opened, messages[: number + 1], tools, tokenizer, messages[number + 1 :])
         before, images = segments[-1] if segments else None, images_of(messages[:number])
         if before is not None and opened.startswith(before.shown):
             added = opened[len(before.shown) :]
@@ -123,12 +122,6 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
 def _read(content: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """A message's texts and images with the files of these, which are rendered more than once."""
     return [{"type": "image", "image": image_file(part["image"])} if part["type"] == "image" else part for part in content]
-
-
-def _until_end(answer: str, ends: Sequence[str]) -> str:
-    """An answer up to its first end: some templates put another token behind a conversation that is over."""
-    found = [place + len(end) for end in ends if end and (place := answer.find(end)) >= 0]
-    return answer[: min(found)] if found else answer
 
 
 def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:

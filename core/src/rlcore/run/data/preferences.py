@@ -18,6 +18,7 @@ from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.turn_ends import ended_answer, turn_end
 
 EXPECTED = "be learned from as preferences; expected a prompt with a chosen and a rejected answer"
 
@@ -105,8 +106,8 @@ def _text_pair(prompt: Any, chosen: str, rejected: str, tokenizer: Tokenizer) ->
     _require_two(chosen, rejected)
     is_chat = not isinstance(prompt, str)
     _require_text_alone(prompt if is_chat else ())
-    text = tokenizer.render_chat(prompt) if is_chat else prompt
-    return _Pair(prompt=text, chosen=chosen, rejected=rejected, is_chat=is_chat)
+    text, end = (tokenizer.render_chat(prompt), turn_end(prompt, (), tokenizer)) if is_chat else (prompt, "")
+    return _Pair(prompt=text, chosen=chosen + end, rejected=rejected + end, is_chat=is_chat)
 
 
 def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tokenizer: Tokenizer) -> _Pair:
@@ -136,7 +137,7 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tokenizer: Tokenizer) ->
                 f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}. Set model.chat_template to one that does, or "
                 "model.chat_template_kwargs, as where it opens a thought that the answers lack"
             )
-        answers.append(whole[len(opened) :].rstrip())  # white space behind an answer belongs to what follows it
+        answers.append(ended_answer(whole, opened, chat, (), tokenizer))
     return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)
 
 

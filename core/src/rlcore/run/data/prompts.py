@@ -10,9 +10,10 @@ from rlcore.config.data import DatasetConfig
 from rlcore.images import images_of
 from rlcore.run.data.datasets import row_name
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token
+from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, prompt_fault
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.turn_ends import turn_end
 from rlcore.spi.arrays import Int64Array
 
 Observe: TypeAlias = Callable[[Sequence[spi.Row]], Sequence[spi.Observation]]
@@ -79,18 +80,25 @@ def render_demonstrations(
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Examples:
-    """Prompt, completion and end-of-sequence token of all rows. DataError names a row that lacks one of the two, or is over
-    a limit where that is an error (the end-of-sequence token counts as part of the completion)."""
-    eos = end_token(tokenizer)
+    """Prompt, completion and the token that ends it, of all rows: the chat template's where the prompt is a chat, else the end
+    of sequence. DataError names a row that lacks one of the two, or is over a limit where that is an error (the end counts as
+    part of the completion)."""
+    eos, chat_end = end_token(tokenizer), None
     kept = KeptRows(key, config, rows)
     for start, chunk in kept.chunks():
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
         images = [prompt_images(row[PROMPT]) for row in chunk]
-        completions = tokenizer.encode_behind([_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)])
+        texts = [_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)]
+        chats = [not isinstance(row[PROMPT], str) for row in chunk]
+        if chat_end is None and any(chats):
+            chat_end = turn_end(chunk[chats.index(True)][PROMPT], (), tokenizer)
+        completions = tokenizer.encode_behind(
+            [f"{text}{chat_end}" if is_chat else text for text, is_chat in zip(texts, chats, strict=True)]
+        )
         most = (max_prompt_tokens, max_response_tokens)
-        for number, (prompt, completion, files) in enumerate(zip(prompts, completions, images, strict=True), start=start):
-            response = completion if completion[-1:] == [eos] else [*completion, eos]
-            kept.keep_answers(number, prompt, [response], "completion", most, files)
+        for index, completion in enumerate(completions):
+            response = ended(completion, tokenizer, eos, is_chat=chats[index])
+            kept.keep_answers(start + index, prompts[index], [response], "completion", most, images[index])
     return kept.examples(answers=1)
 
 

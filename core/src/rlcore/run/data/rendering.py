@@ -59,7 +59,7 @@ def ended(answer: Sequence[int], tokenizer: Tokenizer, eos: int, *, is_chat: boo
             end = index + 1
         elif tokenizer.decode([token]).strip():
             break
-    return list(answer[:end]) if answer[end - 1] in ends else [*answer, eos]
+    return list(answer[:end]) if answer[:end][-1:] and answer[end - 1] in ends else [*answer, eos]
 
 
 @frozen(eq=False)

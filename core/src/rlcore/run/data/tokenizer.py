@@ -11,8 +11,16 @@ from attrs import evolve, field, frozen
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
-from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, read_object
-from rlcore.run.data.chat_template import ChatTemplate, reads
+from rlcore.model_files import CONFIG_FILE, END_TOKEN_FILES, config_number, eos_token_ids, has_vocabulary, read_object
+from rlcore.run.data.chat_template import (
+    DEFAULT,
+    PROCESSOR_FILE,
+    PROCESSOR_TEMPLATE_FILE,
+    ChatTemplate,
+    named_templates,
+    template_for,
+    unread_names,
+)
 from rlcore.run.data.hub_reach import absent_remedy, hub_problem, is_shown
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
@@ -28,7 +36,8 @@ class Tokenizer(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response: those of generation_config.json and the tokenizer's end of sequence."""
+        """Tokens that end a response: those of generation_config.json, or of config.json where there is none, and the
+        tokenizer's end of sequence."""
 
     @property
     def prompt_prefix(self) -> tuple[int, ...]:
@@ -54,8 +63,12 @@ class Tokenizer(Protocol):
         """Text with special tokens, as the model sees it."""
 
     @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The chat templates by name, of which "default" is the one for prompts; empty where there are none."""
+
+    @property
     def chat_template(self) -> str | None:
-        """The chat template, for those who look at what it has in it; None where there is none."""
+        """The chat template of prompts with tools, for those who look at what it has in it; None where there is none."""
 
     def with_variables(self, variables: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer with further variables for its chat template. DataError where that reads none of a name."""
@@ -157,16 +170,20 @@ class PretrainedTokenizer:
         return str(self.backend.decode(tokens, skip_special_tokens=False))
 
     @property
+    def chat_templates(self) -> Mapping[str, str]:
+        return named_templates(self.backend.chat_template)
+
+    @property
     def chat_template(self) -> str | None:
-        template = self.backend.chat_template
-        return None if template is None else str(template)
+        return template_for(self.backend.chat_template, has_tools=True)
 
     def with_variables(self, variables: Mapping[str, Any]) -> "PretrainedTokenizer":
         """Return the tokenizer with further variables for its chat template. DataError where that reads none of a name, or the
         core itself gives it to the template."""
         if not variables:
             return self
-        if wrong := [name for name in variables if name in RESERVED_TEMPLATE_ARGUMENTS or not reads(name, self.chat_template)]:
+        unread = unread_names(variables, self.backend.chat_template)
+        if wrong := [name for name in variables if name in RESERVED_TEMPLATE_ARGUMENTS or name in unread]:
             raise DataError(f"chat_template_kwargs: found {', '.join(wrong)}; expected variables that the chat template reads")
         return evolve(self, model=evolve(self.model, chat_template_kwargs={**self.model.chat_template_kwargs, **variables}))
 
@@ -193,6 +210,7 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         backend = AutoTokenizer.from_pretrained(
             model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
         )
+        backend.chat_template = _chat_templates(backend.chat_template, model)
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
         save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"
         raise _model_error(
@@ -200,8 +218,6 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
             "a Hugging Face directory with a tokenizer (tokenizer.json, tokenizer_config.json), or a name on the Hub",
             save if expanded(model.path).exists() or is_shown(model) else absent_remedy(model.path),
         ) from error
-    if model.chat_template is not None:
-        backend.chat_template = model.chat_template
     _check_template_variables(backend.chat_template, model)
     return PretrainedTokenizer(
         backend=backend,
@@ -212,10 +228,23 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     )
 
 
+def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] | None:
+    """The recipe's chat template, or the tokenizer's of that name, and else all of the tokenizer's, or of its processor's."""
+    files = (PROCESSOR_TEMPLATE_FILE, PROCESSOR_FILE) if found is None else ()
+    for file in filter(None, (model_file(model, name) for name in files)):
+        content = read_object(file)
+        if isinstance(content, Problem):
+            raise ModelError([content])
+        found = content.get("chat_template") if found is None else found
+    named = named_templates(found)
+    if model.chat_template is not None:
+        return named.get(model.chat_template, model.chat_template)
+    return named.get(DEFAULT) if named.keys() <= {DEFAULT} else named
+
+
 def _check_template_variables(template: object, model: ModelConfig) -> None:
     """ConfigError for variables that the template never reads, so that they would do nothing."""
-    unread = [name for name in model.chat_template_kwargs if not reads(name, str(template or ""))]
-    if unread:
+    if unread := unread_names(model.chat_template_kwargs, template):
         what = "a tokenizer without a chat template" if template is None else "a chat template that never reads it"
         raise ConfigError(
             [
@@ -234,7 +263,7 @@ def _what_is_there(path: str, error: Exception) -> str:
     if directory.is_dir():
         names = sorted(entry.name for entry in directory.iterdir())
         listing = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nothing"
-        if not any(name.startswith("tokenizer") for name in names):
+        if not has_vocabulary(directory) and not any(name.startswith("tokenizer") for name in names):
             return f"the directory {path} without a tokenizer (it holds {listing})"
         # What transformers says of a config.json, which it reads too, is in the second line.
         reason = " ".join(str(error).split())[:300]
@@ -256,9 +285,9 @@ def _prompt_prefix(backend: Any) -> tuple[int, ...]:
 
 
 def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
-    """The tokenizer's end of sequence first, then those of generation_config.json, each once."""
+    """The tokenizer's end of sequence first, then those that the model's files list, each once."""
     ids: list[int] = [] if backend.eos_token_id is None else [backend.eos_token_id]
-    settings = model_file(model, GENERATION_FILE)
+    settings = next(filter(None, (model_file(model, name) for name in END_TOKEN_FILES)), None)
     if settings is not None:
         listed = eos_token_ids(settings)
         if isinstance(listed, Problem):

@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
-from rlcore.run.data.chat_template import with_defaults
+from rlcore.run.data.chat_template import write_templates
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
@@ -182,21 +182,14 @@ class RunSaver:
             with storage_errors("the exported model", self.directory.path):
                 partial.mkdir(parents=True)
                 group.save_state(SaveStateRequest(directory=partial, kind=kind))
-                if kind == "hf":
-                    self._export_template(partial)
+                model = self.plan.recipe.model
+                if kind == "hf" and (model.chat_template is not None or model.chat_template_kwargs):
+                    write_templates(partial, self.tokenizer.chat_templates, model.chat_template_kwargs)
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return final
-
-    def _export_template(self, directory: Path) -> None:
-        """The chat template that the recipe changes, which counts before the tokenizer's own: its variables as defaults."""
-        model = self.plan.recipe.model
-        template = self.tokenizer.chat_template if model.chat_template is None else model.chat_template
-        if template is not None and (model.chat_template is not None or model.chat_template_kwargs):
-            text = with_defaults(template, model.chat_template_kwargs)
-            (directory / "chat_template.jinja").write_text(text, encoding="utf-8")
 
     def _write(self, algorithm_state: AlgorithmState | None, rollouts: bytes | None, checkpoint: Path) -> None:
         if rollouts is not None:

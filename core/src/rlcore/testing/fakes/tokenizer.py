@@ -1,6 +1,7 @@
 """A character tokenizer of 32 tokens, without a tokenizer library."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ class FakeTokenizer:
     eos_token_id: int | None = END_TOKEN_ID
     stop_token_ids: tuple[int, ...] = (END_TOKEN_ID,)
     prompt_prefix: tuple[int, ...] = ()
+    chat_templates: Mapping[str, str] = MappingProxyType({})
     chat_template: str | None = None
 
     def __init__(self) -> None:

@@ -1,0 +1,187 @@
+"""Sets of real numbers in one way of writing: conditions such as "x < 0 or x > 2" and {x | x > 0} as intervals."""
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import product
+
+from attrs import frozen
+
+from rlcore_math.plain_numbers import plain_number
+
+SEPARATOR = r"(?:\\middle\s*)?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z]))"
+BUILDER = re.compile(
+    rf"\\?\{{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{{?\s*R\s*\}}?)?\s*{SEPARATOR}((?:[^{{}}|]|\{{[^{{}}]*\}})*?)\\?\}}"
+)
+BRACES = re.compile(r"\\?\{([^{}]*?)\\?\}")
+OR, AND = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")
+RELATION = re.compile(r"<|>|=|\\(?:le|ge|neq?)(?![A-Za-z])")
+REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(.*)")
+HALF = {"^+": "x>0", "_+": "x>0", "^-": "x<0", "_-": "x<0", "^*": "x\\ne 0"}
+OUTSIDE = re.compile(r"(?:\\(?:setminus|backslash)(?![A-Za-z])|-)\s*\\?\{(.*?)\\?\}")
+REVERSED = re.compile(r"([\[\](])([^\[\](),;]+)[,;]([^\[\](),;]+)([\[\])])")
+ENDLESS = re.compile(r"([-+]?)\s*\\infty")
+
+
+class _OtherForm(Exception):
+    """A text that is no condition on one real number."""
+
+
+@frozen
+class _Span:
+    """All numbers between two, each of which is written as a text."""
+
+    low: str
+    has_low: bool
+    high: str
+    has_high: bool
+
+    def __str__(self) -> str:
+        return f"{'[' if self.has_low else '('}{self.low},{self.high}{']' if self.has_high else ')'}"
+
+
+_Spans = list[_Span]
+
+
+def in_intervals(answer: str) -> str:
+    """A tidy answer with its sets and conditions as intervals, or as the set of some numbers; others stay as they are. A single
+    inequality outside a set, which math-verify reads, is one of these."""
+    try:
+        if match := REALS.fullmatch(answer):
+            return _written(_reals(match[1]))
+        if BUILDER.search(answer):
+            pieces = re.split(r"\\cup(?![A-Za-z])", answer)
+            return "\\cup".join(_built(piece.strip()) if BUILDER.search(piece) else piece for piece in pieces)
+        inside = BRACES.fullmatch(answer)
+        condition, relations = (answer if inside is None else inside[1]), RELATION.findall(answer)
+        is_one = len(relations) == 1 and "\\ne" not in relations[0] and "\\in" not in answer
+        if relations and (inside or not is_one) and (variable := _variable(condition)):
+            return _written(_spans(condition, variable))
+    except _OtherForm:
+        return answer
+    return _usual(answer)
+
+
+def _built(piece: str) -> str:
+    """{x | ...} as intervals."""
+    match = BUILDER.fullmatch(piece)
+    if match is None:
+        raise _OtherForm
+    return _written(_spans(match[2], match[1]))
+
+
+def _reals(rest: str) -> _Spans:
+    """ℝ, its positive or negative half, or ℝ without some numbers."""
+    rest = rest.strip()
+    sign = re.sub(r"[{}\s]", "", rest)
+    if sign[:1] == "_" and RELATION.match(sign[1:]):
+        return _spans(f"x{sign[1:]}", "x")
+    if sign in HALF:
+        return _spans(HALF[sign], "x")
+    match = OUTSIDE.fullmatch(rest)
+    if match is None:
+        raise _OtherForm
+    return _spans(",".join(f"x\\ne {number}" for number in match[1].split(",")), "x")
+
+
+def _usual(answer: str) -> str:
+    """]0,1[ as (0,1)."""
+    if not (answer.startswith("]") or answer.endswith("[")):
+        return answer
+    opening, closing = {"]": "(", "[": "[", "(": "("}, {"[": ")", "]": "]", ")": ")"}
+    return REVERSED.sub(lambda match: f"{opening[match[1]]}{match[2]},{match[3]}{closing[match[4]]}", answer)
+
+
+def _variable(answer: str) -> str:
+    """The only letter of conditions; empty where there is none, or several."""
+    letters = {*re.findall(r"[A-Za-z]", re.sub(r"\\mathbb\s*\{?\s*R\s*\}?|\\[A-Za-z]+", "", answer))}
+    return letters.pop() if len(letters) == 1 else ""
+
+
+def _spans(condition: str, variable: str) -> _Spans:
+    """The numbers for which a condition holds. Commas mean "and", or "or" where nothing would be left."""
+    if OR.search(condition):
+        return [span for part in OR.split(condition) for span in _spans(part, variable)]
+    if AND.search(condition):
+        return _common([_spans(part, variable) for part in AND.split(condition)])
+    parts = [_clause(part.strip(), variable) for part in re.split(r"[,;]", condition)]
+    return _common(parts) or [span for part in parts for span in part]
+
+
+def _clause(text: str, variable: str) -> _Spans:
+    """The numbers for which one relation, or a chain of two, holds."""
+    if re.fullmatch(rf"{variable}\s*\\in\s*\\mathbb\s*\{{?\s*R\s*\}}?", text):
+        return [_Span("-\\infty", False, "\\infty", False)]
+    signs = [sign.removesuffix("q") for sign in RELATION.findall(text)]
+    sides = [side.strip() for side in RELATION.split(text)]
+    if not all(sides) or sides.count(variable) != 1 or len(signs) not in (1, 2):
+        raise _OtherForm
+    if any(re.search(rf"(?<![\\A-Za-z]){variable}(?![A-Za-z])", side) for side in sides if side != variable):
+        raise _OtherForm
+    if len(signs) == 2:
+        first, second = (f"{sides[0]}{signs[0]} {variable}", f"{variable}{signs[1]} {sides[2]}")
+        if sides[1] != variable or not ({*signs} <= {"<", "\\le"} or {*signs} <= {">", "\\ge"}):
+            raise _OtherForm
+        return _common([_clause(first, variable), _clause(second, variable)])
+    sign, other = signs[0], sides[1 - sides.index(variable)]
+    if sides[1] == variable:
+        sign = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(sign, sign)
+    return _RELATIONS[sign](other)
+
+
+_RELATIONS: dict[str, Callable[[str], _Spans]] = {
+    "<": lambda bound: [_Span("-\\infty", False, bound, False)],
+    ">": lambda bound: [_Span(bound, False, "\\infty", False)],
+    "\\le": lambda bound: [_Span("-\\infty", False, bound, True)],
+    "\\ge": lambda bound: [_Span(bound, True, "\\infty", False)],
+    "=": lambda bound: [_Span(bound, True, bound, True)],
+    "\\ne": lambda bound: [_Span("-\\infty", False, bound, False), _Span(bound, False, "\\infty", False)],
+}
+
+
+def _common(parts: Sequence[_Spans]) -> _Spans:
+    """The numbers that all parts have in common."""
+    common = parts[0]
+    for part in parts[1:]:
+        common = [span for one, other in product(common, part) if (span := _shared(one, other)) is not None]
+    return common
+
+
+def _shared(one: _Span, other: _Span) -> _Span | None:
+    low = _further(one.low, one.has_low, other.low, other.has_low, 1)
+    high = _further(one.high, one.has_high, other.high, other.has_high, -1)
+    if _sign(low[0]) or _sign(high[0]) or (low[0] == high[0] and low[1] and high[1]):
+        return _Span(*low, *high)
+    below, above = _value(low[0]), _value(high[0])
+    return _Span(*low, *high) if below < above or (below == above and low[1] and high[1]) else None
+
+
+def _further(one: str, has_one: bool, other: str, has_other: bool, direction: int) -> tuple[str, bool]:
+    """The bound that leaves fewer numbers: of two lower ones (`direction` 1) the higher."""
+    if _sign(one) or one == other:
+        return (other, has_other and (has_one or bool(_sign(one))))
+    if _sign(other):
+        return one, has_one
+    difference = (_value(one) - _value(other)) * direction
+    return (one, has_one and (has_other or difference > 0)) if difference >= 0 else (other, has_other)
+
+
+def _sign(bound: str) -> str:
+    """The sign of an infinite bound; empty for a number."""
+    match = ENDLESS.fullmatch(bound)
+    return "" if match is None else match[1] or "+"
+
+
+def _value(bound: str) -> Fraction:
+    number = plain_number(bound)
+    if number is None:
+        raise _OtherForm
+    return number.value
+
+
+def _written(spans: _Spans) -> str:
+    if not spans:
+        return "\\emptyset"
+    if all(span.low == span.high for span in spans):
+        return f"\\{{{','.join(span.low for span in spans)}\\}}"
+    return "\\cup".join(map(str, spans))

@@ -1,0 +1,40 @@
+"""What a response says, and what it only thinks."""
+
+import pytest
+
+from rlcore.thoughts import without_thoughts
+
+MARKS = [
+    *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>")),
+    *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<Think>", "</THINK>")),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+]
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+def test_thoughts_of_all_forms_are_left_out(begin: str, end: str) -> None:
+    assert without_thoughts(f"{begin}one{end}two") == "two"
+    assert without_thoughts(f"{begin}one") == ""
+    assert without_thoughts(f"one{end}two") == "two"
+
+
+@pytest.mark.parametrize(
+    ("response", "said", "thinking"),
+    [
+        ("", "", ""),
+        ("two", "two", ""),
+        ("two <think>one", "two ", ""),
+        ("<think>one</think>two<think>three</think>four", "twofour", "twofour"),
+        ("<think>one <think> more</think>two", "two", "two"),
+        ("one</think>two</think>three", "three", "three"),
+        ("one</think>two<think>three", "two", "two"),
+        ("a < think > b", "a < think > b", ""),
+        ("<thinker>a", "<thinker>a", ""),
+        ("analysisWe add.assistantfinalTwo", "Two", "Two"),
+        ("analysisWe add.assistantanalysisAgain.", "", ""),
+        ("analysis of it: two", "analysis of it: two", ""),
+    ],
+)
+def test_a_thought_goes_on_to_its_end_or_the_responses(response: str, said: str, thinking: str) -> None:
+    assert without_thoughts(response) == said
+    assert without_thoughts(response, is_thinking=True) == thinking

@@ -1,0 +1,86 @@
+"""Sets and conditions in one way of writing, and which of them are the same answer."""
+
+import pytest
+
+from rlcore_math.answers import judge
+from rlcore_math.sets import in_intervals
+
+POSITIVE, OUTER, INNER, HOLE = "(0,\\infty)", "(-\\infty,0)\\cup(2,\\infty)", "[1,2]", "(-\\infty,2)\\cup(2,\\infty)"
+SAME = {
+    POSITIVE: [
+        *("{x | x > 0}", "\\{x \\mid x > 0\\}", "\\{x: 0 < x\\}", "\\{t \\in \\mathbb{R} \\mid t>0\\}", "{x ∈ ℝ ∣ x > 0}"),
+        *("\\left\\{x\\,\\middle|\\,x>0\\right\\}", "\\{x>0\\}", "x>0, x\\in\\mathbb{R}", "0<x<\\infty", "x > 0"),
+        *("\\mathbb{R}^+", "\\mathbb{R}_{>0}", "]0,\\infty[", "x \\in (0,\\infty)", "\\{x \\mid x \\ge 0, x \\neq 0\\}"),
+    ],
+    OUTER: [
+        *(
+            "x<0 \\text{ or } x>2",
+            "x<0, x>2",
+            "x<0 or x>2",
+            "x < 0 ∨ x > 2",
+            "x<0 \\cup x>2",
+            "\\{x \\mid x>2 \\text{ or } x<0\\}",
+        ),
+        "\\{x\\mid x<0\\}\\cup\\{x\\mid x>2\\}",
+    ],
+    INNER: [
+        "\\{x \\mid 1\\le x\\le 2\\}",
+        "x\\ge1 \\text{ and } x\\le 2",
+        "2 ≥ x ≥ 1",
+        "{x | 1 ≤ x ≤ 2}",
+        "x \\le 2, x \\ge 1, x<3",
+    ],
+    HOLE: ["x\\ne 2", "\\{x \\mid x\\neq 2\\}", "\\mathbb{R}\\setminus\\{2\\}", "ℝ ∖ {2}"],
+    "\\mathbb{R}": ["\\{x\\mid x\\in\\mathbb{R}\\}", "x>1 or x<2", "(-\\infty,\\infty)"],
+    "\\{1,2\\}": ["\\{x \\mid x=2 \\text{ or } x=1\\}", "x=1, x=2"],
+    "[-1,2)\\cup(2,\\infty)": ["x\\ge -1, x\\ne 2", "\\{x \\mid x\\ge -1 \\text{ and } x\\ne 2\\}"],
+    "(\\sqrt{2},\\infty)": ["\\{x \\mid x>\\sqrt{2}\\}"],
+    "\\emptyset": ["x<0 \\text{ and } x>2"],
+}
+OTHERS = {
+    POSITIVE: [
+        "\\{x \\mid x\\ge 0\\}",
+        "\\{x \\in \\mathbb{Z} \\mid x>0\\}",
+        "{x | x < 0}",
+        "{y | x > 0}",
+        "\\{x \\mid x>1-1\\}",
+        "0",
+    ],
+    OUTER: ["x>0, x<2", "x<0 \\text{ and } x>2", "\\{x \\mid 0<x<2\\}"],
+    INNER: ["\\{x \\mid 1\\le x<2\\}", "x\\ge 1 \\text{ or } x\\le 2", "x \\ge 2, x \\le 1"],
+    "5": ["\\{x \\mid x>5\\}", "x\\ne 5", "\\mathbb{R}\\setminus\\{5\\}"],
+}
+
+
+@pytest.mark.parametrize(("one", "other"), [(one, other) for one, others in SAME.items() for other in others])
+def test_a_set_its_condition_and_its_intervals_are_the_same(one: str, other: str) -> None:
+    assert judge(one, f"\\boxed{{{other}}}", require_boxed=True) == "right"
+    assert judge(other, f"\\boxed{{{one}}}", require_boxed=True) == "right"
+
+
+@pytest.mark.parametrize(("one", "other"), [(one, other) for one, others in OTHERS.items() for other in others])
+def test_other_sets_are_wrong(one: str, other: str) -> None:
+    assert judge(one, f"\\boxed{{{other}}}", require_boxed=True) == "wrong"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "42",
+        "x = 5",
+        "x > 3",
+        "(1,2)",
+        "\\{1,2\\}",
+        "3:2",
+        "12:30",
+        "f(3)=42",
+        "6x7",
+        "x+y<2, x>0",
+        "a<x<b<c",
+        "40+2=42",
+        "x=40+2=42",
+        "",
+    ],
+)
+def test_what_is_no_set_of_one_number_stays_as_it_is(answer: str) -> None:
+    assert in_intervals(answer) == answer
