@@ -1,10 +1,10 @@
 """The data sets of a recipe, read and checked: their rows, and what of these is learned, measured or asked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.discovery import Entry
@@ -36,19 +36,28 @@ class DataSet:
     rows: Sequence[Row]
     first: int
     """The number of its first row among those of the split."""
+    told: Mapping[str, str] = field(factory=dict)
+    """Fields of its rows that the core does not read, each with what becomes of it; filled as rows are read."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about its rows, once they were read."""
+        return [f"{self.key}: rows have a field {name!r}: {what}" for name, what in self.told.items()]
 
 
 def data_sets(prepared: RunPlan, split: Split) -> list[DataSet]:
     """The data sets of a split that the recipe has."""
     config: DatasetConfig = getattr(prepared.recipe.data, split)
     if config.mix is None:
-        rows = _loaded(prepared, split, config, None)
+        told: dict[str, str] = {}
+        rows = _loaded(prepared, split, config, None, told)
         _require_unnamed(prepared, f"data.{split}", rows)
-        return [DataSet(key=f"data.{split}", name=None, config=config, rows=rows, first=0)]
+        return [DataSet(key=f"data.{split}", name=None, config=config, rows=rows, first=0, told=told)]
     found, first = [], 0
     for name, part in config.parts().items():
-        rows = _loaded(prepared, split, part, name)
-        found.append(DataSet(key=f"data.{split}.mix.{name}", name=name, config=part, rows=rows, first=first))
+        told = {}
+        rows = _loaded(prepared, split, part, name, told)
+        found.append(DataSet(key=f"data.{split}.mix.{name}", name=name, config=part, rows=rows, first=first, told=told))
         first += len(rows)
     return found
 
@@ -76,18 +85,24 @@ def all_rows(sets: Sequence[DataSet]) -> Sequence[Row]:
     return sets[0].rows if sets[0].name is None else MixedRows({one.name or "": one.rows for one in sets})
 
 
-def _loaded(prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None) -> Sequence[Row]:
+def _loaded(
+    prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None, told: dict[str, str]
+) -> Sequence[Row]:
     is_learned = split == "train" or prepared.measures_examples
     source = prepared.algorithm.needs.source if is_learned else "rollouts"
-    form = {"has_prompts": source != "preferences", "may_be_chats": source == "demonstrations"}
+    form = {
+        "has_prompts": source != "preferences",
+        "may_be_chats": source == "demonstrations",
+        "for_agents": source == "rollouts" and prepared.runs_agents,
+    }
     if config.source == "python":
-        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
+        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", told=told, **form)
     environment, entry = _environment_of(prepared, name)
     owner, key = (
         "environment" if entry is None else entry.label,
         f"data.{split}" if name is None else f"data.{split}.mix.{name}",
     )
-    return load_rows(config, split, environment, owner, key=key, **form)
+    return load_rows(config, split, environment, owner, key=key, told=told, **form)
 
 
 def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | AgentEnvironment | None, Entry | None]:

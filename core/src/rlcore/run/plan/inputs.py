@@ -178,7 +178,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             train_kept = within_limits(prepared, train_sets, tokenizer, observe)
         train_rows = all_rows(train_sets)
         evaluation_rows, evaluation_kept, measured = None, np.zeros(0, np.int64), np.zeros(0, np.int64)
-        held_out = None
+        held_out, sets = None, list[DataSet]()
         if recipe.data.evaluation is not None and (prepared.measures_examples or prepared.environment is not None):
             sets = data_sets(prepared, "evaluation")
             evaluation_rows = all_rows(sets)
@@ -208,7 +208,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             evaluation_kept=evaluation_kept,
             measured=measured,
             measured_sets=evaluation_rows.names_of(measured) if isinstance(evaluation_rows, MixedRows) else (),
-            notes=notes,
+            notes=(*notes, *(note for one in (*train_sets, *sets) for note in one.notes)),
             held_out=held_out,
             train_levels=levels,
         )
