@@ -57,10 +57,13 @@ class Conversation:
     """Turns before the present one that were answered with messages."""
 
     @classmethod
-    def begin(cls, messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()) -> "Conversation":
-        """Start a conversation with the prompt's messages and tools. What these begin of an answer is the present turn's."""
-        opened, begun = opened_prompt(messages, tokenizer, tools)
-        before = tuple(messages[:-1] if ends_with_answer(messages) else messages)
+    def begin(
+        cls, messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = (), *, continues: bool = False
+    ) -> "Conversation":
+        """Start a conversation with the prompt's messages and tools. Where the policy `continues` a last message that is the
+        assistant's, that is the present turn's beginning; else it is over, as in OpenAI's API."""
+        opened, begun = opened_prompt(messages, tokenizer, tools) if continues else (tokenizer.render_chat(messages, tools), "")
+        before = tuple(messages[:-1] if continues and ends_with_answer(messages) else messages)
         return cls(messages=before, tools=tuple(tools), opening=len(before), opened=opened, shown=opened, turn=begun)
 
     def with_text(self, text: str) -> "Conversation":
@@ -127,9 +130,7 @@ def ends_with_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
     return bool(messages) and messages[-1].get("role", messages[-1].get("from")) in (ASSISTANT, "gpt")
 
 
-def opened_prompt(
-    messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()
-) -> tuple[str, str]:
+def opened_prompt(messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()) -> tuple[str, str]:
     """A prompt through the chat template up to where an answer begins, and what the prompt has of that answer: the text of a
     last message that is the assistant's, which the policy continues. DataError where it cannot be continued."""
     if not ends_with_answer(messages):

@@ -1,6 +1,6 @@
 """What a chat message, the call of a tool and a tool mean, in each public form.
 
-Every path reads them here, into one form: chats, prompts and preferences of data sets, environments, sessions and reward models.
+Every path reads them here, into one form: chats, prompts and preferences of data sets, environments, sessions, reward models.
 A message has the text or the parts of its content, calls with objects as arguments, and `weight` 0 where it is not learned.
 What keeps one from being read is a DataError whose text goes on from "found".
 """
@@ -92,7 +92,9 @@ def read_image_part(part: Mapping[str, Any]) -> dict[str, Any] | None:
     for a part that is no image."""
     if part.get("type") not in _IMAGES:
         return None
-    values = {name: part[name] for name in ("image", "image_url", "url", "path", "base64", "bytes") if part.get(name) is not None}
+    values = {
+        name: part[name] for name in ("image", "image_url", "url", "path", "base64", "bytes") if part.get(name) is not None
+    }
     if len(values) > 1:
         raise DataError(f"an image by {' and '.join(map(repr, values))}; expected one of them")
     _require_known("part", part, {"type", *values})
@@ -113,14 +115,14 @@ def _role(message: Mapping[str, Any]) -> str:
 
 def _read_content(message: Mapping[str, Any], *, may_be_none: bool) -> str | list[Mapping[str, Any]]:
     """The text of a message, or its texts and images."""
-    content = message.get("content") if message.get("content") is not None else message.get("value")
+    content: Any = message.get("content") if message.get("content") is not None else message.get("value")
     if message.get("refusal"):
         if content:
             raise DataError("with both 'content' and 'refusal'")
         content = message["refusal"]
     if content is None and may_be_none:
         return ""
-    parts = content
+    parts: str | list[Any] = content
     if isinstance(content, list | tuple):
         try:
             parts = [_read_part(part) if isinstance(part, Mapping) else part for part in content]

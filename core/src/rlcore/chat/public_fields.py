@@ -1,4 +1,4 @@
-"""The fields that TRL, axolotl, ms-swift, OpenAI, verl and their kin give rows, messages, contents and calls, and what each does.
+"""The fields that TRL, axolotl, ms-swift, OpenAI, verl and others give rows, messages, contents and calls; what each does.
 
 `docs/data.md` shows this table; rows and messages are read by it.
 """
@@ -35,9 +35,7 @@ FIELDS = (
     PublicField("row", ("completion",), "TRL", "used", "what SFT learns: text, or messages behind a prompt of messages"),
     PublicField("row", ("messages",), "OpenAI, TRL, axolotl, ms-swift, verl", "used", "a chat, whose answers SFT learns"),
     PublicField("row", ("chosen", "rejected"), "TRL, axolotl", "used", "answers of a preference: texts, or messages"),
-    PublicField(
-        "row", ("rejected_response", "rejected_messages"), "ms-swift", "used", "the rejected answer beside `messages`"
-    ),
+    PublicField("row", ("rejected_response", "rejected_messages"), "ms-swift", "used", "the rejected answer beside `messages`"),
     PublicField("row", ("tools",), "all", "used", "what may be called: a list of tools, or its JSON text"),
     PublicField("row", ("images", "image"), "TRL, ms-swift, verl", "used", "images that messages leave places for"),
     PublicField("row", ("margin",), "TRL, ms-swift", "told", 'how much better the chosen answer is: margin_field = "margin"'),

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import Message
+from rlcore.spi import Message, Tool
 from rlcore.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
@@ -31,6 +31,8 @@ class Conversation:
     prompt: str | Sequence[Message]
     """Text as it is, or messages for the reward model's own chat template."""
     answer: str
+    tools: Sequence[Tool] = ()
+    """What the policy may call, for the reward model's template."""
 
 
 @frozen(kw_only=True)
@@ -80,18 +82,21 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
         read = read if read[:1] == begun else [*begun, *read]
         said = _encoded_behind(conversation.answer, tokenizer)
         return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
-    opened = _shown(prompt, tokenizer, add_generation_prompt=True)
-    whole = _shown([*prompt, {"role": "assistant", "content": conversation.answer}], tokenizer).rstrip()
+    if conversation.tools and "tools" not in str(tokenizer.chat_template):
+        raise ValueError("its chat template shows no tools, which the prompt has")
+    opened = _shown(prompt, conversation.tools, tokenizer, add_generation_prompt=True)
+    answered = [*prompt, {"role": "assistant", "content": conversation.answer}]
+    whole = _shown(answered, conversation.tools, tokenizer).rstrip()
     # Some templates show an answer that is over otherwise than one to come.
     opened = opened if whole.startswith(opened) else ""
     read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
     return [*read, *_until_end(said, tokenizer, ends)]
 
 
-def _shown(messages: Sequence[Message], tokenizer: Any, **options: bool) -> str:
-    """Messages through the chat template, which is told the date that every run tells it."""
+def _shown(messages: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, **options: bool) -> str:
+    """Messages and tools through the chat template, which is told the date that every run tells it."""
     today = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, **today, **options)
+    text: str = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **today, **options)
     return text
 
 

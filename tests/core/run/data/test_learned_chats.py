@@ -118,9 +118,9 @@ def test_calls_of_tools_are_learned_and_their_results_are_not(load):
         ({"text": "2+2=4"}, "no field 'messages'"),
         ({"messages": [CHAT[0], CHAT[1]]}, "none of its 2 messages is the assistant's"),
         ({"messages": [CHAT[2]]}, "its first message is the assistant's"),
-        ({"messages": [CHAT[1], "4"]}, "message 1 is '4'"),
-        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 has as its content int"),
-        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 has as its content NoneType"),
+        ({"messages": [CHAT[1], "4"]}, "message 1 that is str '4'"),
+        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 whose 'content' is int"),
+        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 whose 'content' is NoneType"),
         ({"messages": [CHAT[1], {"role": "assistant", "content": " "}]}, "message 1, the assistant's, is empty"),
     ],
 )

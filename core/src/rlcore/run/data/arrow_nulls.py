@@ -1,4 +1,4 @@
-"""Arrow's filler nulls: a struct has all fields that any struct of its column has, and null for those that it was written without.
+"""Arrow's filler nulls: a struct has all fields that any struct of its column has, null where it was written without one.
 
 The schema says which nulls are fillers. Those of a struct are, at any depth, and are left out, as they would be in JSON; Arrow
 keeps no other trace of a null that was written there. Nulls in lists, maps and columns of JSON were written, and stay.
@@ -6,6 +6,7 @@ keeps no other trace of a null that was written there. Nulls in lists, maps and 
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -33,12 +34,12 @@ def _clean_of(kind: pa.DataType) -> Clean | None:
         return _clean_of(kind.value_type)
     if pa.types.is_struct(kind):
         fields = {kind.field(index).name: _clean_of(kind.field(index).type) for index in range(kind.num_fields)}
-        return lambda value: _clean_struct(value, fields)
+        return partial(_clean_struct, fields=fields)
     if pa.types.is_map(kind):
-        item = _clean_of(kind.item_type)
-        return lambda value: _clean_map(value, item)
+        return partial(_clean_map, clean=_clean_of(kind.item_type))
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # a list of any kind
-        return None if (item := _clean_of(kind.value_type)) is None else lambda value: _clean_list(value, item)
+        item = _clean_of(kind.value_type)
+        return None if item is None else partial(_clean_list, clean=item)
     return None
 
 

@@ -77,9 +77,10 @@ class ChatTemplate:
         if thought := thought_of(message):
             known = [name for name in THOUGHTS if re.search(rf"""[.'"]{name}\b""", str(self.backend.chat_template))]
             if not known:
+                name = next(name for name in THOUGHTS if message.get(name))
                 raise DataError(
-                    f"a message has a thought beside its content ({', '.join(name for name in THOUGHTS if name in message)}), but "
-                    "the chat template never shows any. Write it into the content, as <think>…</think> or as the model has it"
+                    f"a message has {name}, a thought beside its content, but the chat template never shows any. Write it into the "
+                    "content, as <think>…</think> or as the model has it"
                 )
             told[known[0]] = thought
         return told
@@ -143,7 +144,10 @@ def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    texts = [one["arguments"] if isinstance(one["arguments"], str) else json.dumps(one["arguments"], ensure_ascii=False) for one in functions]
+    texts = [
+        one["arguments"] if isinstance(one["arguments"], str) else json.dumps(one["arguments"], ensure_ascii=False)
+        for one in functions
+    ]
     calls = [
         {**call, "function": {**call["function"], "arguments": text}}
         for call, text in zip(message["tool_calls"], texts, strict=True)

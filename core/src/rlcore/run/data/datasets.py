@@ -44,8 +44,15 @@ def load_rows(
     """
     key = key or f"data.{split}"
     folder = expanded(config.path or "").parent if config.source in ("jsonl", "parquet") else None
-    form = {"has_prompts": has_prompts, "may_be_chats": may_be_chats, "for_agents": for_agents}
-    reader = RowReader(config=config, key=key, folder=folder, told={} if told is None else told, **form)
+    reader = RowReader(
+        config=config,
+        key=key,
+        has_prompts=has_prompts,
+        may_be_chats=may_be_chats,
+        for_agents=for_agents,
+        folder=folder,
+        told={} if told is None else told,
+    )
     if config.source == "environment":
         rows = _environment_rows(reader, split, environment, owner)
     elif config.source in ("jsonl", "csv"):

@@ -46,7 +46,6 @@ class RowReader:
     def read(self, row: Mapping[str, Any], where: str) -> Row:
         """The row with its prompt and completion under these names, and what the core reads in one form. DataError names the
         row by `where`, and what of it cannot be read."""
-        self._require_mapped(row, where)
         found = dict(row)
         for name, field_name in ((PROMPT, self.config.prompt_field), (COMPLETION, self.config.completion_field)):
             if field_name != name and field_name in row:
@@ -63,6 +62,7 @@ class RowReader:
         if self.has_prompts and not is_chat:
             prompt = self._prompt(found[PROMPT], where)
             found[PROMPT] = found[PROMPT] if self.for_agents else prompt
+        self._require_mapped(row, where)
         return found
 
     def _prompt(self, prompt: Any, where: str) -> str | Sequence[Message]:
@@ -114,23 +114,29 @@ class RowReader:
         images = column_images(row)
         if not self.has_prompts:
             if images:
-                raise DataError("a column of images; expected text alone: preferences between answers to images cannot be learned")
+                raise DataError(
+                    "a column of images; expected text alone: preferences between answers to images cannot be learned"
+                )
             self._read_rejected(row)
             return
-        completion, prompt = row.get(COMPLETION), row.get(PROMPT)
+        completion: Any = row.get(COMPLETION)
+        prompt: Any = row.get(PROMPT)
         if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
             row[self.config.messages_field] = [*map(_unlearned, prompt), *completion]
             del row[COMPLETION]
             is_chat = True
         if images and isinstance(prompt, str) and not is_chat:
-            raise DataError("a column of images beside a prompt of plain text; expected chat messages, which have places for them")
+            raise DataError(
+                "a column of images beside a prompt of plain text; expected chat messages, which have places for them"
+            )
         name = self.config.messages_field if is_chat else PROMPT
         if _are_messages(row.get(name)):
             row[name] = with_images(row[name], images, self.folder)
 
     def _read_rejected(self, row: dict[str, Any]) -> None:
         """Make two answers of ms-swift's form, a chat with another end in place of its own."""
-        messages, text = row.get(self.config.messages_field), row.get("rejected_response")
+        messages: Any = row.get(self.config.messages_field)
+        text = row.get("rejected_response")
         other = row.get("rejected_messages") or ([{"role": ASSISTANT, "content": text}] if isinstance(text, str) else text)
         if row.get(self.config.chosen_field) is None and _are_messages(messages) and other:
             row[self.config.chosen_field] = messages

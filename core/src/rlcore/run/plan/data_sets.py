@@ -85,9 +85,7 @@ def all_rows(sets: Sequence[DataSet]) -> Sequence[Row]:
     return sets[0].rows if sets[0].name is None else MixedRows({one.name or "": one.rows for one in sets})
 
 
-def _loaded(
-    prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None, told: dict[str, str]
-) -> Sequence[Row]:
+def _loaded(prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None, told: dict[str, str]) -> Sequence[Row]:
     is_learned = split == "train" or prepared.measures_examples
     source = prepared.algorithm.needs.source if is_learned else "rollouts"
     form = {
