@@ -79,8 +79,8 @@ class ChatTemplate:
             if not known:
                 name = next(name for name in THOUGHTS if message.get(name))
                 raise DataError(
-                    f"a message has {name}, a thought beside its content, but the chat template never shows any. Write it into the "
-                    "content, as <think>…</think> or as the model has it"
+                    f"a message has {name}, a thought beside its content, but the chat template never shows any. Write it into "
+                    "the content, as <think>…</think> or as the model has it"
                 )
             told[known[0]] = thought
         return told

@@ -59,9 +59,9 @@ class RowReader:
                 self._read_columns(found, is_chat and found.get(COMPLETION) is None)
         except DataError as error:
             raise DataError(f"{self.key}: {where}: found {error}") from error
-        if self.has_prompts and not is_chat:
-            prompt = self._prompt(found[PROMPT], where)
-            found[PROMPT] = found[PROMPT] if self.for_agents else prompt
+        is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
+        if self.has_prompts and not is_chat and not is_agents:
+            found[PROMPT] = self._prompt(found[PROMPT], where)
         self._require_mapped(row, where)
         return found
 
