@@ -9,15 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from rlcore.chat.public_fields import instead_of, names_of
+from rlcore.chat.public_fields import instead_of, names_of, synonyms
 from rlcore.half_characters import half_character
 from rlcore.images import content_fault, image_source
 from rlcore.spi import DataError, Message, Tool
 
 ASSISTANT = "assistant"
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+THOUGHTS = synonyms("message", "reasoning_content")
 """Names of the thought before an answer; templates read one of them."""
-IN_LOSS = ("weight", "loss", "train", "training")
+IN_LOSS = synonyms("message", "weight")
 """Names of what says whether an answer is learned."""
 OWN = frozenset({"role", "content", "weight", "name", "tool_call_id", "tool_calls", *THOUGHTS})
 """Fields of a message that is read; any other is one that only the chat template may know."""
@@ -92,9 +92,7 @@ def read_image_part(part: Mapping[str, Any]) -> dict[str, Any] | None:
     for a part that is no image."""
     if part.get("type") not in _IMAGES:
         return None
-    values = {
-        name: part[name] for name in ("image", "image_url", "url", "path", "base64", "bytes") if part.get(name) is not None
-    }
+    values = {name: part[name] for name in synonyms("part", "image") if part.get(name) is not None}
     if len(values) > 1:
         raise DataError(f"an image by {' and '.join(map(repr, values))}; expected one of them")
     _require_known("part", part, {"type", *values})

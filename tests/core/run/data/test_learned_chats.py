@@ -178,7 +178,7 @@ def test_a_thought_that_the_template_leaves_out_of_an_answer_is_refused(calling,
     make_tokenizer(tmp_path)
     template = CALLING_FORMS["objects"].replace("if message.reasoning_content", "if message.reasoning_content and think")
     set_chat_template(tmp_path, template, "<|im_end|>")
-    with pytest.raises(DataError, match="does not show the thought of message 1"):
+    with pytest.raises(DataError, match="the thought of message 1"):
         render([{"messages": [CHAT[1], {**CHAT[2], "thinking": "two"}]}], load_tokenizer(ModelConfig(path=str(tmp_path))))
 
 
@@ -190,7 +190,7 @@ def test_answers_that_are_left_out_are_read_and_not_learned(load, off, history):
     examples, whole = render([{"messages": chat}], tokenizer, history=history), render([{"messages": CHAT}], tokenizer)
     assert examples.tokens.tokens.tolist() == whole.tokens.tokens.tolist()
     assert learned_of(examples, tokenizer, 0) == ["6, I think.<|im_end|>"]
-    with pytest.raises(DataError, match="row 0 .*expected one to learn"):
+    with pytest.raises(DataError, match="row 0 .*weight, loss"):
         render([{"messages": [CHAT[1], {**CHAT[2], **off}]}], tokenizer)
 
 
@@ -203,7 +203,7 @@ def test_of_a_rewriting_template_the_sequences_without_an_answer_to_learn_are_le
 @pytest.mark.parametrize(("name", "near"), [("tool_call", "tool_calls"), ("mood", "Take it out")])
 def test_a_field_that_only_the_template_may_know_is_refused_where_it_shows_none(calling, tmp_path, name, near):
     rows = [{"messages": [{**CHAT[1], name: "calm"}, CHAT[2]]}]
-    with pytest.raises(DataError, match=f"row 0 .*'{name}', which the chat template does not show.*{near}"):
+    with pytest.raises(DataError, match=f"row 0 .*'{name}'.*{near}"):
         render(rows, calling)
     make_tokenizer(tmp_path)
     template = "{% for m in messages %}{{ m.content }}{{ m.mood }}<|im_end|>{% endfor %}"

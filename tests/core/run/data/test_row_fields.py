@@ -54,7 +54,7 @@ def read(row, form, **config):
 def test_a_mapped_field_is_there_in_every_row_or_named(tmp_path, source, form, name):
     usual = {"prompt": "p", "completion": "c", "messages": [USER, ANSWER], "chosen": "a", "rejected": "b", "margin": 1}
     rows = [{**usual, "mine": usual[name]}, usual]
-    with pytest.raises(DataError, match=rf"(row 1|line 2).*'mine'.*({name}_field|a prompt in every row)"):
+    with pytest.raises(DataError, match=rf"(row 1|line 2).*'mine'.*({name}_field|every row)"):
         load(source, rows, tmp_path, form, **{f"{name}_field": "mine"})
     load(source, rows[:1], tmp_path, form, **{f"{name}_field": "mine"})
 

@@ -339,7 +339,7 @@ def test_a_thought_that_the_template_opens_is_opened_once(begun, shown):
     ],
 )
 def test_what_is_no_beginning_of_an_answer_is_refused(messages):
-    with pytest.raises(DataError, match="the beginning of an answer"):
+    with pytest.raises(DataError, match="beginning of an answer"):
         opened_prompt(messages, Opening())
 
 

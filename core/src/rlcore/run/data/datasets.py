@@ -7,7 +7,7 @@ stay as they are.
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -31,28 +31,17 @@ def load_rows(
     owner: str = "environment",
     *,
     key: str | None = None,
-    has_prompts: bool = True,
-    may_be_chats: bool = False,
-    for_agents: bool = False,
-    told: dict[str, str] | None = None,
+    **form: Any,
 ) -> Sequence[Row]:
     """The rows of `[data.<split>]`, or of the section `key`, at least one; DataError where there are none, or one cannot be
-    read. The last options are RowReader's. `owner` is what messages call the environment.
+    read. `form` are further fields of RowReader. `owner` is what messages call the environment.
 
     A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
     its file, not of its objects.
     """
     key = key or f"data.{split}"
     folder = expanded(config.path or "").parent if config.source in ("jsonl", "parquet") else None
-    reader = RowReader(
-        config=config,
-        key=key,
-        has_prompts=has_prompts,
-        may_be_chats=may_be_chats,
-        for_agents=for_agents,
-        folder=folder,
-        told={} if told is None else told,
-    )
+    reader = RowReader(config=config, key=key, folder=folder, **form)
     if config.source == "environment":
         rows = _environment_rows(reader, split, environment, owner)
     elif config.source in ("jsonl", "csv"):

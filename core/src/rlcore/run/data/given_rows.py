@@ -9,30 +9,15 @@ from rlcore.run.data.row_fields import RowReader
 from rlcore.spi import DataError, LazyRows
 
 
-def given_rows(
-    rows: Sequence[Any] | None,
-    config: DatasetConfig,
-    key: str,
-    *,
-    has_prompts: bool = True,
-    may_be_chats: bool = False,
-    for_agents: bool = False,
-    told: dict[str, str] | None = None,
-) -> LazyRows:
-    """The rows of `[data.<split>]`, each of them checked; the options are RowReader's. DataError where there are none."""
+def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **form: Any) -> LazyRows:
+    """The rows of `[data.<split>]`, each of them checked; `form` are further fields of RowReader. DataError where there are
+    none."""
     if rows is None:
         found = f'{key}.source: found "python", and no rows'
         raise DataError(f"{found}; expected those of a program: rlcore.train(recipe, dataset=…), also where a run is resumed")
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         raise DataError(f"{key}: found a {type(rows).__name__}; expected a sequence of rows, such as a list of dicts")
-    reader = RowReader(
-        config=config,
-        key=key,
-        has_prompts=has_prompts,
-        may_be_chats=may_be_chats,
-        for_agents=for_agents,
-        told={} if told is None else told,
-    )
+    reader = RowReader(config=config, key=key, **form)
     clean = _cleaner_of(rows)
     num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
     made = LazyRows(num_rows, lambda number: reader.read(clean(rows[number]), f"row {number} (the first is 0)"))

@@ -134,7 +134,7 @@ class RowReader:
             row[name] = with_images(row[name], images, self.folder)
 
     def _read_rejected(self, row: dict[str, Any]) -> None:
-        """Make two answers of ms-swift's form, a chat with another end in place of its own."""
+        """Make two answers of a chat beside another end of it."""
         messages: Any = row.get(self.config.messages_field)
         text = row.get("rejected_response")
         other = row.get("rejected_messages") or ([{"role": ASSISTANT, "content": text}] if isinstance(text, str) else text)

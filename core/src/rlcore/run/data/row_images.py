@@ -12,7 +12,7 @@ from rlcore.spi import DataError
 COLUMNS = ("images", "image")
 """Where data sets have the images that messages only have places for."""
 MARK = "<image>"
-"""Where ms-swift and verl have the place of an image in a message's text."""
+"""The place of an image in a message's text."""
 
 
 def column_images(row: Mapping[str, Any]) -> list[object] | None:
@@ -28,7 +28,7 @@ def column_images(row: Mapping[str, Any]) -> list[object] | None:
 def with_images(messages: Sequence[Any], column: Sequence[object] | None, folder: Path | None) -> list[Any]:
     """The messages with their images: those without one take the next of the column, and relative paths begin at `folder`.
     Where texts have marks, the column's images come there; where messages have no places at all, they come before the text of
-    the first message of a user, as TRL has it. DataError where places and images are not as many."""
+    the first message of a user. DataError where places and images are not as many."""
     found = [_with_named(message) for message in messages]
     if column is not None:
         if not any(_has_images(message) for message in found):
