@@ -82,8 +82,7 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
         read = read if read[:1] == begun else [*begun, *read]
         said = _encoded_behind(conversation.answer, tokenizer)
         return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
-    if conversation.tools and "tools" not in str(tokenizer.chat_template):
-        raise ValueError("its chat template shows no tools, which the prompt has")
+    _require_shown(prompt, conversation.tools, str(tokenizer.chat_template))
     opened = _shown(prompt, conversation.tools, tokenizer, add_generation_prompt=True)
     answered = [*prompt, {"role": "assistant", "content": conversation.answer}]
     whole = _shown(answered, conversation.tools, tokenizer).rstrip()
@@ -91,6 +90,13 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
     opened = opened if whole.startswith(opened) else ""
     read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
     return [*read, *_until_end(said, tokenizer, ends)]
+
+
+def _require_shown(messages: Sequence[Message], tools: Sequence[Tool], template: str) -> None:
+    """ValueError where the prompt has tools, calls or thoughts that the reward model's chat template never shows."""
+    names = {name for message in messages for name in message} - {"role", "content", "name", "tool_call_id", "weight"}
+    if unread := [name for name in sorted(names | ({"tools"} if tools else set())) if name not in template]:
+        raise ValueError(f"found {', '.join(unread)} in the prompt, which the reward model's chat template never shows")
 
 
 def _shown(messages: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, **options: bool) -> str:

@@ -20,6 +20,7 @@ from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.group_starts import no_parser
 from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
 from rlcore.spi.arrays import Int32Array, Int64Array
 
@@ -112,8 +113,9 @@ def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | 
     return environment.backends[wanted], entries[wanted]
 
 
-def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | None:
-    """The prompts that the environment makes of rows, where it can say so before the run."""
+def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None, *, reads_calls: bool) -> Observe | None:
+    """The prompts that the environment makes of rows, where it can say so before the run; `reads_calls`, whether any may have
+    tools."""
     if episodes is None or not prepared.resets_cheaply:
         return None
 
@@ -123,6 +125,8 @@ def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | 
             if isinstance(reset, Failure):
                 # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
                 raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
+            if reset.observation.tools and not reads_calls:
+                raise no_parser()
             observations.append(reset.observation)
         return observations
 

@@ -168,7 +168,8 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
     check_vocabulary(recipe, tokenizer)
     episodes = _episodes(prepared, vocab_size)
     try:
-        observe = observer_of(prepared, episodes)
+        tool_parser = _tool_parser(prepared, tokenizer)
+        observe = observer_of(prepared, episodes, reads_calls=tool_parser is not None)
         train_sets = data_sets(prepared, "train")
         examples = None
         if prepared.algorithm.needs.source != "rollouts":
@@ -197,7 +198,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             notes += tuple(_few_open(levels, recipe.training.prompts_per_step))
         yield Inputs(
             tokenizer=tokenizer,
-            tool_parser=_tool_parser(prepared, tokenizer),
+            tool_parser=tool_parser,
             episodes=episodes,
             train_sets=train_sets,
             train_rows=train_rows,
