@@ -49,10 +49,12 @@ def test_only_rows_that_are_used_are_held_out_or_trained_on(
 def test_fields_that_only_the_environment_reads_are_told_once(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": "a:", "system": ""}, *({"prompt": f"{name}:", "system": "s", "documents": None} for name in "bc")]
+    rows += [{"prompt": "d:", "tools": [{"name": "f"}]}]  # which the environment does not show
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with load_inputs(prepared("data.train.source=jsonl", f"data.train.path={path}"), FakeTokenizer()) as inputs:
-        (note,) = inputs.notes
-    assert note.startswith("data.train: rows have a field 'system'")
+        assert [note.partition(": the")[0] for note in inputs.notes] == [
+            f"data.train: rows have a field {name!r}" for name in ("system", "tools")
+        ]
 
 
 def test_prompts_with_tools_need_what_reads_calls_before_the_run() -> None:
@@ -60,7 +62,7 @@ def test_prompts_with_tools_need_what_reads_calls_before_the_run() -> None:
     episodes = SimpleNamespace(reset_all=lambda rows, _: [ResetResult(observation=shown, state=None) for _ in rows])
     prepared: Any = SimpleNamespace(resets_cheaply=True)
     for reads_calls in (True, False):
-        observe = observer_of(prepared, cast(Any, episodes), reads_calls=reads_calls)
+        observe = observer_of(prepared, cast("Any", episodes), reads_calls=reads_calls)
         assert observe is not None
         if reads_calls:
             assert observe([{}]) == [shown]

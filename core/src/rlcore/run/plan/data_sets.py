@@ -1,6 +1,6 @@
 """The data sets of a recipe, read and checked: their rows, and what of these is learned, measured or asked."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -37,7 +37,7 @@ class DataSet:
     rows: Sequence[Row]
     first: int
     """The number of its first row among those of the split."""
-    told: Mapping[str, str] = field(factory=dict)
+    told: dict[str, str] = field(factory=dict)
     """Fields of its rows that the core does not read, each with what becomes of it; filled as rows are read."""
 
     @property
@@ -188,12 +188,15 @@ def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokeniz
             one.config,
             key=one.key,
             max_prompt_tokens=limit,
-            observe=partial(_observed, observe, one.name),
+            observe=partial(_observed, observe, one),
         )
         _require_known(prepared, one.key, "a prompt", prompts.tokens.tokens)
         parts.append(prompts.rows + one.first)
     return np.concatenate(parts)
 
 
-def _observed(observe: Observe, name: str | None, rows: Sequence[Row]) -> Sequence[Observation]:
-    return observe([of_set(row, name) for row in rows])
+def _observed(observe: Observe, one: DataSet, rows: Sequence[Row]) -> Sequence[Observation]:
+    shown = observe([of_set(row, one.name) for row in rows])
+    if any(row.get("tools") and not prompt.tools for row, prompt in zip(rows, shown, strict=True)):
+        one.told["tools"] = "the environment does not show them to the policy"
+    return shown
