@@ -59,6 +59,16 @@ def test_a_mapped_field_is_there_in_every_row_or_named(tmp_path, source, form, n
     load(source, rows[:1], tmp_path, form, **{f"{name}_field": "mine"})
 
 
+@pytest.mark.parametrize("source", ["jsonl", "parquet", "python"])
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [({"messages_field": "chat"}, "'chat'.*messages_field"), ({}, "'prompt'.*messages_field = \"conversations\"")],
+)
+def test_chats_under_another_name_are_found_in_the_message(tmp_path, source, config, hint):
+    with pytest.raises(DataError, match=hint):
+        load(source, [{"conversations": [{"from": "human", "value": "q"}]}], tmp_path, LEARNED, **config)
+
+
 def test_rows_of_an_environment_keep_their_levels_where_their_fields_are_mapped():
     rows = load_rows(DatasetConfig(prompt_field="task"), "train", OwnRows([{"task": "a"}, {"task": "b"}]))
     assert isinstance(rows, LazyRows)

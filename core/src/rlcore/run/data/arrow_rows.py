@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.arrow_nulls import cleaner
-from rlcore.run.data.row_fields import RowReader, no_such_field
+from rlcore.run.data.row_fields import RowReader
 from rlcore.spi import DataError, LazyRows, Row
 
 CHUNK_ROWS = 1024
@@ -39,8 +39,7 @@ def arrow_rows(table: pa.Table, reader: RowReader) -> ArrowRows:
     What a row holds beyond that is checked as it is taken."""
     config, key = reader.config, reader.key
     has_prompts = reader.has_prompts and not (reader.may_be_chats and config.messages_field in table.column_names)
-    if has_prompts and config.prompt_field not in table.column_names:
-        raise no_such_field(key, f"{config.path}", config.prompt_field, table.column_names)
+    reader.require_prompt_field(table.column_names, f"{config.path}")
     table = table if config.limit is None else table.slice(0, config.limit)
     _require_utf8(table, config, key)
     if has_prompts:

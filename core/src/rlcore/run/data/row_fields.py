@@ -51,8 +51,8 @@ class RowReader:
             if field_name != name and field_name in row:
                 found[name] = row[field_name]
         is_chat = self.may_be_chats and self.config.messages_field in row
-        if self.has_prompts and not is_chat and PROMPT not in found:
-            raise no_such_field(self.key, where, self.config.prompt_field, list(map(str, row)))
+        if PROMPT not in found:
+            self.require_prompt_field(list(map(str, row)), where)
         try:
             if not self.for_agents:
                 self._require_known(found)
@@ -64,6 +64,16 @@ class RowReader:
             found[PROMPT] = self._prompt(found[PROMPT], where)
         self._require_mapped(row, where)
         return found
+
+    def require_prompt_field(self, names: Sequence[str], where: str) -> None:
+        """DataError where neither a prompt nor a whole chat is among the fields of a row that has to have one."""
+        config = self.config
+        if not self.has_prompts or (self.may_be_chats and config.messages_field in names):
+            return
+        if self.may_be_chats and config.messages_field != _USUAL["messages_field"]:
+            raise no_such_field(self.key, where, config.messages_field, names, "messages_field")
+        if config.prompt_field not in names:
+            raise no_such_field(self.key, where, config.prompt_field, names)
 
     def _prompt(self, prompt: Any, where: str) -> str | Sequence[Message]:
         try:
@@ -145,11 +155,14 @@ class RowReader:
 
 def no_such_field(key: str, where: str, wanted: str, found: Sequence[str], option: str = "prompt_field") -> DataError:
     """The error for a row without a field that the recipe names."""
+    asked = option
     usual = _USUAL_PROMPT_FIELDS if option == "prompt_field" else ()
     near = nearest(wanted, found) or next((name for name in usual if name in found), None)
+    if option == "prompt_field" and "conversations" in found:
+        option, near = "messages_field", "conversations"
     hint = f'. Did you mean {key}.{option} = "{near}"?' if near else f". Set {key}.{option} to one of them"
     listed = ", ".join(map(repr, found)) or "none"
-    return DataError(f"{key}: {where} lacks the field {wanted!r} ({key}.{option}); found the fields {listed}{hint}")
+    return DataError(f"{key}: {where} lacks the field {wanted!r} ({key}.{asked}); found the fields {listed}{hint}")
 
 
 def read_prompt(value: object) -> str | Sequence[Message]:
