@@ -51,7 +51,7 @@ class RewardModelEnvironment:
         """The value. RewardError where this answer has none; PluginError where the model cannot score at all."""
         loop = asyncio.get_running_loop()
         batches = self._batches.setdefault(loop, Batches(self._pool, self._config.max_batch))
-        found = await batches.ask(_conversation(state, turn.text))
+        found = await batches.ask(conversation_of(state, turn.text))
         if isinstance(found, Ended):
             raise RewardError(f"the process of the reward model ended with {ending(found.exit_code)}")
         if isinstance(found, Failure):
@@ -64,7 +64,7 @@ class RewardModelEnvironment:
         self._batches.clear()
 
 
-def _conversation(shown: Observation, answer: str) -> Conversation:
+def conversation_of(shown: Observation, answer: str) -> Conversation:
     """A prompt and its answer, of which the prompt's last message may be the beginning."""
     if shown.messages is None:
         return Conversation(prompt=shown.text or "", answer=answer)
