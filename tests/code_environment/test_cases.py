@@ -1,5 +1,6 @@
 """How tests of a row are read, and what is said of those that cannot be."""
 
+import json
 import pickle
 
 import pytest
@@ -44,6 +45,24 @@ def test_the_three_forms():
 def test_asserts_are_questions_and_a_condition(text, questions, condition, modules):
     [case] = read(text).asserts
     assert case == AssertCase(questions=tuple(questions), condition=condition, modules=modules)
+
+
+STREAM, CALL = {"input": "1", "output": "2"}, {"call": "add", "arguments": [1], "result": None}
+
+
+@pytest.mark.parametrize(
+    ("tests", "num_streams", "num_values"),
+    [
+        ([STREAM | dict.fromkeys(CALL), CALL | dict.fromkeys(STREAM)], 1, 1),  # a table's structs
+        ([STREAM, {"call": "add", "arguments": [1]}], 1, 1),  # a table without the nulls of its structs
+        ([json.dumps(STREAM), json.dumps(CALL), "assert add(1) is None"], 1, 1),
+        (json.dumps([STREAM, CALL]), 1, 1),
+    ],
+)
+def test_forms_may_be_mixed_in_a_table(tests, num_streams, num_values):
+    cases = read_cases({"prompt": "?", "tests": tests}, CodeConfig())
+    assert (len(cases.streams), len(cases.values)) == (num_streams, num_values)
+    assert cases.values[0] == ValueCase(question="add(1)", expected=None, is_json=True)
 
 
 def test_names_of_the_setup_are_no_questions():

@@ -43,7 +43,8 @@ def test_prompts_are_instructions_as_messages_or_text():
     assert observation(prompt_format="text", instruction="Q: {problem}").text == f"Q: {ROW['prompt']}"
     assert observation(system_prompt="Be brief.").messages[0] == {"role": "system", "content": "Be brief."}
     own = [{"role": "user", "content": "f?"}]
-    assert observation({**ROW, "prompt": own}).messages == own
+    shown = observation({**ROW, "prompt": own, "tools": ({},)})
+    assert (shown.messages, shown.tools) == (own, ({},))
 
 
 @pytest.mark.parametrize(

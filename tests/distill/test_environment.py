@@ -16,6 +16,8 @@ ENVIRONMENT = Unrewarded(EnvironmentContext(seed=0), UnrewardedConfig())
 def test_a_prompt_is_all_that_a_row_needs(prompt, form):
     found = asyncio.run(ENVIRONMENT.reset({"prompt": prompt}, 0))
     assert getattr(found.observation, form) == prompt
+    if form == "messages":
+        assert asyncio.run(ENVIRONMENT.reset({"prompt": prompt, "tools": ({},)}, 0)).observation.tools == ({},)
     turn = Turn(text="4", tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
     step = asyncio.run(ENVIRONMENT.step(found.state, turn))
     assert (step.reward, step.done) == (0.0, True)

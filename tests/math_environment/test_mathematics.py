@@ -68,7 +68,8 @@ def test_prompts_are_instructions_as_messages_or_text():
     assert prompt_of(row, prompt_format="text", instruction="Q: {problem} A:").text == "Q: What is 6*7? A:"
     assert prompt_of(row, system_prompt="Be brief.").messages[0] == {"role": "system", "content": "Be brief."}
     own = [{"role": "user", "content": "6*7?"}]
-    assert prompt_of({**row, "prompt": own}).messages == own
+    shown = prompt_of({**row, "prompt": own, "tools": ({},)})
+    assert (shown.messages, shown.tools) == (own, ({},))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ THROUGH = {
     "core/registry/test_generator_handle.py": "core/registry/sample_checks",
     "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/python core/rewards/worker",
     "core/rewards/test_judge.py": "core/rewards/judge_template",
-    "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
     "core/run/data/test_prompts.py": "core/run/data/rendering",
     "system/test_hub.py": "core/run/plan/hub_check core/run/storage/model_card",
     "core/run/plan/test_inputs.py": "core/run/plan/data_sets",

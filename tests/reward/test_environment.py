@@ -7,7 +7,7 @@ import pytest
 
 from rlcore.spi import DataError, EnvironmentContext, FinishReason, PluginError, RewardError, Turn
 from rlcore_reward.config import RewardModelConfig
-from rlcore_reward.environment import RewardModelEnvironment
+from rlcore_reward.environment import RewardModelEnvironment, conversation_of
 from rlcore_reward.scorer import Conversation, Scoring, score
 
 
@@ -45,6 +45,16 @@ def test_a_model_that_is_not_there_ends_the_run(tmp_path):
     finally:
         environment.close()
     assert isinstance(found, PluginError)
+
+
+def test_tools_are_shown_and_an_answer_that_the_prompt_begins_is_scored_whole(tmp_path):
+    tool = {"type": "function", "function": {"name": "f"}}
+    user, begun = {"role": "user", "content": "q"}, {"role": "assistant", "content": "So "}
+    shown = asyncio.run(environment_of(tmp_path).reset({"prompt": [user, begun], "tools": (tool,)}, 0)).state
+    assert shown.tools == (tool,)
+    assert conversation_of(shown, "4") == Conversation(prompt=[user], answer="So 4", tools=(tool,))
+    with pytest.raises(DataError, match="tools"):
+        asyncio.run(environment_of(tmp_path).reset({"prompt": "q", "tools": (tool,)}, 0))
 
 
 def test_prompts_are_shown_as_the_section_says(tmp_path):

@@ -119,3 +119,28 @@ def test_a_model_that_cannot_be_loaded_fails_for_all(tmp_path):
         (failure,) = score(Scoring(path=str(path), device="cpu", dtype="float32"), CONVERSATIONS[:1])
         assert failure.is_the_models
         assert reason in failure.reason
+
+
+TOOL = {"type": "function", "function": {"name": "look"}}
+CALLED = ({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}, *CHAT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tools", "template", "fault"),
+    [
+        (CHAT, (TOOL,), "{{ tools }}", None),
+        (CHAT, (TOOL,), "", "tools"),
+        (CALLED, (), "{{ messages[0].tool_calls }}", None),
+        (CALLED, (), "", "tool_calls"),
+        (({**CHAT[0], "reasoning_content": "r"},), (), "", "reasoning_content"),
+    ],
+)
+def test_what_the_reward_models_template_never_shows_is_refused(reward_model, prompt, tools, template, fault):
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
+    tokenizer.chat_template = template + "{% for m in messages %}{{ m.content }};{% endfor %}"
+    conversation = Conversation(prompt=prompt, answer="word", tools=tools)
+    if fault is None:
+        assert "look" in tokenizer.decode(tokens_of(conversation, tokenizer, ()))
+        return
+    with pytest.raises(ValueError, match=f"found {fault}"):
+        tokens_of(conversation, tokenizer, ())

@@ -3,10 +3,12 @@
 Importing this file imports neither Pillow nor transformers.
 """
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
@@ -71,11 +73,30 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
     return tuple(image_file(part.get("image")) for message in messages for part in image_parts(message))
 
 
+def image_source(value: object, *, is_base64: bool = False) -> object:
+    """An image as a data set names it: what a data: URL or base64 holds as bytes, a file: URL as its path, a record's bytes or
+    path, and anything else as it is. DataError for an address, since nothing is downloaded."""
+    if isinstance(value, Mapping):
+        if odd := value.keys() - {"bytes", "path"}:
+            raise DataError(f"an image with the unknown field {min(map(str, odd))!r}; expected bytes or path")
+        value = value.get("bytes") or value.get("path")
+    if not isinstance(value, str):
+        return value
+    scheme, _, rest = value.partition(":")
+    if is_base64 or scheme == "data":
+        try:
+            return base64.b64decode(rest.rpartition(",")[2] if scheme == "data" else value, validate=True)
+        except ValueError as error:
+            raise DataError(f"an image that is no base64 ({error}): {value!r:.40}") from error
+    if scheme in ("http", "https"):
+        raise DataError(f"the image {value!r:.80}; expected a file: nothing is downloaded. Save it beside the data set")
+    return unquote(urlsplit(value).path) if scheme == "file" else value
+
+
 def image_file(value: object) -> bytes:
     """An encoded image: bytes as they are, the content of a path, `bytes` or `path` of a record as data sets have it, or what
     Pillow has decoded, as PNG. DataError where it is none of these, or there is no such file."""
-    if isinstance(value, Mapping):
-        value = value.get("bytes") or value.get("path")
+    value = image_source(value)
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | Path):

@@ -228,3 +228,23 @@ def set_chat_template(directory: Path, template: str, end: str) -> None:
     settings = json.loads(settings_file.read_text())
     settings |= {"chat_template": template, "eos_token": end, "bos_token": "<|begin_of_text|>"}
     settings_file.write_text(json.dumps(settings))
+
+
+CALLING = """\
+{%- if tools %}{{- 'TOOLS:' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function.name + ARGUMENTS + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+CALLING_FORMS = {
+    "objects": CALLING.replace("ARGUMENTS", "(call.function.arguments | tojson)"),
+    "texts": CALLING.replace("ARGUMENTS", "call.function.arguments"),
+}
+"""Templates that show thoughts, tools and calls: one reads arguments as objects, as Qwen's, one as texts, as DeepSeek's."""

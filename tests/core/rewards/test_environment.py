@@ -142,7 +142,10 @@ def test_a_function_that_is_gone_when_a_process_loads_it(backend: Callable[..., 
     ],
 )
 def test_prompts(backend: Callable[..., FunctionBackend], prompt: Any, options: Any, messages: Any) -> None:
-    observation = asyncio.run(backend("score", **options).reset({"prompt": prompt, "answer": "2"}, 0)).observation
+    tools = () if messages is None else ({"type": "function", "function": {"name": "f"}},)
+    row = {"prompt": prompt, "answer": "2", "tools": tools}
+    observation = asyncio.run(backend("score", **options).reset(row, 0)).observation
+    assert observation.tools == tools
     assert observation.text == (prompt if messages is None else None)
     assert messages is None or list(observation.messages or ()) == messages
 

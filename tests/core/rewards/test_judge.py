@@ -180,8 +180,12 @@ def test_a_chat_is_told_with_its_roles_and_rows_have_what_is_named(endpoint: End
     turn = Turn(text="2", tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
     parts = [{"type": "image", "image": b"PNG"}, {"type": "text", "text": "1+1="}]
     chat = {"prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": parts}]}
+    function = {"name": "add", "arguments": {"a": 1}}
+    chat["prompt"].append({"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [{"function": function}]})
     asyncio.run(backend.step(chat, turn))
-    assert endpoint.requests[0]["messages"][0]["content"] == "system: Count.\nuser: [image]1+1= | 2"
+    assert endpoint.requests[0]["messages"][0]["content"] == (
+        f"system: Count.\nuser: [image]1+1=\nassistant: Hm.\n{json.dumps(function)} | 2"
+    )
     with pytest.raises(DataError, match=r"row\[answer\].*'prompt'"):
         asyncio.run(JudgeBackend(EnvironmentContext(seed=0), config(endpoint)).reset({"prompt": "1+1="}, 0))
 

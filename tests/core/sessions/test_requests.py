@@ -80,7 +80,7 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "a", "name": 3}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "function_call": {"arguments": "{}"}}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]}, "messages[0]"),
         ({"tools": 3}, "tools"),
         ({"tools": [3]}, "tools[0]"),

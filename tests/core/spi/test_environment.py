@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.spi import Observation
+from rlcore.spi import DataError, Observation
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -19,3 +19,10 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 def test_a_prompt_is_messages_or_text(prompt, prompt_format, system_prompt, messages, text):
     observation = Observation.of_prompt(prompt, prompt_format=prompt_format, system_prompt=system_prompt)
     assert (observation.messages, observation.text, observation.tokens) == (messages, text, None)
+
+
+@pytest.mark.parametrize(("prompt", "prompt_format"), [("Hello", "chat"), (MESSAGES, "text")])
+def test_tools_stand_beside_messages_alone(prompt, prompt_format):
+    assert Observation.of_prompt(prompt, prompt_format=prompt_format, tools=({},)).tools == ({},)
+    with pytest.raises(DataError, match="tools"):
+        Observation.of_prompt("Hello", prompt_format="text", tools=({},))

@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from attrs import evolve, frozen
 
+from rlcore.chat.messages import ASSISTANT, read_message
+from rlcore.chat.tool_calls import THOUGHT
 from rlcore.spi import DataError, Message, Tool
 
 History: TypeAlias = Literal["refuse", "as_seen"]
@@ -55,10 +57,14 @@ class Conversation:
     """Turns before the present one that were answered with messages."""
 
     @classmethod
-    def begin(cls, messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()) -> "Conversation":
-        """Start a conversation with the prompt's messages and tools."""
-        opened = tokenizer.render_chat(messages, tools)
-        return cls(messages=tuple(messages), tools=tuple(tools), opening=len(messages), opened=opened, shown=opened)
+    def begin(
+        cls, messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = (), *, continues: bool = False
+    ) -> "Conversation":
+        """Start a conversation with the prompt's messages and tools. Where the policy `continues` a last message that is the
+        assistant's, that is the present turn's beginning; else it is over, as in OpenAI's API."""
+        opened, begun = opened_prompt(messages, tokenizer, tools) if continues else (tokenizer.render_chat(messages, tools), "")
+        before = tuple(messages[:-1] if continues and ends_with_answer(messages) else messages)
+        return cls(messages=before, tools=tuple(tools), opening=len(before), opened=opened, shown=opened, turn=begun)
 
     def with_text(self, text: str) -> "Conversation":
         """Return the conversation with more text of the present turn."""
@@ -117,6 +123,29 @@ class Conversation:
                 f"{_difference(head, begins)}"
             )
         _require_alike(whole, f"{head}{self.turn}{added}", "what the policy said")
+
+
+def ends_with_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is the assistant's."""
+    return bool(messages) and messages[-1].get("role", messages[-1].get("from")) in (ASSISTANT, "gpt")
+
+
+def opened_prompt(messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()) -> tuple[str, str]:
+    """A prompt through the chat template up to where an answer begins, and what the prompt has of that answer: the text of a
+    last message that is the assistant's, which the policy continues. DataError where it cannot be continued."""
+    if not ends_with_answer(messages):
+        return tokenizer.render_chat(messages, tools), ""
+    last = read_message(messages[-1], is_last=True)
+    begun = last["content"]
+    if len(messages) == 1 or set(last) - {"role", "content"} or not isinstance(begun, str):
+        raise DataError(
+            "a prompt ends with a message of the assistant's, which has to be the beginning of an answer: found "
+            f"{last!r:.80}; expected text alone, behind another message"
+        )
+    opened = tokenizer.render_chat(messages[:-1], tools)
+    if opened.rstrip().endswith(THOUGHT) and begun.lstrip().startswith(THOUGHT):  # the template has opened it already
+        begun = begun.lstrip().removeprefix(THOUGHT).lstrip()
+    return opened, begun
 
 
 def _require_alike(found: str, expected: str, what: str) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcore.chat.messages import thought_of
 from rlcore.functions import brief, is_number
 from rlcore.rewards.judge_config import JudgeConfig
 from rlcore.spi import Message, RewardError
@@ -19,17 +20,19 @@ def row_fields(template: str) -> list[str]:
 
 def filled(template: str, prompt: str | Sequence[Message], completion: str, row: Mapping[str, Any]) -> str:
     """The template with what it names; all else in braces stays as it is. Of a chat the messages are shown, each behind its
-    role, with [image] in place of an image."""
-    shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {_text_of(one['content'])}" for one in prompt)
+    role, with [image] in place of an image, and with its thought and its calls as JSON."""
+    shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {_text_of(one)}" for one in prompt)
     parts = {"prompt": shown, "completion": completion}
     return FIELD.sub(lambda match: parts[match[1]] if match[1] else str(row[match[2]]), template)
 
 
-def _text_of(content: Any) -> Any:
-    """What a message says, a list of texts and images as one text."""
-    if not isinstance(content, list | tuple):
-        return content
-    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
+def _text_of(message: Message) -> str:
+    """What a message says, as one text."""
+    content: Any = message["content"]
+    if isinstance(content, list | tuple):
+        content = "".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join(part for part in (thought_of(message), content, *calls) if part)
 
 
 def score_of(answer: str, config: JudgeConfig) -> float:

@@ -10,7 +10,8 @@ def observation_of(row: Row, config: PromptConfig) -> Observation:
     """The row's prompt as text or messages. DataError where it has none."""
     if PROMPT not in row:
         raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-    return Observation.of_prompt(row[PROMPT], prompt_format=config.prompt_format, system_prompt=config.system_prompt)
+    form, system = config.prompt_format, config.system_prompt
+    return Observation.of_prompt(row[PROMPT], prompt_format=form, system_prompt=system, tools=row.get("tools"))
 
 
 def prompt_problems(section: str, config: PromptConfig) -> list[Problem]:

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from attrs import evolve, field, frozen
 
+from rlcore.chat.messages import read_message, read_messages, read_tools
+from rlcore.images import image_parts
 from rlcore.sessions.errors import RequestError
-from rlcore.spi import Message, SamplingParams
+from rlcore.spi import DataError, Message, SamplingParams
 from rlcore.spi.arrays import Int32Array
 
 MAX_N = 128
@@ -26,7 +27,6 @@ _IGNORED = {
     "user",
 }
 """Keys that ask for nothing that would change an answer."""
-_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id"}
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
 _COMMON |= {"stop_token_ids", "ignore_eos", "return_token_ids"}  # as servers of models call them
 _COMMON |= {"record"}  # this server's own
@@ -69,7 +69,7 @@ class AnswerRequest:
     record: bool = True
     """Whether the session records the answers; those that it does not are no part of its sequences."""
     messages: tuple[Message, ...] = ()
-    """The messages of a chat, as `normal_message` writes them."""
+    """The messages of a chat, as `read_messages` has them."""
     tools: tuple[Mapping[str, Any], ...] = ()
     template_variables: Mapping[str, Any] = field(factory=dict)
     """What the chat template reads besides messages and tools, over what it gets anyway."""
@@ -99,7 +99,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         stop_token_ids=tuple(dict.fromkeys((*ends, *values.get("stop_token_ids", ())))),
         stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
     )
-    tools = () if values.get("tool_choice") == "none" else tuple(values.get("tools", ()))
+    tools = () if values.get("tool_choice") == "none" else read_tools(values.get("tools"))
     return AnswerRequest(
         model=values["model"],
         sampling=sampling,
@@ -112,35 +112,11 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
         return_token_ids=values.get("return_token_ids", False),
         record=values.get("record", True),
-        messages=tuple(normal_message(message) for message in values["messages"]) if is_chat else (),
+        messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
         tools=tools,
         template_variables=values.get("chat_template_kwargs", {}),
         prompt=None if is_chat else _prompt(values["prompt"]),
     )
-
-
-def normal_message(message: Mapping[str, Any]) -> Message:
-    """Return a message with text as its content, and the arguments of tool calls as objects."""
-    content = message.get("content") or ""
-    normal: dict[str, Any] = {
-        "role": message["role"],
-        "content": content if isinstance(content, str) else "".join(part["text"] for part in content),
-    }
-    if message.get("tool_calls"):
-        normal["tool_calls"] = [_normal_call(call) for call in message["tool_calls"]]
-    for name in ("name", "tool_call_id"):
-        if message.get(name) is not None:
-            normal[name] = message[name]
-    return normal
-
-
-def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments: Any = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # a client is free to write what is no JSON; the template then shows the text
-            arguments = json.loads(arguments)
-    return {"type": "function", "id": call.get("id", ""), "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _prompt(prompt: Any) -> str | Int32Array:
@@ -204,47 +180,22 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"messages: found {_shown(messages)}; expected a list of at least one message"
         messages = []
     for number, message in enumerate(messages):
-        fault = _message_fault(message)
-        if fault is not None:
-            yield f"messages[{number}]: {fault}"
+        try:
+            read = read_message(message, is_last=number == len(messages) - 1, keeps_unreadable=True)
+            if message.get("prefix"):
+                yield f"messages[{number}]: found prefix; expected none: an answer of this server is a message of its own"
+            if image_parts(read):
+                yield f"messages[{number}]: found an image; expected parts of text alone"
+        except DataError as error:
+            yield f"messages[{number}]: found one {error}"
     if not isinstance(tools, list):
         yield f"tools: found {_shown(tools)}; expected a list of tools"
         tools = []
     for number, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function" or not _is_call(tool):
-            expected = '{"type": "function", "function": {"name": …, "parameters": …}}'
-            yield f"tools[{number}]: found {_shown(tool)}; expected {expected}"
-
-
-def _message_fault(message: Any) -> str | None:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return f"found {_shown(message)}; expected an object with role and content"
-    unknown = [name for name, value in message.items() if value and name not in _MESSAGE]
-    if unknown:
-        return f"found the key {unknown[0]!r}, which this server does not know; leave it out"
-    for name in ("name", "tool_call_id"):
-        if not isinstance(message.get(name) or "", str):
-            return f"found the {name} {_shown(message[name])}; expected text"
-    content = message.get("content")
-    if isinstance(content, list):
-        odd = [part for part in content if not (isinstance(part, dict) and isinstance(part.get("text"), str))]
-        if odd:
-            return f"found the part {_shown(odd[0])}; expected parts of text alone"
-    elif content is not None and not isinstance(content, str):
-        return f"found the content {_shown(content)}; expected text"
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(_is_call(call) and _has_arguments(call) for call in calls):
-        return f"found the tool calls {_shown(calls)}; expected objects with function.name and function.arguments"
-    return None
-
-
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _has_arguments(call: Any) -> bool:
-    return isinstance(call["function"].get("arguments") or "", str | dict)
+        try:
+            read_tools([tool])
+        except DataError as error:
+            yield f"tools[{number}]: found {error}"
 
 
 def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
     problems += read.take_all(values)
     if type(values.get("max_output_tokens")) is int:
         chat["max_completion_tokens"] = max(values["max_output_tokens"], 1)
-    chat |= {"messages": read.messages or [{"role": "user"}], "logprobs": values.get("include") == [_LOGPROBS]}
+    chat |= {"messages": read.messages or [{"role": "user", "content": ""}], "logprobs": values.get("include") == [_LOGPROBS]}
     tools = values.get("tools", [])
     problems += _wrong_tools(tools)
     if not problems and tools:

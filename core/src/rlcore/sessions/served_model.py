@@ -9,10 +9,11 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.chat.conversation import Conversation, RewritingTemplateError
+from rlcore.chat.messages import read_message
 from rlcore.chat.tool_calls import FORMS, ToolParser
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.record import Answer, conversation_keys
-from rlcore.sessions.requests import AnswerRequest, normal_message
+from rlcore.sessions.requests import AnswerRequest
 from rlcore.sessions.sampling import ChatTokenizer, Sample, Sampler, SampleRequest
 from rlcore.sessions.session import Session
 from rlcore.spi import DataError, FinishReason, SamplingParams, ToolCall, capabilities
@@ -217,7 +218,7 @@ class ServedModel:
             )
             key = None
             if prompt.conversation is not None:
-                told = normal_message(assistant_message(choice))
+                told = read_message(assistant_message(choice))
                 key = conversation_keys((*request.messages, told), request.tools, request.template_variables)[-1]
             session.record.add(answer, key)
 

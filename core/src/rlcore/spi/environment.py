@@ -10,13 +10,15 @@ from typing import Any, Literal, Protocol, TypeAlias
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Int32Array
+from rlcore.spi.errors import DataError
 from rlcore.spi.generator import FinishReason
 from rlcore.spi.tools import Tool, ToolCall
 
 Message: TypeAlias = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": text}. Whatever else it holds goes to the chat template as it
-is, such as "name" and "tool_call_id" of a tool's answer. In the prompt, content may be a list of {"type": "text", "text": …}
-and {"type": "image", "image": file}, where the model reads images: an encoded file as bytes, or its path."""
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, with "name" and "tool_call_id" of a tool's answer. Any
+other field goes to the chat template, and is an error where that does not show it. In the prompt, content may be a list of
+{"type": "text", "text": …} and {"type": "image", "image": file}, where the model reads images: an encoded file as bytes, or
+its path. A last message of the assistant's in the prompt is the beginning of an answer, which the policy goes on with."""
 Row: TypeAlias = Mapping[str, Any]
 """One record of a data set."""
 
@@ -39,16 +41,23 @@ class Observation:
 
     @classmethod
     def of_prompt(
-        cls, prompt: Any, *, prompt_format: Literal["chat", "text"], system_prompt: str | None = None
+        cls,
+        prompt: Any,
+        *,
+        prompt_format: Literal["chat", "text"],
+        system_prompt: str | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> "Observation":
         """The observation of a row's prompt: messages as they are; a text by itself for "text", else what a user says, behind
-        `system_prompt` where there is one."""
+        `system_prompt` where there is one. `tools` are the row's; DataError where they are beside a text by itself."""
         if not isinstance(prompt, str):
-            return cls(messages=prompt)
+            return cls(messages=prompt, tools=tools or ())
         if prompt_format == "text":
+            if tools:
+                raise DataError('found tools beside a prompt of plain text; expected messages, or prompt_format = "chat"')
             return cls(text=prompt)
         system: Sequence[Message] = () if system_prompt is None else ({"role": "system", "content": system_prompt},)
-        return cls(messages=[*system, {"role": "user", "content": prompt}])
+        return cls(messages=[*system, {"role": "user", "content": prompt}], tools=tools or ())
 
 
 @frozen(kw_only=True, eq=False)

@@ -60,7 +60,7 @@ class Cases:
 def read_cases(row: Row, config: CodeConfig) -> Cases:
     """The tests of a row; DataError names everything that is wrong with them."""
     name = config.tests_field
-    tests = row.get(name)
+    tests = _of_text(row.get(name), "[")
     if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
         found = f"{tests!r:.80}" if name in row else f"only the fields {', '.join(map(repr, row))}"
         raise DataError(f"environment.code.tests_field: found {found}; expected in the row's field {name!r} a list of {FORMS}")
@@ -104,15 +104,27 @@ def _known_names(setup: str) -> set[str]:
     return known
 
 
+def _of_text(value: Any, opening: str) -> Any:
+    """What JSON text holds, as tables write values of mixed forms; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith(opening):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value  # which is then no test
+
+
 def _read_case(test: Any, known: set[str]) -> StreamCase | ValueCase | AssertCase:
+    test = _of_text(test, "{")
     if isinstance(test, str):
         return _read_assert(test, known)
-    if isinstance(test, Mapping) and set(test) == {"input", "output"}:
-        if not all(isinstance(text, str) for text in test.values()):
+    fields = {name for name, value in test.items() if value is not None} if isinstance(test, Mapping) else set()
+    if fields == {"input", "output"}:
+        if not all(isinstance(test[name], str) for name in fields):
             raise ValueError(f"found {dict(test)!r:.80}; expected texts as input and output")
         return StreamCase(input=test["input"], output=test["output"])
-    if isinstance(test, Mapping) and set(test) == {"call", "arguments", "result"}:
-        return _read_call(test)
+    if fields | {"result"} == {"call", "arguments", "result"}:  # a table writes a result of null as no result
+        return _read_call({"result": None, **test})
     raise ValueError(f"found {test!r:.80}; expected {FORMS}")
 
 

@@ -29,7 +29,7 @@ class CodeEnvironment:
         """The instruction with the row's prompt in it; the tests are the state."""
         if "prompt" not in row:
             raise spi.DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-        return spi.ResetResult(observation=self._observation(row["prompt"]), state=read_cases(row, self._config))
+        return spi.ResetResult(observation=self._observation(row), state=read_cases(row, self._config))
 
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0, `partial_credit` of what has been passed, or 0.0. PluginError where programs cannot be run."""
@@ -47,7 +47,8 @@ class CodeEnvironment:
             metrics={"answered": 1.0, "program_timed_out": float(verdict.timed_out)},
         )
 
-    def _observation(self, prompt: Any) -> spi.Observation:
+    def _observation(self, row: spi.Row) -> spi.Observation:
+        prompt = row["prompt"]
         told = self._config.instruction.replace(PROBLEM, prompt) if isinstance(prompt, str) else prompt
         form, system = self._config.prompt_format, self._config.system_prompt
-        return spi.Observation.of_prompt(told, prompt_format=form, system_prompt=system)
+        return spi.Observation.of_prompt(told, prompt_format=form, system_prompt=system, tools=row.get("tools"))

@@ -18,8 +18,8 @@ class Unrewarded:
         prompt = row.get("prompt")
         if prompt is None:
             raise spi.DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-        observation = spi.Observation(text=prompt) if isinstance(prompt, str) else spi.Observation(messages=prompt)
-        return spi.ResetResult(observation=observation, state=None)
+        shown = spi.Observation.of_prompt(prompt, prompt_format="text", tools=row.get("tools"))
+        return spi.ResetResult(observation=shown, state=None)
 
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """Nothing is judged."""

@@ -30,7 +30,7 @@ class MathEnvironment:
         """The instruction with the row's prompt in it; the reference answer is the state."""
         if "prompt" not in row:
             raise spi.DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-        return spi.ResetResult(observation=self._observation(row["prompt"]), state=self._reference(row))
+        return spi.ResetResult(observation=self._observation(row), state=self._reference(row))
 
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0 or 0.0. DataError where the reference is no answer; RewardError where the process that checks was killed."""
@@ -58,10 +58,11 @@ class MathEnvironment:
         """End the processes that check answers; the next call starts others."""
         self._verifier.close()
 
-    def _observation(self, prompt: Any) -> spi.Observation:
+    def _observation(self, row: spi.Row) -> spi.Observation:
+        prompt = row["prompt"]
         told = self._config.instruction.replace(PROBLEM, prompt) if isinstance(prompt, str) else prompt
         form, system = self._config.prompt_format, self._config.system_prompt
-        return spi.Observation.of_prompt(told, prompt_format=form, system_prompt=system)
+        return spi.Observation.of_prompt(told, prompt_format=form, system_prompt=system, tools=row.get("tools"))
 
     def _reference(self, row: spi.Row) -> str:
         name = self._config.answer_field

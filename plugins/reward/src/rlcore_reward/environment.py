@@ -7,7 +7,6 @@ from typing import Any
 from rlcore.spi import (
     DataError,
     EnvironmentContext,
-    Message,
     Observation,
     PluginError,
     ResetResult,
@@ -44,15 +43,15 @@ class RewardModelEnvironment:
         del seed
         if "prompt" not in row:
             raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-        prompt = self._prompt(row["prompt"])
-        observation = Observation(text=prompt) if isinstance(prompt, str) else Observation(messages=prompt)
-        return ResetResult(observation=observation, state=prompt)
+        form, system = self._config.prompt_format, self._config.system_prompt
+        shown = Observation.of_prompt(row["prompt"], prompt_format=form, system_prompt=system, tools=row.get("tools"))
+        return ResetResult(observation=shown, state=shown)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """The value. RewardError where this answer has none; PluginError where the model cannot score at all."""
         loop = asyncio.get_running_loop()
         batches = self._batches.setdefault(loop, Batches(self._pool, self._config.max_batch))
-        found = await batches.ask(Conversation(prompt=state, answer=turn.text))
+        found = await batches.ask(conversation_of(state, turn.text))
         if isinstance(found, Ended):
             raise RewardError(f"the process of the reward model ended with {ending(found.exit_code)}")
         if isinstance(found, Failure):
@@ -64,9 +63,12 @@ class RewardModelEnvironment:
         self._pool.close()
         self._batches.clear()
 
-    def _prompt(self, prompt: str | Sequence[Message]) -> str | Sequence[Message]:
-        if not isinstance(prompt, str) or self._config.prompt_format == "text":
-            return prompt
-        system = self._config.system_prompt
-        begun: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        return [*begun, {"role": "user", "content": prompt}]
+
+def conversation_of(shown: Observation, answer: str) -> Conversation:
+    """A prompt and its answer, of which the prompt's last message may be the beginning."""
+    if shown.messages is None:
+        return Conversation(prompt=shown.text or "", answer=answer)
+    *before, last = shown.messages
+    if last["role"] != "assistant":
+        return Conversation(prompt=shown.messages, answer=answer, tools=shown.tools)
+    return Conversation(prompt=before, answer=last["content"] + answer, tools=shown.tools)

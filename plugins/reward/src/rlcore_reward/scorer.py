@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
-from rlcore.spi import Message, Problem
+from rlcore.spi import Message, Problem, Tool
 from rlcore.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
@@ -33,6 +33,8 @@ class Conversation:
     prompt: str | Sequence[Message]
     """Text as it is, or messages for the reward model's own chat template."""
     answer: str
+    tools: Sequence[Tool] = ()
+    """What the policy may call, for the reward model's template."""
 
 
 @frozen(kw_only=True)
@@ -82,19 +84,30 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
         read = read if read[:1] == begun else [*begun, *read]
         said = _encoded_behind(conversation.answer, tokenizer)
         return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
-    opened = _shown(prompt, tokenizer, add_generation_prompt=True)
+    _require_shown(prompt, conversation.tools, str(tokenizer.chat_template))
+    opened = _shown(prompt, conversation.tools, tokenizer, add_generation_prompt=True)
     answered = [*prompt, {"role": "assistant", "content": conversation.answer}]
-    whole = _shown(answered, tokenizer).rstrip()
+    whole = _shown(answered, conversation.tools, tokenizer).rstrip()
     # Some templates show an answer that is over otherwise than one to come.
     opened = opened if whole.startswith(opened) else ""
     read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
-    return [*read, *(_until_end(said, tokenizer, ends) or [*said, *_following_end(answered, tokenizer, ends)])]
+    return [
+        *read,
+        *(_until_end(said, tokenizer, ends) or [*said, *_following_end(answered, conversation.tools, tokenizer, ends)]),
+    ]
 
 
-def _shown(messages: Sequence[Message], tokenizer: Any, **options: bool) -> str:
-    """Messages through the chat template, which is told the date that every run tells it."""
+def _require_shown(messages: Sequence[Message], tools: Sequence[Tool], template: str) -> None:
+    """ValueError where the prompt has tools, calls or thoughts that the reward model's chat template never shows."""
+    names = {name for message in messages for name in message} - {"role", "content", "name", "tool_call_id", "weight"}
+    if unread := [name for name in sorted(names | ({"tools"} if tools else set())) if name not in template]:
+        raise ValueError(f"found {', '.join(unread)} in the prompt, which the reward model's chat template never shows")
+
+
+def _shown(messages: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, **options: bool) -> str:
+    """Messages and tools through the chat template, which is told the date that every run tells it."""
     today = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, **today, **options)
+    text: str = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **today, **options)
     return text
 
 
@@ -113,13 +126,13 @@ def _encoded_behind(text: str, tokenizer: Any) -> list[int]:
     return _encoded(text, tokenizer)
 
 
-def _following_end(answered: Sequence[Message], tokenizer: Any, ends: Container[int]) -> list[int]:
+def _following_end(answered: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, ends: Container[int]) -> list[int]:
     """The token that ends the last answer where that is the first of what follows, as in GLM's templates; else the tokenizer's
     own end of sequence. A template may show an answer otherwise once a user has replied: then it is that of another answer."""
     with suppress(Exception):  # of a chat template that takes no further message
         for answer in (answered[-1], {"role": "assistant", "content": "."}):
-            whole = _shown([*answered[:-1], answer], tokenizer).rstrip()
-            following = _shown([*answered[:-1], answer, {"role": "user", "content": "."}], tokenizer)
+            whole = _shown([*answered[:-1], answer], tools, tokenizer).rstrip()
+            following = _shown([*answered[:-1], answer, {"role": "user", "content": "."}], tools, tokenizer)
             first = _encoded(following[len(whole) :].lstrip(), tokenizer)[:1] if following.startswith(whole) else []
             if first and first[0] in ends:
                 return first

@@ -50,5 +50,6 @@ def test_what_is_no_row_is_named(rows: Any, names: str) -> None:
 
 
 def test_pairs_need_no_prompt() -> None:
-    made = given_rows([{"chosen": "a", "rejected": "b"}], CONFIG, "data.train", has_prompts=False)
+    config = DatasetConfig(source="python")
+    made = given_rows([{"chosen": "a", "rejected": "b"}], config, "data.train", has_prompts=False)
     assert list(made) == [{"chosen": "a", "rejected": "b"}]

@@ -47,7 +47,7 @@ def test_directory_in_place_of_a_jsonl_file(tmp_path):
         ('{"prompt": null}', "line 2: the field 'prompt' holds NoneType None"),
         ('{"prompt": ""}', "line 2: the field 'prompt' holds an empty text"),
         ('{"prompt": []}', "an empty list of messages"),
-        ('{"prompt": ["a"]}', "holds str as message 0"),
+        ('{"prompt": ["a"]}', "holds message 0 that is str"),
         ('{"prompt": [{"role": "user"}]}', "message 0 whose 'content' is NoneType"),
         ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "message 0 whose 'content' is a list"),
         (

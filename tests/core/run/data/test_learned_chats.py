@@ -3,6 +3,8 @@
 import itertools
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlcore.config.data import DatasetConfig
@@ -15,7 +17,7 @@ from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError
 from rlcore.testing.models import make_tokenizer
 
-from ...chat.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
+from ...chat.chat_templates import CALLING_FORMS, FAMILIES, set_chat_template  # type: ignore[import-not-found]
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -111,16 +113,117 @@ def test_calls_of_tools_are_learned_and_their_results_are_not(load):
         render([{"messages": unseen}], tokenizer)
 
 
+@pytest.fixture(scope="module", params=CALLING_FORMS)
+def calling(request, tmp_path_factory):
+    """The tokenizer of a template that shows calls and thoughts."""
+    directory = tmp_path_factory.mktemp("calling")
+    make_tokenizer(directory)
+    set_chat_template(directory, CALLING_FORMS[request.param], "<|im_end|>")
+    return load_tokenizer(ModelConfig(path=str(directory)))
+
+
+def call(arguments):
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+def tool(**properties):
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+
+
+CALLS = [
+    {"messages": [CHAT[1], call({"a": 1}), {"role": "tool", "content": "1"}, CHAT[2]], "tools": [tool(a={"type": "number"})]},
+    {"messages": [CHAT[1], call({"b": {"c": [2]}, "d": "x"})], "tools": [tool(b={"type": "object"}, d={"type": "string"})]},
+    {"messages": [CHAT[1], call({})], "tools": [tool()]},
+]
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet", "texts", "dataset"])
+def test_calls_and_tools_are_the_same_tokens_in_every_source_and_form(calling, tmp_path, source):
+    rows = CALLS[:2] if source == "dataset" else CALLS
+    expected = render(rows, calling).tokens.tokens.tolist()
+    learned = [text for number in range(2) for text in learned_of(render(CALLS, calling), calling, number)]
+    assert learned[0] == '<tool_call>f{"a": 1}</tool_call><|im_end|>'
+    assert learned[2] == '<tool_call>f{"b": {"c": [2]}, "d": "x"}</tool_call><|im_end|>'
+    if source == "texts":
+        texts = [
+            {**row, "tools": json.dumps(row["tools"]), "messages": [row["messages"][0], call(json.dumps(arguments)), *rest]}
+            for row in rows
+            for arguments, rest in [(row["messages"][1]["tool_calls"][0]["function"]["arguments"], row["messages"][2:])]
+        ]
+        assert render(texts, calling).tokens.tokens.tolist() == expected
+        return
+    if source == "dataset":
+        datasets = pytest.importorskip("datasets")
+        given = given_rows(datasets.Dataset.from_list(rows), DatasetConfig(source="python"), "data.train", may_be_chats=True)
+        assert render(given, calling).tokens.tokens.tolist() == expected
+        return
+    path = tmp_path / f"rows.{source}"
+    if source == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    read = load_rows(DatasetConfig(source=source, path=str(path)), "train", None, may_be_chats=True)
+    assert render(read, calling).tokens.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_are_shown_under_the_name_that_the_template_reads_or_refused(calling, load, name):
+    rows = [{"messages": [CHAT[1], {**CHAT[2], name: "two and two"}]}]
+    assert learned_of(render(rows, calling), calling, 0) == ["<think>two and two</think>4<|im_end|>"]
+    with pytest.raises(DataError, match=f"row 0 .*{name}, a thought"):
+        render(rows, load("chatml"))
+
+
+def test_a_thought_that_the_template_leaves_out_of_an_answer_is_refused(calling, tmp_path):
+    make_tokenizer(tmp_path)
+    template = CALLING_FORMS["objects"].replace("if message.reasoning_content", "if message.reasoning_content and think")
+    set_chat_template(tmp_path, template, "<|im_end|>")
+    with pytest.raises(DataError, match="the thought of message 1"):
+        render([{"messages": [CHAT[1], {**CHAT[2], "thinking": "two"}]}], load_tokenizer(ModelConfig(path=str(tmp_path))))
+
+
+@pytest.mark.parametrize("off", [{"weight": 0}, {"loss": False}, {"train": False}, {"training": 0.0}])
+@pytest.mark.parametrize("history", ["refuse", "segment"])
+def test_answers_that_are_left_out_are_read_and_not_learned(load, off, history):
+    tokenizer = load("chatml")
+    chat = [*CHAT[:2], {**CHAT[2], **off}, *CHAT[3:4], {**CHAT[4], "weight": 1}]
+    examples, whole = render([{"messages": chat}], tokenizer, history=history), render([{"messages": CHAT}], tokenizer)
+    assert examples.tokens.tokens.tolist() == whole.tokens.tokens.tolist()
+    assert learned_of(examples, tokenizer, 0) == ["6, I think.<|im_end|>"]
+    with pytest.raises(DataError, match="row 0 .*weight, loss"):
+        render([{"messages": [CHAT[1], {**CHAT[2], **off}]}], tokenizer)
+
+
+def test_of_a_rewriting_template_the_sequences_without_an_answer_to_learn_are_left_out(load):
+    name = next(name for name, family in FAMILIES.items() if not family.keeps_thoughts)
+    chat = [THOUGHTFUL[0], {**THOUGHTFUL[1], "weight": 0}, *THOUGHTFUL[2:]]
+    assert render([{"messages": chat}], load(name), history="segment").tokens.num_sequences == 1
+
+
+@pytest.mark.parametrize(("name", "near"), [("tool_call", "tool_calls"), ("mood", "Take it out")])
+def test_a_field_that_only_the_template_may_know_is_refused_where_it_shows_none(calling, tmp_path, name, near):
+    rows = [{"messages": [{**CHAT[1], name: "calm"}, CHAT[2]]}]
+    with pytest.raises(DataError, match=f"row 0 .*'{name}'.*{near}"):
+        render(rows, calling)
+    make_tokenizer(tmp_path)
+    template = "{% for m in messages %}{{ m.content }}{{ m.mood }}<|im_end|>{% endfor %}"
+    set_chat_template(tmp_path, template, "<|im_end|>")
+    shown = load_tokenizer(ModelConfig(path=str(tmp_path)))
+    assert "calm" in shown.show(render([{"messages": [{**CHAT[1], "mood": "calm"}, CHAT[2]]}], shown).tokens.sequence(0))
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
+        ({"messages": [CHAT[1], call("{x")]}, "call 0 has arguments that are no JSON"),
+        ({"messages": [CHAT[1], CHAT[2]], "tools": ["x"]}, "tool 0"),
         ({"messages": []}, "found list [] as 'messages'"),
         ({"text": "2+2=4"}, "no field 'messages'"),
         ({"messages": [CHAT[0], CHAT[1]]}, "none of its 2 messages is the assistant's"),
         ({"messages": [CHAT[2]]}, "its first message is the assistant's"),
-        ({"messages": [CHAT[1], "4"]}, "message 1 is '4'"),
-        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 has as its content int"),
-        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 has as its content NoneType"),
+        ({"messages": [CHAT[1], "4"]}, "message 1 that is str '4'"),
+        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 whose 'content' is int"),
+        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 whose 'content' is NoneType"),
         ({"messages": [CHAT[1], {"role": "assistant", "content": " "}]}, "message 1, the assistant's, is empty"),
     ],
 )

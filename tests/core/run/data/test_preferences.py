@@ -15,9 +15,13 @@ from rlcore.config.model import ModelConfig
 from rlcore.run.data import rendering
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.examples import example_batch, joined_examples
+from rlcore.run.data.given_rows import given_rows
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import MARGINS, DataError
+from rlcore.testing.models import make_tokenizer
+
+from ...chat.chat_templates import CALLING_FORMS, set_chat_template  # type: ignore[import-not-found]
 
 texts = st.text("0123456789+=", min_size=1, max_size=12)
 QUESTION = {"role": "user", "content": "1+1="}
@@ -105,6 +109,65 @@ def test_an_earlier_answer_belongs_to_the_prompt(chatml):
     (prompt, chosen), _ = sides(render([row], chatml), chatml)
     assert prompt.count("<|end|>") == 3
     assert chosen == "3<|end|>"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def call(arguments):
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("calling")
+    make_tokenizer(directory)
+    set_chat_template(directory, CALLING_FORMS["objects"], "<|im_end|>")
+    return load_tokenizer(ModelConfig(path=str(directory)))
+
+
+@pytest.mark.parametrize(
+    ("row", "learned"),
+    [
+        ({"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [answer("3")]}, ("2", "3")),
+        ({"prompt": [QUESTION], "chosen": "2", "rejected": "3"}, ("2", "3")),
+        (
+            {"prompt": [QUESTION], "chosen": [call({"a": 1})], "rejected": [call('{"a": 2}')]},
+            ('<tool_call>f{"a": 1}</tool_call>', '<tool_call>f{"a": 2}</tool_call>'),
+        ),
+        (
+            {"chosen": [QUESTION, call({}), {"role": "tool", "content": "1"}, answer("2")]}
+            | {"rejected": [QUESTION, call("{}"), {"role": "tool", "content": "1"}, call({"b": None})]},
+            ("2", '<tool_call>f{"b": null}</tool_call>'),
+        ),
+        (
+            {"prompt": [QUESTION], "chosen": [answer("2") | {"reasoning": "r"}], "rejected": [answer("2")]},
+            ("<think>r</think>2", "2"),
+        ),
+        ({"messages": [QUESTION, answer("2")], "rejected_response": "3"}, ("2", "3")),
+    ],
+)
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), None])
+def test_tools_calls_and_thoughts_are_shown_and_learned(calling, row, learned, tools):
+    rows = given_rows([{**row, "tools": tools}], DatasetConfig(source="python"), "data.train", has_prompts=False)
+    found = sides(render(rows, calling, prompt_limit=999, response_limit=999), calling)
+    assert [text for _, text in found] == [f"{text}<|im_end|>" for text in learned]
+    assert all(prompt.startswith(f"TOOLS:{json.dumps(TOOL)}") is bool(tools) for prompt, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "tools": [TOOL]}, "tools beside a prompt of plain text"),
+        ({"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [call("{x")]}, "arguments that are no JSON"),
+        ({"prompt": [QUESTION], "chosen": [answer(None)], "rejected": [answer("2")]}, "'content' is NoneType"),
+        ({"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [answer("3") | {"weight": 0}]}, "left out by weight"),
+        ({"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [answer("3") | {"mood": "calm"}]}, "'mood'"),
+    ],
+)
+def test_answers_that_cannot_be_compared_are_named(calling, row, fault):
+    with pytest.raises(DataError, match=f"row 0 .*{fault}"):
+        render([row], calling)
 
 
 @pytest.mark.parametrize("source", ["jsonl", "parquet"])

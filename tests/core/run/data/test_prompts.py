@@ -47,6 +47,35 @@ def test_text_messages_and_tokens_become_prompts(tokenizer):
     ]
 
 
+TOOL = {"type": "function", "function": {"name": "look"}}
+BEGUN = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "<think>"}]
+
+
+def test_what_a_prompt_begins_of_an_answer_is_gone_on_with(tokenizer):
+    opened = "user: 2+2?\nassistant: <think>"
+    assert tokenizer.show(render([{"prompt": BEGUN}], tokenizer).tokens.tokens) == opened
+    assert tokenizer.show(encode_prompts([Observation(messages=BEGUN)], tokenizer)[0]) == opened
+    shown = demonstrate([{"prompt": BEGUN, "completion": "4"}], tokenizer).tokens.tokens
+    assert tokenizer.show(shown) == f"{opened}4<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"prompt": "2+2?", "tools": [TOOL]}, "tools beside"),
+        ({"prompt": BEGUN[:1], "tools": [TOOL]}, "never shows"),
+        ({"prompt": BEGUN[:1], "tools": ["look"]}, "tool 0"),
+        ({"prompt": [{**BEGUN[0], "mood": "calm"}]}, "'mood'"),
+        ({"prompt": [BEGUN[0], {**BEGUN[1], "thinking": "a"}, BEGUN[0]]}, "thinking, a thought"),
+    ],
+)
+def test_what_a_prompts_template_would_pass_over_is_named_with_its_row(tokenizer, row, fault):
+    rows = [{"prompt": "a", "completion": "b"}, {"completion": "b", **row}]
+    for read in (render, demonstrate):
+        with pytest.raises(DataError, match=f"row 1 .*{fault}"):
+            read(rows, tokenizer)
+
+
 def test_text_gets_the_beginning_of_sequence_once_and_messages_never(tokenizer):
     beginning = tokenizer.encode("B")[0]
     with_prefix = evolve(tokenizer, prompt_prefix=(beginning,))

@@ -1,5 +1,6 @@
 """Images of rows: beside their file, in columns, in data sets that are learned."""
 
+import base64
 import io
 import json
 
@@ -101,6 +102,82 @@ def test_rows_of_a_program_and_their_completions(tokenizer):
     joined = joined_examples([examples, examples], [0, 2])
     assert joined.images == examples.images * 2
     assert render_prompts(given, tokenizer, config, **options).tokens.num_sequences == 2
+
+
+def url(file):
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "shown"),
+    [
+        ("<image>which?", [RED], "#which?"),
+        ("a<image> or <image>b", [RED, BLUE], "a# or #b"),
+        ("which?", [RED], "#which?"),
+        ("which?", RED, "#which?"),
+        ([{"type": "text", "text": "a<image>b"}], [RED], "a#b"),
+        ([{"type": "text", "text": "which?"}], [RED, BLUE], "##which?"),
+        ([{"type": "image_url", "image_url": {"url": url(RED)}}, {"type": "text", "text": "which?"}], None, "#which?"),
+        ([{"type": "input_image", "image_url": url(RED)}, {"type": "input_text", "text": "which?"}], None, "#which?"),
+        ([{"type": "image", "url": url(RED)}], None, "#"),
+        ([{"type": "image"}], [url(RED)], "#"),
+        ("which?", [], "which?"),
+        ("which?", None, "which?"),
+        ("<image>which?", None, "<image>which?"),
+    ],
+)
+@pytest.mark.parametrize("name", ["images", "image"])
+def test_images_of_a_column_come_where_the_messages_have_places(content, column, shown, name, tokenizer):
+    row = {"prompt": [{"role": "user", "content": content}], "completion": "x"}
+    row |= {} if column is None else {name: column}
+    chat = {**row, "messages": [*row["prompt"], {"role": "assistant", "content": "x"}]}
+    config = DatasetConfig(source="python")
+    pads = "<|vision_start|><|image_pad|><|image_pad|><|vision_end|>"
+    options = {"key": "data.train", "max_prompt_tokens": 99}
+    given = given_rows([row], config, "data.train", may_be_chats=True)
+    told = {key: value for key, value in chat.items() if key not in ("prompt", "completion")}
+    chats = given_rows([told], config, "data.train", may_be_chats=True)
+    for examples in (
+        render_demonstrations(given, tokenizer, config, max_response_tokens=20, **options),
+        learned(chats, config, tokenizer),
+    ):
+        assert tokenizer.show(examples.tokens.sequence(0)).startswith(f"user: {shown.replace('#', pads)}<|end|>")
+        assert len((examples.images or [()])[0]) == shown.count("#")
+    asked = render_prompts(given_rows([row], config, "data.train"), tokenizer, config, **options)
+    assert tokenizer.show(asked.tokens.sequence(0)).startswith(f"user: {shown.replace('#', pads)}<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("content", "column"),
+    [
+        ("<image>which?", [RED, BLUE]),
+        ("<image><image>which?", [RED]),
+        ("<image>which?", []),
+        (SHOWN, [RED, BLUE]),
+        (SHOWN, []),
+        ([{"type": "image", "image": RED}], [BLUE]),
+    ],
+)
+@pytest.mark.parametrize("form", [{}, {"may_be_chats": True}])
+def test_places_and_images_have_to_be_as_many(content, column, form):
+    row = {"messages" if form else "prompt": [{"role": "user", "content": content}], "images": column}
+    with pytest.raises(DataError, match="row 0 .*places for .*<image>"):
+        given_rows([row], DatasetConfig(source="python"), "data.train", **form)
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "fault"),
+    [
+        ({"prompt": "which?", "images": [RED]}, {}, "beside a prompt of plain text"),
+        ({"prompt": "which?", "completion": "a", "image": RED}, {"may_be_chats": True}, "beside a prompt of plain text"),
+        ({"prompt": "which?", "chosen": "a", "rejected": "b", "images": [RED]}, {"has_prompts": False}, "a column of images"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image", "url": "http://a/b"}]}]}, {}, "nothing is downloaded"),
+    ],
+)
+def test_images_that_no_one_would_see_are_refused(row, form, fault):
+    with pytest.raises(DataError, match=f"row 0 .*{fault}"):
+        given_rows([row], DatasetConfig(source="python"), "data.train", **form)
+    given_rows([row], DatasetConfig(source="python"), "data.train", for_agents=True)
 
 
 @pytest.mark.parametrize("image", ["images/no.png", "rows.jsonl"])

@@ -3,18 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
 
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
+from rlcore.run.plan.data_sets import observer_of
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import (
-    DataError,
-)
+from rlcore.spi import ConfigError, DataError, Observation, ResetResult
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.models import make_tokenizer
 
@@ -44,6 +44,32 @@ def test_only_rows_that_are_used_are_held_out_or_trained_on(
         assert inputs.notes == (
             f"data.evaluation: {found} held-out prompts are in data.train too, so that evaluations measure what was trained on",
         )
+
+
+def test_fields_that_only_the_environment_reads_are_told_once(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "a:", "system": ""}, *({"prompt": f"{name}:", "system": "s", "documents": None} for name in "bc")]
+    rows += [{"prompt": "d:", "tools": [{"name": "f"}]}]  # which the environment does not show
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with load_inputs(prepared("data.train.source=jsonl", f"data.train.path={path}"), FakeTokenizer()) as inputs:
+        assert [note.partition(": the")[0] for note in inputs.notes] == [
+            f"data.train: rows have a field {name!r}" for name in ("system", "tools")
+        ]
+
+
+def test_prompts_with_tools_need_what_reads_calls_before_the_run() -> None:
+    shown = Observation(messages=[{"role": "user", "content": "q"}], tools=[{"type": "function", "function": {"name": "f"}}])
+    episodes = SimpleNamespace(reset_all=lambda rows, _: [ResetResult(observation=shown, state=None) for _ in rows])
+    prepared: Any = SimpleNamespace(resets_cheaply=True)
+    for reads_calls in (True, False):
+        observe = observer_of(prepared, cast("Any", episodes), reads_calls=reads_calls)
+        assert observe is not None
+        if reads_calls:
+            assert observe([{}]) == [shown]
+            continue
+        with pytest.raises(ConfigError) as raised:
+            observe([{}])
+        assert [problem.path for problem in raised.value.problems] == ["rollout.tool_parser"]
 
 
 def test_rows_that_are_measured_alone_may_stand_in_for_those_to_train_on(prepared: Callable[..., RunPlan]) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from rlcore.chat.conversation import Conversation
+from rlcore.chat.conversation import Conversation, opened_prompt
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
@@ -298,6 +298,49 @@ def test_calls_reach_the_environment_and_those_that_cannot_be_read_too(load, tal
         ("", {}, False),
     ]
     assert (first.content, last.content, last.tool_calls) == ("Hm.", "4", ())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_policy_goes_on_with_an_answer_that_the_prompt_begins(load, family):
+    tokenizer = load(family)
+    opened = tokenizer.render_chat([USER])
+    begun = {"role": "assistant", "content": "Well, "}
+    conversation = Conversation.begin([USER, begun], tokenizer, continues=True)
+    assert opened_prompt([USER, begun], tokenizer) == (opened, "Well, ")
+    gone_on, added = conversation.with_text("4").answered([USER], tokenizer)
+    plain, expected = Conversation.begin([USER], tokenizer).with_text("Well, 4").answered([USER], tokenizer)
+    assert (gone_on.shown, added) == (plain.shown, expected)
+    assert Conversation.begin([USER, begun], tokenizer).opened == tokenizer.render_chat([USER, begun])
+
+
+class Opening:
+    """A tokenizer whose template opens a thought."""
+
+    def render_chat(self, messages, tools=()):
+        return f"{messages[-1]['content']}|<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "shown"),
+    [("<think>", "q|<think>\n"), ("<think>\nSo", "q|<think>\nSo"), ("So", "q|<think>\nSo"), ("", "q|<think>\n")],
+)
+def test_a_thought_that_the_template_opens_is_opened_once(begun, shown):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": begun}]
+    assert "".join(opened_prompt(messages, Opening())) == shown
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "assistant", "content": "a"}],
+        [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}],
+        [USER, {"role": "assistant", "content": "a", "reasoning": "b"}],
+        [USER, {"role": "assistant", "content": [{"type": "image", "image": b"a"}]}],
+    ],
+)
+def test_what_is_no_beginning_of_an_answer_is_refused(messages):
+    with pytest.raises(DataError, match="beginning of an answer"):
+        opened_prompt(messages, Opening())
 
 
 def test_tools_need_a_parser(load, talk):

@@ -63,6 +63,7 @@ def test_every_real_number_is_a_reward_and_a_metric(reward):
         (going(messages=[{"role": "user", "content": "\ud800"}]), "message 0 whose 'content' is a text with half a character"),
         (done(1.0, reward_components={"\ud800": 1.0}), "a reward component called '\\ud800', with half a character"),
         (done(1.0, metrics={"\ud800": 1.0}), "a metric called '\\ud800', with half a character"),
+        (going(messages=[{"role": "assistant", "content": "a"}]), "ends with the assistant's message"),
         (going(messages=[{"role": "user"}]), "message 0 whose 'content' is NoneType, not text"),
         (done(np.complex64(1)), "returned the reward np.complex64(1+0j); expected a float"),
         (done(1.0, metrics={"x": None}), "returned the metric 'x' None; expected a float"),

@@ -1,27 +1,23 @@
 """Rows of an Arrow table: Parquet files and data sets of the Hub."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from rlcore.config.data import DatasetConfig
-from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field
-from rlcore.run.data.row_images import with_images
-from rlcore.schema.homes import expanded
+from rlcore.run.data.arrow_nulls import cleaner
+from rlcore.run.data.row_fields import RowReader
 from rlcore.spi import DataError, LazyRows, Row
 
 CHUNK_ROWS = 1024
 
 
 class ArrowRows(LazyRows):
-    """The rows of an Arrow table, made into Python objects as they are taken."""
+    """The rows of an Arrow table, made into Python objects as they are taken, without the nulls that fill structs."""
 
-    def __init__(self, table: pa.Table, read: Callable[[dict[str, Any]], Row] = dict) -> None:
-        """`read` makes a row of the fields of one."""
-        super().__init__(table.num_rows, lambda number: read(table.slice(number, 1).to_pylist()[0]))
-        self._read = read
+    def __init__(self, table: pa.Table, reader: RowReader) -> None:
+        super().__init__(table.num_rows, lambda number: self._read(number, table.slice(number, 1).to_pylist()[0]))
+        self._reader, self._clean = reader, cleaner(table.schema)
         self.table = table
         """The table of all rows, those outside of a slice too."""
 
@@ -29,28 +25,26 @@ class ArrowRows(LazyRows):
         if self.numbers.step != 1:
             yield from super().__iter__()
             return
-        for batch in self.table.slice(self.numbers.start, len(self)).to_batches(max_chunksize=CHUNK_ROWS):
-            yield from map(self._read, batch.to_pylist())
+        number = self.numbers.start
+        for batch in self.table.slice(number, len(self)).to_batches(max_chunksize=CHUNK_ROWS):
+            yield from (self._read(place, row) for place, row in enumerate(batch.to_pylist(), start=number))
+            number += batch.num_rows
+
+    def _read(self, number: int, row: Row) -> Row:
+        return self._reader.read(self._clean(row), f"row {number} (the first is 0)")
 
 
-def arrow_rows(
-    table: pa.Table, config: DatasetConfig, key: str, *, has_prompts: bool = True, may_be_chats: bool = False
-) -> ArrowRows:
-    """The rows of a table, whose fields and texts are checked. DataError where one is not what it has to be, or has no prompt
-    where each `has_prompts`, unless they `may_be_chats` and are."""
-    has_prompts = has_prompts and not (may_be_chats and config.messages_field in table.column_names)
-    if has_prompts and config.prompt_field not in table.column_names:
-        raise no_such_field(key, f"{config.path}", config.prompt_field, table.column_names)
+def arrow_rows(table: pa.Table, reader: RowReader) -> ArrowRows:
+    """The rows of a table, whose columns and texts are checked: DataError where one is not what it has to be, or has no prompt.
+    What a row holds beyond that is checked as it is taken."""
+    config, key = reader.config, reader.key
+    has_prompts = reader.has_prompts and not (reader.may_be_chats and config.messages_field in table.column_names)
+    reader.require_prompt_field(table.column_names, f"{config.path}")
     table = table if config.limit is None else table.slice(0, config.limit)
     _require_utf8(table, config, key)
     if has_prompts:
         _require_prompts(table, config, key)
-    for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
-        if field_name != name and field_name in table.column_names:
-            others = table.drop_columns([name]) if name in table.column_names else table
-            table = others.append_column(name, table.column(field_name))
-    folder = expanded(config.path or "").parent if config.source == "parquet" else None
-    return ArrowRows(table, partial(with_images, config=config, folder=folder))
+    return ArrowRows(table, reader)
 
 
 def _require_prompts(table: pa.Table, config: DatasetConfig, key: str) -> None:
@@ -105,5 +99,10 @@ def _holds_prompts(kind: pa.DataType) -> bool:
         kind = kind.value_type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
-        return bool(pa.types.is_struct(kind)) and {"role", "content"} <= {kind.field(i).name for i in range(kind.num_fields)}
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        names = {kind.field(i).name for i in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
+        return {"role", "content"} <= names or {"from", "value"} <= names or _is_json(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind)) or _is_json(kind)
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.json"

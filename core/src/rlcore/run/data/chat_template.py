@@ -1,5 +1,6 @@
 """Messages through a tokenizer's chat template, and nothing of them left out."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.chat.messages import OWN, THOUGHTS, read_messages, thought_of
 from rlcore.images import Placeholders, image_parts, images_of, shown_message
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError
 
 TODAY = date(2024, 7, 26)
@@ -93,10 +96,12 @@ class ChatTemplate:
                 "a prompt has tools, but the chat template never shows any. Set model.chat_template to one that does, or "
                 "describe them in a message and read the calls in the answer"
             )
+        messages = read_messages(messages, keeps_unreadable=True)
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", template):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
-        conversation = [shown_message(message) for message in messages]
+        conversation = [self._told(message) for message in messages]
         text = self._render(conversation, tools, answered=answered)
+        self._require_fields_shown(conversation, tools, text, answered=answered)
         for number, message in enumerate(conversation):
             role = str(message.get("role"))
             place = (template, role, number == 0)
@@ -104,6 +109,35 @@ class ChatTemplate:
                 self._require_shown(conversation, number, role, tools)
                 self._shown.add(place)
         return self._with_images(text, messages)
+
+    def _told(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it, with its thought under the name that the template reads."""
+        told = {name: value for name, value in shown_message(message).items() if name not in (*THOUGHTS, "weight")}
+        if thought := thought_of(message):
+            known = [name for name in THOUGHTS if re.search(rf"""[.'"]{name}\b""", str(self.backend.chat_template))]
+            if not known:
+                name = next(name for name in THOUGHTS if message.get(name))
+                raise DataError(
+                    f"a message has {name}, a thought beside its content, but the chat template never shows any. Write it into "
+                    "the content, as <think>…</think> or as the model has it"
+                )
+            told[known[0]] = thought
+        return told
+
+    def _require_fields_shown(
+        self, conversation: Sequence[dict[str, Any]], tools: Sequence[Any], text: str, *, answered: bool
+    ) -> None:
+        """DataError where messages have a field that is none of a message's own, and whose value changes nothing."""
+        template = str(self.backend.chat_template)
+        for name in sorted({name for message in conversation for name in message} - OWN):
+            if (template, name, True) in self._shown:
+                continue
+            without = [{key: value for key, value in message.items() if key != name} for message in conversation]
+            if self._render(without, tools, answered=answered) == text:
+                near = nearest(name, sorted(OWN))
+                hint = f" Did you mean {near!r}?" if near else " Take it out"
+                raise DataError(f"a message has the unknown field {name!r}, which the chat template does not show.{hint}")
+            self._shown.add((template, name, True))
 
     def _with_images(self, text: str, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text with placeholders for the images of the messages."""
@@ -134,18 +168,31 @@ class ChatTemplate:
     ) -> str:
         template = template_for(self.backend.chat_template, has_tools=bool(tools))
         today = {"strftime_now": TODAY.strftime} if reads("strftime_now", template) else {}
-        try:
-            text = self.backend.apply_chat_template(
-                list(conversation),
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=not answered,
-                **today,
-                **self.variables,
-            )
-        except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
-            raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
-        return str(text)
+        options = {"tools": [dict(tool) for tool in tools] or None, "add_generation_prompt": not answered, **today}
+        for form in (conversation, [_with_arguments_as_text(message) for message in conversation]):
+            try:
+                return str(self.backend.apply_chat_template(list(form), tokenize=False, **options, **self.variables))
+            except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
+                # DeepSeek's and others join the arguments to text, and raise TypeError for objects.
+                if form is not conversation or not any(message.get("tool_calls") for message in conversation):
+                    raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
+        raise AssertionError("the second form returns or raises")
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, whose calls have the JSON text of their arguments."""
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    texts = [
+        one["arguments"] if isinstance(one["arguments"], str) else json.dumps(one["arguments"], ensure_ascii=False)
+        for one in functions
+    ]
+    calls = [
+        {**call, "function": {**call["function"], "arguments": text}}
+        for call, text in zip(message["tool_calls"], texts, strict=True)
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def reads(name: str, template: str | None) -> bool:

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from attrs import evolve
 
-from rlcore.config.data import DatasetConfig
 from rlcore.run.data.arrow_rows import CHUNK_ROWS, ArrowRows, arrow_rows
 from rlcore.run.data.jsonl_line import MAX_LINE_BYTES
-from rlcore.run.data.row_fields import prompt_fault
+from rlcore.run.data.row_fields import RowReader, prompt_fault
 from rlcore.run.data.text_file import read_text_file
 from rlcore.spi import DataError
 from rlcore.spi.arrays import Int64Array
@@ -25,9 +25,9 @@ Record: TypeAlias = tuple[int, list[str]]
 class CsvRows(ArrowRows):
     """The rows of a CSV file. The format has no types: each field is text."""
 
-    def __init__(self, rows: ArrowRows, lines: Int64Array) -> None:
+    def __init__(self, rows: ArrowRows, reader: RowReader, lines: Int64Array) -> None:
         """`lines` int64 [N]: the line that each row begins on, from 1."""
-        super().__init__(rows.table)
+        super().__init__(rows.table, reader)
         self._lines = lines
 
     def line(self, index: int) -> int:
@@ -35,13 +35,13 @@ class CsvRows(ArrowRows):
         return int(self._lines[self.numbers[index]])
 
 
-def csv_rows(path: Path, config: DatasetConfig, key: str, *, has_prompts: bool = True, may_be_chats: bool = False) -> CsvRows:
-    """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt where each
-    `has_prompts`."""
+def csv_rows(path: Path, reader: RowReader) -> CsvRows:
+    """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt."""
+    config, key = reader.config, reader.key
     records = _records(read_text_file(path, key), path, key)
     _, names = next(records, (1, []))
     _check_names(names, path, key)
-    prompts = names.index(config.prompt_field) if has_prompts and config.prompt_field in names else None
+    prompts = names.index(config.prompt_field) if reader.has_prompts and config.prompt_field in names else None
     lines: list[int] = []
     batches = []
     rows = islice((_checked(record, names, prompts, path, key) for record in records), config.limit)
@@ -50,8 +50,8 @@ def csv_rows(path: Path, config: DatasetConfig, key: str, *, has_prompts: bool =
         columns = zip(*(fields for _, fields in chunk), strict=True)
         batches.append(pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], names))
     table = pa.Table.from_batches(batches, pa.schema([(name, pa.string()) for name in names]))
-    made = arrow_rows(table, config, key, has_prompts=has_prompts and bool(lines), may_be_chats=may_be_chats)
-    return CsvRows(made, np.asarray(lines, np.int64))
+    made = arrow_rows(table, evolve(reader, has_prompts=reader.has_prompts and bool(lines)))
+    return CsvRows(made, reader, np.asarray(lines, np.int64))
 
 
 def _records(content: bytes, path: Path, key: str) -> Iterator[Record]:

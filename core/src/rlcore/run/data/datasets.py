@@ -5,8 +5,9 @@ stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -15,9 +16,10 @@ from rlcore.registry.plugin_errors import attributed
 from rlcore.run.data.arrow_rows import arrow_rows
 from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
+from rlcore.run.data.row_fields import RowReader
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
-from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, Row
+from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, LazyRows, Row
 
 Split: TypeAlias = Literal["train", "evaluation"]
 
@@ -29,25 +31,23 @@ def load_rows(
     owner: str = "environment",
     *,
     key: str | None = None,
-    has_prompts: bool = True,
-    may_be_chats: bool = False,
+    **form: Any,
 ) -> Sequence[Row]:
-    """The rows of `[data.<split>]`, or of the section `key`, at least one; DataError where there are none or one has no prompt,
-    unless not each `has_prompts` of its own, as where it is a conversation's beginning, or it `may_be_chats` with a field for
-    them. `owner` is what messages call the environment.
+    """The rows of `[data.<split>]`, or of the section `key`, at least one; DataError where there are none, or one cannot be
+    read. `form` are further fields of RowReader. `owner` is what messages call the environment.
 
     A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
     its file, not of its objects.
     """
     key = key or f"data.{split}"
+    folder = expanded(config.path or "").parent if config.source in ("jsonl", "parquet") else None
+    reader = RowReader(config=config, key=key, folder=folder, **form)
     if config.source == "environment":
-        rows = _environment_rows(config, key, split, environment, owner)
+        rows = _environment_rows(reader, split, environment, owner)
     elif config.source in ("jsonl", "csv"):
-        read = jsonl_rows if config.source == "jsonl" else csv_rows
-        rows = read(_existing_path(config, key), config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
+        rows = (jsonl_rows if config.source == "jsonl" else csv_rows)(_existing_path(config, key), reader)
     else:
-        table = _parquet_table(config, key) if config.source == "parquet" else _hub_table(config, key)
-        rows = arrow_rows(table, config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
+        rows = arrow_rows(_parquet_table(config, key) if config.source == "parquet" else _hub_table(config, key), reader)
     if len(rows) == 0:
         where = f"the environment's {split!r} split" if config.path is None else f"{config.path}"
         limited = "" if config.limit is None else f" ({key}.limit is {config.limit})"
@@ -62,8 +62,10 @@ def row_name(rows: Sequence[Row], number: int) -> str:
 
 
 def _environment_rows(
-    config: DatasetConfig, key: str, split: Split, environment: Environment | AgentEnvironment | None, owner: str
+    reader: RowReader, split: Split, environment: Environment | AgentEnvironment | None, owner: str
 ) -> Sequence[Row]:
+    """The environment's own rows, as they are unless the recipe maps their fields."""
+    config, key = reader.config, reader.key
     rows = None if environment is None else _rows_of(environment, split, owner)
     if rows is None:
         has = "the recipe names no environment" if environment is None else f"the environment brings no {split!r} rows"
@@ -71,7 +73,15 @@ def _environment_rows(
             f'{key}.source: found "environment", but {has}. Name a data set: {key}.source = "jsonl" (or "csv", "parquet", '
             f'"huggingface") and {key}.path'
         )
-    return rows if config.limit is None else rows[: config.limit]
+    own = rows if config.limit is None else rows[: config.limit]
+    if not reader.maps:
+        return own
+    read = partial(_read_own, own, reader)
+    return LazyRows(len(own), read, getattr(own, "level_of", None))
+
+
+def _read_own(rows: Sequence[Row], reader: RowReader, number: int) -> Row:
+    return reader.read(rows[number], f"row {number} (the first is 0)")
 
 
 def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: str) -> Sequence[Row] | None:

@@ -13,13 +13,14 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore import spi
+from rlcore.chat.messages import ASSISTANT, IN_LOSS, read_messages, read_tools, thought_of
 from rlcore.config.data import DatasetConfig
-from rlcore.images import content_fault, image_file, image_parts, images_of, shown_message
+from rlcore.images import image_file, images_of
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.data.turn_ends import ASSISTANT, ended_answer
+from rlcore.run.data.turn_ends import ended_answer
 from rlcore.spi.arrays import BoolArray
 
 EXPECTED = "be learned from as chats; expected messages with role and content, and an answer of the assistant's"
@@ -76,6 +77,8 @@ class _Segment:
     opening: str
     """What the policy reads before its first turn there."""
     said: list[str] = field(factory=list)
+    learned: list[bool] = field(factory=list)
+    """Whether each of its turns is learned."""
     between: list[str] = field(factory=list)
     """What it reads between one turn and the next, one fewer than turns."""
     shown: str
@@ -86,7 +89,7 @@ class _Segment:
 
 def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history: str) -> list[_Segment]:
     """A row's chat as the policy would see it, in text; DataError says why it is none."""
-    messages, tools = _messages(row, config), row.get("tools") or ()
+    messages, tools = _messages(row, config), read_tools(row.get("tools"))
     segments: list[_Segment] = []
     for number, message in enumerate(messages):
         if message["role"] != ASSISTANT:
@@ -99,24 +102,29 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 f"expected it to go on from {opened[-60:]!r}"
             )
         answer = ended_answer(whole, opened, messages[: number + 1], tools, tokenizer, messages[number + 1 :])
+        if (thought := thought_of(message).strip()) and thought not in answer:
+            raise spi.DataError(f"the chat template does not show the thought of message {number}: {thought!r:.60}")
+        is_learned = "weight" not in message
         before, images = segments[-1] if segments else None, images_of(messages[:number])
         if before is not None and opened.startswith(before.shown):
             added = opened[len(before.shown) :]
             segments[-1] = _Segment(
                 opening=before.opening,
                 said=[*before.said, answer],
+                learned=[*before.learned, is_learned],
                 between=[*before.between, added],
                 shown=f"{before.shown}{added}{answer}",
                 images=images,
             )
         elif before is None or history == "segment":
-            segments.append(_Segment(opening=opened, said=[answer], shown=opened + answer, images=images))
+            segment = _Segment(opening=opened, said=[answer], learned=[is_learned], shown=opened + answer, images=images)
+            segments.append(segment)
         else:
             raise spi.DataError(
                 f"the chat template rewrites what it had shown once message {number} is to be answered; expected it to add "
                 'only. Learn such chats in several sequences, each as the policy sees it, with rollout.history = "segment"'
             )
-    return segments
+    return [segment for segment in segments if any(segment.learned)]
 
 
 def _read(content: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -132,25 +140,18 @@ def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:
         what = f"no field {name!r}" if name not in row else f"{type(found).__name__} {found!r:.60} as {name!r}"
         raise spi.DataError(f"found {what}; expected a list of chat messages (data.*.messages_field)")
     messages: list[Mapping[str, Any]] = []
-    for number, message in enumerate(found):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise spi.DataError(f"message {number} is {message!r:.60}; expected one with role and content")
-        content: Any = message.get("content")
-        if content is None and message.get("tool_calls"):
-            content = ""
-        if fault := content_fault(content):
-            raise spi.DataError(f"message {number} has as its content {fault}")
-        is_answer, is_text = message["role"] == ASSISTANT, not image_parts(message)
-        if is_answer and not is_text:
+    for number, message in enumerate(read_messages(found)):
+        content, is_answer = message["content"], message["role"] == ASSISTANT
+        if is_answer and not isinstance(content, str):
             raise spi.DataError(f"message {number}, the assistant's, has an image; expected text")
-        content = shown_message(dict(message) | {"content": content})["content"] if is_text else _read(content)
-        if is_answer and not content.strip() and not message.get("tool_calls"):
+        if is_answer and not (content.strip() or message.get("tool_calls") or thought_of(message)):
             raise spi.DataError(f"message {number}, the assistant's, is empty; expected an answer")
-        # Arrow gives every message all fields that any of them has.
-        messages.append({key: value for key, value in message.items() if value is not None} | {"content": content})
+        messages.append(message if isinstance(content, str) else {**message, "content": _read(content)})
     roles = [message["role"] for message in messages]
     if ASSISTANT not in roles:
         raise spi.DataError(f"none of its {len(roles)} messages is the assistant's, but of {', '.join(sorted({*roles}))}")
+    if all("weight" in message for message in messages if message["role"] == ASSISTANT):
+        raise spi.DataError(f"each of the assistant's messages is left out by {', '.join(IN_LOSS)}; expected one to learn")
     if roles[0] == ASSISTANT:
         raise spi.DataError("its first message is the assistant's; expected one before it, which it answers")
     return messages
@@ -168,5 +169,5 @@ def _tokens(segment: _Segment, tokenizer: Tokenizer, eos: int) -> tuple[list[int
             mask.append(np.zeros(len(read), np.bool_))
         answer = ended(said, tokenizer, eos, is_chat=True)
         tokens += answer
-        mask.append(np.ones(len(answer), np.bool_))
+        mask.append(np.full(len(answer), segment.learned[number]))
     return tokens, np.concatenate(mask)

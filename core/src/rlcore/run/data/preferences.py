@@ -4,19 +4,21 @@ Chats have the form of HuggingFaceH4's and TRL's data sets: whole conversations 
 assistant's, or a prompt of messages with the answers' messages alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
+from rlcore.chat.conversation import opened_prompt
+from rlcore.chat.messages import ASSISTANT, IN_LOSS, read_messages, thought_of
 from rlcore.config.data import DatasetConfig
 from rlcore.functions import is_number
-from rlcore.images import image_parts, shown_message
+from rlcore.images import image_parts
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
-from rlcore.run.data.row_fields import prompt_fault
+from rlcore.run.data.row_fields import prompt_fault, tools_beside
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.data.turn_ends import ended_answer, turn_end
 
@@ -82,11 +84,8 @@ def _pair_of(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig) -> _Pair
     prompt = row.get(config.prompt_field)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise spi.DataError("one answer is text, the other is not; expected two texts, or two lists of chat messages")
-    return (
-        _text_pair(prompt, chosen, rejected, tokenizer)
-        if isinstance(chosen, str)
-        else _chat_pair(prompt, chosen, rejected, tokenizer)
-    )
+    pair = _text_pair if isinstance(chosen, str) else _chat_pair
+    return pair(prompt, chosen, rejected, tools_beside(prompt if isinstance(chosen, str) else None, row), tokenizer)
 
 
 def _margin_of(row: spi.Row, name: str) -> float:
@@ -97,20 +96,25 @@ def _margin_of(row: spi.Row, name: str) -> float:
     return float(value)
 
 
-def _text_pair(prompt: Any, chosen: str, rejected: str, tokenizer: Tokenizer) -> _Pair:
+def _text_pair(prompt: Any, chosen: str, rejected: str, tools: Sequence[spi.Tool], tokenizer: Tokenizer) -> _Pair:
     """Answers of plain text, behind a prompt of text or of messages."""
     if prompt is None:
         raise spi.DataError("found no prompt, with answers that are text; expected one (data.*.prompt_field)")
-    if fault := prompt_fault(prompt):
+    text, end = prompt, ""
+    if not isinstance(prompt, str):
+        messages = _messages(prompt, "prompt")
+        text, end = "".join(opened_prompt(messages, tokenizer, tools)), turn_end(messages, tools, tokenizer)
+    elif fault := prompt_fault(prompt):
         raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
-    _require_two(chosen, rejected)
-    is_chat = not isinstance(prompt, str)
-    _require_text_alone(prompt if is_chat else ())
-    text, end = (tokenizer.render_chat(prompt), turn_end(prompt, (), tokenizer)) if is_chat else (prompt, "")
-    return _Pair(prompt=text, chosen=chosen + end, rejected=rejected + end, is_chat=is_chat)
+    for side, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer.strip():
+            raise spi.DataError(f"the {side} answer is empty; expected one with text")
+    if chosen == rejected:
+        raise spi.DataError("both answers are equal; expected two that differ")
+    return _Pair(prompt=text, chosen=chosen + end, rejected=rejected + end, is_chat=not isinstance(prompt, str))
 
 
-def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tokenizer: Tokenizer) -> _Pair:
+def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tools: Sequence[spi.Tool], tokenizer: Tokenizer) -> _Pair:
     """Answers that are messages: the template's text behind the prompt of each."""
     chats = [_conversation(prompt, messages, side) for side, messages in (("chosen", chosen), ("rejected", rejected))]
     common = next((i for i, (one, other) in enumerate(zip(*chats, strict=False)) if one != other), min(map(len, chats)))
@@ -126,48 +130,44 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tokenizer: Tokenizer) ->
         raise spi.DataError("the two conversations have no message in common; expected the prompt as their beginning")
     if isinstance(prompt, str) and prompt.strip() not in [message["content"].strip() for message in begun]:
         raise spi.DataError(f"none of the messages that both conversations begin with is the prompt {prompt!r:.60}")
-    _require_two(*(chat[-1]["content"] for chat in chats))
-    opened = tokenizer.render_chat(begun)
+    opened = tokenizer.render_chat(begun, tools)
     answers = []
     for chat in chats:
-        whole = tokenizer.render_answered(chat)
+        whole = tokenizer.render_answered(chat, tools)
         if not whole.startswith(opened) or not whole[len(opened) :].strip():
             raise spi.DataError(
                 "the chat template does not write the answer behind the prompt: found "
                 f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}. Set model.chat_template to one that does, or "
                 "model.chat_template_kwargs, as where it opens a thought that the answers lack"
             )
-        answers.append(ended_answer(whole, opened, chat, (), tokenizer))
+        if (thought := thought_of(chat[-1]).strip()) not in whole[len(opened) :]:
+            raise spi.DataError(f"the chat template does not show the thought of an answer: {thought!r:.60}")
+        answers.append(ended_answer(whole, opened, chat, tools, tokenizer))
     return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)
 
 
-def _conversation(prompt: Any, messages: Any, side: str) -> list[Mapping[str, Any]]:
+def _conversation(prompt: Any, messages: Any, side: str) -> list[spi.Message]:
     """A whole conversation; DataError where it is none that ends with an answer."""
-    if fault := prompt_fault(messages):
-        raise spi.DataError(f"found {fault} as its {side} answer; expected text, or chat messages with role and content")
-    _require_text_alone(messages)
-    chat: list[Mapping[str, Any]] = [shown_message(message) for message in messages]
+    chat = _messages(messages, f"{side} answer")
     if prompt is not None and not isinstance(prompt, str):
-        if fault := prompt_fault(prompt):
-            raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
-        _require_text_alone(prompt)
-        before = [shown_message(message) for message in prompt]
+        before = _messages(prompt, "prompt")
         chat = chat if chat[: len(before)] == before else [*before, *chat]
-    if chat[-1]["role"] != "assistant":
-        raise spi.DataError(f"the {side} messages end with one of {chat[-1]['role']!r}; expected the assistant's answer")
+    last = chat[-1]
+    if last["role"] != ASSISTANT:
+        raise spi.DataError(f"the {side} messages end with one of {last['role']!r}; expected the assistant's answer")
+    if not (last["content"].strip() or last.get("tool_calls") or thought_of(last)):
+        raise spi.DataError(f"the {side} answer is empty; expected one with text")
+    if "weight" in last:
+        raise spi.DataError(f"the {side} answer is left out by {', '.join(IN_LOSS)}; expected two answers to compare")
     return chat
 
 
-def _require_text_alone(messages: Sequence[Mapping[str, Any]]) -> None:
-    """DataError where messages have images."""
+def _messages(value: Any, what: str) -> list[spi.Message]:
+    """Messages of text alone."""
+    try:
+        messages = read_messages(value)
+    except spi.DataError as error:
+        raise spi.DataError(f"found {error} as its {what}; expected text, or chat messages with role and content") from error
     if any(map(image_parts, messages)):
         raise spi.DataError("found images; expected text alone: preferences between answers to images cannot be learned")
-
-
-def _require_two(chosen: str, rejected: str) -> None:
-    """DataError where one of two answers is empty, or both are the same."""
-    for side, answer in (("chosen", chosen), ("rejected", rejected)):
-        if not answer.strip():
-            raise spi.DataError(f"the {side} answer is empty; expected one with text")
-    if chosen == rejected:
-        raise spi.DataError("both answers are equal; expected two that differ")
+    return messages

@@ -6,12 +6,14 @@ from typing import TypeAlias
 from attrs import frozen
 
 from rlcore import spi
+from rlcore.chat.conversation import opened_prompt
+from rlcore.chat.messages import read_messages
 from rlcore.config.data import DatasetConfig
 from rlcore.images import images_of
 from rlcore.run.data.datasets import row_name
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
-from rlcore.run.data.row_fields import COMPLETION, PROMPT, prompt_fault
+from rlcore.run.data.row_fields import COMPLETION, PROMPT, read_prompt, tools_beside
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.data.turn_ends import turn_end
 from rlcore.spi.arrays import Int64Array
@@ -35,7 +37,8 @@ def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> 
     """Tokens of each prompt. Text is encoded as it is, after the beginning-of-sequence token where the tokenizer's own
     settings want one; messages go through the chat template; tokens stay. DataError where that leaves something out."""
     texts = [
-        prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages, prompt.tools) for prompt in prompts
+        prompt.text if prompt.messages is None else "".join(opened_prompt(prompt.messages, tokenizer, prompt.tools))
+        for prompt in prompts
     ]
     rendered = [prompt.messages is not None for prompt, text in zip(prompts, texts, strict=True) if text is not None]
     encoded = iter(encode_prompt_texts([text for text in texts if text is not None], rendered, tokenizer))
@@ -47,7 +50,7 @@ def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> 
 
 def prompt_images(messages: str | Sequence[spi.Message] | None) -> tuple[bytes, ...]:
     """The images of a prompt, in order; none of one that is no messages."""
-    return () if messages is None or isinstance(messages, str) else images_of(messages)
+    return () if messages is None or isinstance(messages, str) else images_of(read_messages(messages))
 
 
 def render_prompts(
@@ -91,7 +94,9 @@ def render_demonstrations(
         texts = [_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)]
         chats = [not isinstance(row[PROMPT], str) for row in chunk]
         if chat_end is None and any(chats):
-            chat_end = turn_end(chunk[chats.index(True)][PROMPT], (), tokenizer)
+            row = chunk[chats.index(True)]
+            prompt = read_prompt(row[PROMPT])
+            chat_end = "" if isinstance(prompt, str) else turn_end(prompt, tools_beside(prompt, row), tokenizer)
         completions = tokenizer.encode_behind(
             [f"{text}{chat_end}" if is_chat else text for text, is_chat in zip(texts, chats, strict=True)]
         )
@@ -119,11 +124,15 @@ def _prompt_tokens(
 
 
 def _row_prompt(rows: Sequence[spi.Row], row: spi.Row, number: int, key: str) -> spi.Observation:
-    prompt = row.get(PROMPT)
-    if fault := prompt_fault(prompt):
-        found = f"fields {', '.join(map(repr, row))}" if PROMPT not in row else fault
-        raise spi.DataError(f"{key}: {row_name(rows, number)}: found {found}; expected a prompt: text, or chat messages")
-    return spi.Observation(text=prompt) if isinstance(prompt, str) else spi.Observation(messages=prompt)
+    try:
+        prompt = read_prompt(row.get(PROMPT))
+        tools = tools_beside(prompt, row)
+    except spi.DataError as error:
+        found = f"fields {', '.join(map(repr, row))}" if PROMPT not in row else error
+        raise spi.DataError(
+            f"{key}: {row_name(rows, number)}: found {found}; expected a prompt: text, or chat messages"
+        ) from error
+    return spi.Observation(text=prompt) if isinstance(prompt, str) else spi.Observation(messages=prompt, tools=tools)
 
 
 def _completion(rows: Sequence[spi.Row], row: spi.Row, number: int, config: DatasetConfig, key: str) -> str:

@@ -1,37 +1,202 @@
-"""The fields of a row that the core reads: what a prompt may be, and what is said where there is none."""
+"""What a row of a data set means, whichever source it comes from: its mapped fields, and the columns that the core reads."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from attrs import field, frozen
+
+from rlcore.chat.messages import ASSISTANT, has_value, read_messages, read_tools
+from rlcore.chat.public_fields import FIELDS
+from rlcore.config.data import DatasetConfig
 from rlcore.half_characters import half_character
-from rlcore.images import content_fault
+from rlcore.run.data.row_images import column_images, with_images
 from rlcore.schema.suggestions import nearest
-from rlcore.spi import DataError
+from rlcore.spi import DataError, Message, Row
 
 PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
+_MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
+_USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
 
 
-def no_such_field(key: str, where: str, wanted: str, found: Sequence[str]) -> DataError:
-    near = nearest(wanted, found) or next((name for name in _USUAL_PROMPT_FIELDS if name in found), None)
-    hint = f'. Did you mean {key}.prompt_field = "{near}"?' if near else f". Set {key}.prompt_field to one of them"
+@frozen(kw_only=True, eq=False)
+class RowReader:
+    """Reads the rows of one data set."""
+
+    config: DatasetConfig
+    key: str
+    """The data set's section of the recipe."""
+    has_prompts: bool = True
+    """Whether each row has a prompt; those of preferences need none."""
+    may_be_chats: bool = False
+    """Whether rows are learned, and may be whole chats instead."""
+    for_agents: bool = False
+    """Whether agents get the rows as they are."""
+    folder: Path | None = None
+    """Where relative paths of images begin."""
+    told: dict[str, str] = field(factory=dict)
+    """Gathers the fields that rows have and the core does not read, each with what becomes of it."""
+
+    @property
+    def maps(self) -> bool:
+        """Whether the recipe names a field otherwise than usual."""
+        return any(getattr(self.config, option) != usual for option, usual in _USUAL.items())
+
+    def read(self, row: Mapping[str, Any], where: str) -> Row:
+        """The row with its prompt and completion under these names, and what the core reads in one form. DataError names the
+        row by `where`, and what of it cannot be read."""
+        found = dict(row)
+        for name, field_name in ((PROMPT, self.config.prompt_field), (COMPLETION, self.config.completion_field)):
+            if field_name != name and field_name in row:
+                found[name] = row[field_name]
+        is_chat = self.may_be_chats and self.config.messages_field in row
+        if PROMPT not in found:
+            self.require_prompt_field(list(map(str, row)), where)
+        try:
+            if not self.for_agents:
+                self._require_known(found)
+                self._read_columns(found, is_chat and found.get(COMPLETION) is None)
+        except DataError as error:
+            raise DataError(f"{self.key}: {where}: found {error}") from error
+        is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
+        if self.has_prompts and not is_chat and not is_agents:
+            found[PROMPT] = self._prompt(found[PROMPT], where)
+        self._require_mapped(row, where)
+        return found
+
+    def require_prompt_field(self, names: Sequence[str], where: str) -> None:
+        """DataError where neither a prompt nor a whole chat is among the fields of a row that has to have one."""
+        config = self.config
+        if not self.has_prompts or (self.may_be_chats and config.messages_field in names):
+            return
+        if self.may_be_chats and config.messages_field != _USUAL["messages_field"]:
+            raise no_such_field(self.key, where, config.messages_field, names, "messages_field")
+        if config.prompt_field not in names:
+            raise no_such_field(self.key, where, config.prompt_field, names)
+
+    def _prompt(self, prompt: Any, where: str) -> str | Sequence[Message]:
+        try:
+            return read_prompt(prompt)
+        except DataError as error:
+            raise DataError(
+                f"{self.key}: {where}: the field {self.config.prompt_field!r} holds {error}; expected text, or a list of chat "
+                'messages {"role": …, "content": …}'
+            ) from error
+
+    def _require_mapped(self, row: Mapping[str, Any], where: str) -> None:
+        """DataError where the recipe maps a field that the row has not."""
+        for option, usual in _USUAL.items():
+            name = getattr(self.config, option)
+            if name == usual or row.get(name) is not None:
+                continue
+            if name not in row:
+                raise no_such_field(self.key, where, name, list(map(str, row)), option)
+            raise DataError(f"{self.key}: {where} has null as {name!r}; expected a value in every row ({self.key}.{option})")
+
+    def _require_known(self, row: Mapping[str, Any]) -> None:
+        """DataError for fields that would change what is read or learned, were they read."""
+        is_learned = self.may_be_chats or not self.has_prompts
+        for one in FIELDS:
+            if one.level != "row" or one.decision not in ("refused", "told"):
+                continue
+            for name in one.names:
+                if not has_value(row.get(name)) or not self._applies(name, row[name]):
+                    continue
+                if one.decision == "refused" and (is_learned or not one.for_environment):
+                    raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
+                self.told[name] = one.meaning if is_learned else "the environment gets it, and the policy does not see it"
+
+    def _applies(self, name: str, value: object) -> bool:
+        """Whether a field of this name means here what others mean by it."""
+        if name in {getattr(self.config, option) for option in _MAPPED}:
+            return False
+        if name == "label":
+            return isinstance(value, bool) and self.may_be_chats
+        if name == "input":
+            return self.config.prompt_field == "instruction"
+        return name != "margin" or not self.has_prompts
+
+    def _read_columns(self, row: dict[str, Any], is_chat: bool) -> None:
+        """Put tools, images and messages of the row into one form."""
+        if row.get("tools") is not None:
+            row["tools"] = read_tools(row["tools"])
+        images = column_images(row)
+        if not self.has_prompts:
+            if images:
+                raise DataError(
+                    "a column of images; expected text alone: preferences between answers to images cannot be learned"
+                )
+            self._read_rejected(row)
+            return
+        completion: Any = row.get(COMPLETION)
+        prompt: Any = row.get(PROMPT)
+        if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
+            row[self.config.messages_field] = [*map(_unlearned, prompt), *completion]
+            del row[COMPLETION]
+            is_chat = True
+        if images and isinstance(prompt, str) and not is_chat:
+            raise DataError(
+                "a column of images beside a prompt of plain text; expected chat messages, which have places for them"
+            )
+        name = self.config.messages_field if is_chat else PROMPT
+        if _are_messages(row.get(name)):
+            row[name] = with_images(row[name], images, self.folder)
+
+    def _read_rejected(self, row: dict[str, Any]) -> None:
+        """Make two answers of a chat beside another end of it."""
+        messages: Any = row.get(self.config.messages_field)
+        text = row.get("rejected_response")
+        other = row.get("rejected_messages") or ([{"role": ASSISTANT, "content": text}] if isinstance(text, str) else text)
+        if row.get(self.config.chosen_field) is None and _are_messages(messages) and other:
+            row[self.config.chosen_field] = messages
+            row[self.config.rejected_field] = other if row.get("rejected_messages") else [*messages[:-1], *other]
+
+
+def no_such_field(key: str, where: str, wanted: str, found: Sequence[str], option: str = "prompt_field") -> DataError:
+    """The error for a row without a field that the recipe names."""
+    asked = option
+    usual = _USUAL_PROMPT_FIELDS if option == "prompt_field" else ()
+    near = nearest(wanted, found) or next((name for name in usual if name in found), None)
+    if option == "prompt_field" and "conversations" in found:
+        option, near = "messages_field", "conversations"
+    hint = f'. Did you mean {key}.{option} = "{near}"?' if near else f". Set {key}.{option} to one of them"
     listed = ", ".join(map(repr, found)) or "none"
-    return DataError(f"{key}: {where} lacks the field {wanted!r} ({key}.prompt_field); found the fields {listed}{hint}")
+    return DataError(f"{key}: {where} lacks the field {wanted!r} ({key}.{asked}); found the fields {listed}{hint}")
+
+
+def read_prompt(value: object) -> str | Sequence[Message]:
+    """A prompt: text, or chat messages. The text of the DataError goes on from "found"."""
+    if not isinstance(value, str):
+        return read_messages(value)
+    if not value:
+        raise DataError("an empty text")
+    if half := half_character(value):
+        raise DataError(f"a text with {half}")
+    return value
 
 
 def prompt_fault(value: object) -> str | None:
-    """What keeps `value` from being a prompt (text, or chat messages), or None where nothing does."""
-    if isinstance(value, str):
-        half = half_character(value)
-        return "an empty text" if not value else f"a text with {half}" if half else None
-    if not isinstance(value, Sequence) or isinstance(value, bytes):
-        return f"{type(value).__name__} {value!r:.60}"
-    if not value:
-        return "an empty list of messages"
-    for number, message in enumerate(value):
-        if not isinstance(message, Mapping):
-            return f"{type(message).__name__} as message {number}"
-        if not isinstance(message.get("role"), str):
-            return f"message {number} whose 'role' is {type(message.get('role')).__name__}, not text"
-        if fault := content_fault(message.get("content")):
-            return f"message {number} whose 'content' is {fault}"
+    """What keeps `value` from being a prompt, or None where nothing does."""
+    try:
+        read_prompt(value)
+    except DataError as error:
+        return str(error)
     return None
+
+
+def tools_beside(prompt: object, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a row. DataError where its prompt is plain text, in which no chat template shows them."""
+    tools = read_tools(row.get("tools"))
+    if tools and isinstance(prompt, str):
+        raise DataError("tools beside a prompt of plain text; expected chat messages, whose template shows them")
+    return tools
+
+
+def _are_messages(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _unlearned(message: Any) -> Any:
+    is_answer = isinstance(message, Mapping) and message.get("role") == ASSISTANT
+    return {**message, "weight": 0} if is_answer else message

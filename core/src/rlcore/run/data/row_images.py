@@ -1,56 +1,122 @@
-"""The images of rows: paths beside a data set's file, and columns of images that messages leave places for."""
+"""The images of a row: in its messages, and in a column of images that the messages have places for."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.config.data import DatasetConfig
-from rlcore.run.data.row_fields import PROMPT
+from rlcore.chat.messages import ASSISTANT, read_image_part
+from rlcore.images import image_source
 from rlcore.schema.homes import expanded
-from rlcore.spi import Row
+from rlcore.spi import DataError
 
 COLUMNS = ("images", "image")
-"""Where Hugging Face data sets have the images that messages name by {"type": "image"} alone."""
+"""Where data sets have the images that messages only have places for."""
+MARK = "<image>"
+"""The place of an image in a message's text."""
 
 
-def with_images(row: dict[str, Any], config: DatasetConfig, folder: Path | None) -> Row:
-    """The row, whose messages name their images: those without one take the next of the row's column of images, and relative
-    paths begin at `folder`. A row whose messages hold text alone stays as it is."""
-    column = _column(row)
-    for name in (PROMPT, config.messages_field):
-        messages: Any = row.get(name)
-        if _has_parts(messages):
-            row[name] = [_with_images(message, column, folder) for message in messages]
-    return row
+def column_images(row: Mapping[str, Any]) -> list[object] | None:
+    """The images of a row's column; None where it has none of these columns."""
+    name = next((name for name in COLUMNS if row.get(name) is not None), None)
+    if name is None:
+        return [] if any(name in row for name in COLUMNS) else None
+    value = row[name]
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return [one for one in value if one is not None] if is_list else [value]
 
 
-def _column(row: Mapping[str, Any]) -> Iterator[object]:
-    for name in COLUMNS:
-        if row.get(name) is not None:
-            value = row[name]
-            yield from value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-            return
+def with_images(messages: Sequence[Any], column: Sequence[object] | None, folder: Path | None) -> list[Any]:
+    """The messages with their images: those without one take the next of the column, and relative paths begin at `folder`.
+    Where texts have marks, the column's images come there; where messages have no places at all, they come before the text of
+    the first message of a user. DataError where places and images are not as many."""
+    found = [_with_named(message) for message in messages]
+    if column is not None:
+        if not any(_has_images(message) for message in found):
+            found = [_with_marks_as_places(message) for message in found]
+        if not any(_has_images(message) for message in found):
+            found = _with_places_in_front(found, len(column))
+        if (places := sum(map(_places, found))) != len(column):
+            raise DataError(
+                f"places for {places} images in the messages and {len(column)} in the column of images; expected as many "
+                f'(a place is {{"type": "image"}} among a message\'s parts, or {MARK} in its text)'
+            )
+    images = iter(column or ())
+    return [_filled(message, images, folder) for message in found]
 
 
-def _has_parts(messages: object) -> bool:
-    return isinstance(messages, Sequence) and any(
-        isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple) for message in messages
-    )
+def _parts(message: Any) -> list[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return list(content) if isinstance(content, list | tuple) else []
 
 
-def _with_images(message: Any, column: Iterator[object], folder: Path | None) -> Any:
-    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
+def _with_named(message: Any) -> Any:
+    """The message with each image in one form."""
+    if not (parts := _parts(message)):
         return message
-    return {**message, "content": [_part(part, column, folder) for part in message["content"]]}
+    return {**message, "content": [_named(part) for part in parts]}
 
 
-def _part(part: Any, column: Iterator[object], folder: Path | None) -> Any:
+def _named(part: Any) -> Any:
+    return part if not isinstance(part, Mapping) or (image := read_image_part(part)) is None else image
+
+
+def _has_images(message: Any) -> bool:
+    return any(isinstance(part, Mapping) and part.get("type") == "image" for part in _parts(message))
+
+
+def _is_place(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image" and part.get("image") is None
+
+
+def _places(message: Any) -> int:
+    return sum(map(_is_place, _parts(message)))
+
+
+def _with_marks_as_places(message: Any) -> Any:
+    """The message with a place for each mark in its text; answers may speak of marks."""
+    if not isinstance(message, Mapping) or message.get("role", message.get("from")) in (ASSISTANT, "gpt"):
+        return message
+    name = "value" if message.get("content") is None else "content"
+    texts = [{"type": "text", "text": message[name]}] if isinstance(message.get(name), str) else _parts(message)
+    split = [piece for part in texts for piece in _split(part)]
+    if not any(map(_is_place, split)):
+        return message
+    return {**{key: value for key, value in message.items() if key != name}, "content": split}
+
+
+def _split(part: Any) -> Iterator[Any]:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        yield part
+        return
+    for number, piece in enumerate(text.split(MARK)):
+        if number:
+            yield {"type": "image"}
+        if piece:
+            yield {"type": "text", "text": piece}
+
+
+def _with_places_in_front(messages: Sequence[Any], number: int) -> list[Any]:
+    for place, message in enumerate(messages):
+        if number and isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            texts = [{"type": "text", "text": content}] if isinstance(content, str) else _parts(message)
+            shown = {**message, "content": [*[{"type": "image"}] * number, *texts]}
+            return [*messages[:place], shown, *messages[place + 1 :]]
+    return list(messages)
+
+
+def _filled(message: Any, images: Iterator[object], folder: Path | None) -> Any:
+    if not (parts := _parts(message)):
+        return message
+    return {**message, "content": [_filled_part(part, images, folder) for part in parts]}
+
+
+def _filled_part(part: Any, images: Iterator[object], folder: Path | None) -> Any:
     if not isinstance(part, Mapping) or part.get("type") != "image":
         return part
     image = part.get("image")
-    image = next(column, None) if image is None else image
-    if isinstance(image, Mapping):
-        image = image.get("bytes") or image.get("path")
+    image = image_source(next(images, None) if image is None else image)
     if isinstance(image, str) and folder is not None:
         image = str(folder / expanded(image))
     return {"type": "image", "image": image}

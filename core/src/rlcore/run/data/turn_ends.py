@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from rlcore.chat.messages import ASSISTANT
 from rlcore.run.data.chat_template import PROBE
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi import DataError
-
-ASSISTANT = "assistant"
 
 Messages = Sequence[Mapping[str, Any]]
 

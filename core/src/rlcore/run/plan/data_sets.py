@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.discovery import Entry
@@ -20,6 +20,7 @@ from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.group_starts import no_parser
 from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
 from rlcore.spi.arrays import Int32Array, Int64Array
 
@@ -36,19 +37,28 @@ class DataSet:
     rows: Sequence[Row]
     first: int
     """The number of its first row among those of the split."""
+    told: dict[str, str] = field(factory=dict)
+    """Fields of its rows that the core does not read, each with what becomes of it; filled as rows are read."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about its rows, once they were read."""
+        return [f"{self.key}: rows have a field {name!r}: {what}" for name, what in self.told.items()]
 
 
 def data_sets(prepared: RunPlan, split: Split) -> list[DataSet]:
     """The data sets of a split that the recipe has."""
     config: DatasetConfig = getattr(prepared.recipe.data, split)
     if config.mix is None:
-        rows = _loaded(prepared, split, config, None)
+        told: dict[str, str] = {}
+        rows = _loaded(prepared, split, config, None, told)
         _require_unnamed(prepared, f"data.{split}", rows)
-        return [DataSet(key=f"data.{split}", name=None, config=config, rows=rows, first=0)]
+        return [DataSet(key=f"data.{split}", name=None, config=config, rows=rows, first=0, told=told)]
     found, first = [], 0
     for name, part in config.parts().items():
-        rows = _loaded(prepared, split, part, name)
-        found.append(DataSet(key=f"data.{split}.mix.{name}", name=name, config=part, rows=rows, first=first))
+        told = {}
+        rows = _loaded(prepared, split, part, name, told)
+        found.append(DataSet(key=f"data.{split}.mix.{name}", name=name, config=part, rows=rows, first=first, told=told))
         first += len(rows)
     return found
 
@@ -76,18 +86,22 @@ def all_rows(sets: Sequence[DataSet]) -> Sequence[Row]:
     return sets[0].rows if sets[0].name is None else MixedRows({one.name or "": one.rows for one in sets})
 
 
-def _loaded(prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None) -> Sequence[Row]:
+def _loaded(prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None, told: dict[str, str]) -> Sequence[Row]:
     is_learned = split == "train" or prepared.measures_examples
     source = prepared.algorithm.needs.source if is_learned else "rollouts"
-    form = {"has_prompts": source != "preferences", "may_be_chats": source == "demonstrations"}
+    form = {
+        "has_prompts": source != "preferences",
+        "may_be_chats": source == "demonstrations",
+        "for_agents": source == "rollouts" and prepared.runs_agents,
+    }
     if config.source == "python":
-        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
+        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", told=told, **form)
     environment, entry = _environment_of(prepared, name)
     owner, key = (
         "environment" if entry is None else entry.label,
         f"data.{split}" if name is None else f"data.{split}.mix.{name}",
     )
-    return load_rows(config, split, environment, owner, key=key, **form)
+    return load_rows(config, split, environment, owner, key=key, told=told, **form)
 
 
 def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | AgentEnvironment | None, Entry | None]:
@@ -99,8 +113,9 @@ def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | 
     return environment.backends[wanted], entries[wanted]
 
 
-def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | None:
-    """The prompts that the environment makes of rows, where it can say so before the run."""
+def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None, *, reads_calls: bool) -> Observe | None:
+    """The prompts that the environment makes of rows, where it can say so before the run; `reads_calls`, whether any may have
+    tools."""
     if episodes is None or not prepared.resets_cheaply:
         return None
 
@@ -110,6 +125,8 @@ def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | 
             if isinstance(reset, Failure):
                 # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
                 raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
+            if reset.observation.tools and not reads_calls:
+                raise no_parser()
             observations.append(reset.observation)
         return observations
 
@@ -171,12 +188,15 @@ def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokeniz
             one.config,
             key=one.key,
             max_prompt_tokens=limit,
-            observe=partial(_observed, observe, one.name),
+            observe=partial(_observed, observe, one),
         )
         _require_known(prepared, one.key, "a prompt", prompts.tokens.tokens)
         parts.append(prompts.rows + one.first)
     return np.concatenate(parts)
 
 
-def _observed(observe: Observe, name: str | None, rows: Sequence[Row]) -> Sequence[Observation]:
-    return observe([of_set(row, name) for row in rows])
+def _observed(observe: Observe, one: DataSet, rows: Sequence[Row]) -> Sequence[Observation]:
+    shown = observe([of_set(row, one.name) for row in rows])
+    if any(row.get("tools") and not prompt.tools for row, prompt in zip(rows, shown, strict=True)):
+        one.told["tools"] = "the environment does not show them to the policy"
+    return shown

@@ -168,7 +168,8 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
     check_vocabulary(recipe, tokenizer)
     episodes = _episodes(prepared, vocab_size)
     try:
-        observe = observer_of(prepared, episodes)
+        tool_parser = _tool_parser(prepared, tokenizer)
+        observe = observer_of(prepared, episodes, reads_calls=tool_parser is not None)
         train_sets = data_sets(prepared, "train")
         examples = None
         if prepared.algorithm.needs.source != "rollouts":
@@ -178,7 +179,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             train_kept = within_limits(prepared, train_sets, tokenizer, observe)
         train_rows = all_rows(train_sets)
         evaluation_rows, evaluation_kept, measured = None, np.zeros(0, np.int64), np.zeros(0, np.int64)
-        held_out = None
+        held_out, sets = None, list[DataSet]()
         if recipe.data.evaluation is not None and (prepared.measures_examples or prepared.environment is not None):
             sets = data_sets(prepared, "evaluation")
             evaluation_rows = all_rows(sets)
@@ -197,7 +198,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             notes += tuple(_few_open(levels, recipe.training.prompts_per_step))
         yield Inputs(
             tokenizer=tokenizer,
-            tool_parser=_tool_parser(prepared, tokenizer),
+            tool_parser=tool_parser,
             episodes=episodes,
             train_sets=train_sets,
             train_rows=train_rows,
@@ -208,7 +209,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             evaluation_kept=evaluation_kept,
             measured=measured,
             measured_sets=evaluation_rows.names_of(measured) if isinstance(evaluation_rows, MixedRows) else (),
-            notes=notes,
+            notes=(*notes, *(note for one in (*train_sets, *sets) for note in one.notes)),
             held_out=held_out,
             train_levels=levels,
         )

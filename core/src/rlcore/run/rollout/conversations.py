@@ -28,7 +28,9 @@ class Conversations:
 
     def begin(self, episodes: Sequence[int], prompt: Observation) -> None:
         """Some episodes begin with the same prompt; only of messages a conversation can be told."""
-        begun = None if prompt.messages is None else Conversation.begin(prompt.messages, self._tokenizer, prompt.tools)
+        begun = None
+        if prompt.messages is not None:
+            begun = Conversation.begin(prompt.messages, self._tokenizer, prompt.tools, continues=True)
         self._conversations |= dict.fromkeys(episodes, begun)
         self._ends |= dict.fromkeys(episodes)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlcore.chat.messages import ASSISTANT, read_messages
 from rlcore.half_characters import half_character
 from rlcore.images import image_parts
 from rlcore.run.data.row_fields import prompt_fault
@@ -43,8 +44,11 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
         _check_observation(result.observation, vocab_size)
         if result.observation.tools:
             raise ContractError("returned an observation with tools; expected them at reset, where the episode begins")
-        if any(map(image_parts, result.observation.messages or ())):
+        messages = [] if result.observation.messages is None else read_messages(result.observation.messages)
+        if any(map(image_parts, messages)):
             raise ContractError("returned an observation with images; expected them at reset, where the episode begins")
+        if messages and messages[-1]["role"] == ASSISTANT:
+            raise ContractError("returned an observation that ends with the assistant's message; expected one that it answers")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
     return result

@@ -128,7 +128,7 @@ class GroupStarts:
                 self._give_places(group.number, cohort.too_long(self._plans.place_of(group.number), row, len(tokens)))
                 continue
             if reset.observation.tools and not turns.reads_calls:
-                raise _no_parser()
+                raise no_parser()
             prompt = np.asarray(tokens, np.int32)
             images = prompt_images(reset.observation.messages)
             group.begin(prompt, reset, options.group_size, options.max_response_tokens, options.max_turn_tokens, images)
@@ -173,12 +173,13 @@ class GroupStarts:
                 self._go_on_together(cohort)
 
 
-def _no_parser() -> ConfigError:
+def no_parser() -> ConfigError:
+    """The error for prompts with tools whose calls nothing reads."""
     return ConfigError(
         [
             Problem(
                 path="rollout.tool_parser",
-                found='"auto", an environment with tools, and a chat template that shows no form of calls that the core reads',
+                found='"auto", prompts with tools, and a chat template that shows no form of calls that the core reads',
                 expected=f"one of {', '.join(FORMS)}, or the name of a parser that the generator brings",
             )
         ]

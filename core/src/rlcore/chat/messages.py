@@ -1,0 +1,269 @@
+"""What a chat message, the call of a tool and a tool mean, in each public form.
+
+Every path reads them here, into one form: chats, prompts and preferences of data sets, environments, sessions, reward models.
+A message has the text or the parts of its content, calls with objects as arguments, and `weight` 0 where it is not learned.
+What keeps one from being read is a DataError whose text goes on from "found".
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from rlcore.chat.public_fields import instead_of, names_of, synonyms
+from rlcore.half_characters import half_character
+from rlcore.images import content_fault, image_source
+from rlcore.spi import DataError, Message, Tool
+
+ASSISTANT = "assistant"
+THOUGHTS = synonyms("message", "reasoning_content")
+"""Names of the thought before an answer; templates read one of them."""
+IN_LOSS = synonyms("message", "weight")
+"""Names of what says whether an answer is learned."""
+OWN = frozenset({"role", "content", "weight", "name", "tool_call_id", "tool_calls", *THOUGHTS})
+"""Fields of a message that is read; any other is one that only the chat template may know."""
+_SHAREGPT = {"human": "user", "gpt": ASSISTANT, "observation": "tool"}
+_READ = {"role", "content", "from", "value", "tool_calls", "function_call", "refusal", "prefix", *IN_LOSS}
+_DROPPED = {"annotations"}
+_IMAGES = ("image", "image_url", "input_image")
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_TOOL = '{"type": "function", "function": {"name": …, "parameters": …}}'
+
+
+def read_messages(value: object, *, keeps_unreadable: bool = False) -> list[Message]:
+    """The messages of a chat. With `keeps_unreadable`, arguments of calls that are no JSON stay the text that they are."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise DataError(f"{type(value).__name__} {value!r:.60}")
+    if not value:
+        raise DataError("an empty list of messages")
+    found = []
+    for number, message in enumerate(value):
+        try:
+            found.append(read_message(message, is_last=number == len(value) - 1, keeps_unreadable=keeps_unreadable))
+        except DataError as error:
+            raise DataError(f"message {number} {error}") from error
+    return found
+
+
+def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bool = False) -> Message:
+    """One message. The text of the DataError goes on from "found a message"."""
+    if not isinstance(message, Mapping):
+        raise DataError(f"that is {type(message).__name__} {message!r:.60}, not an object with role and content")
+    role = _role(message)
+    calls = _read_calls(message, keeps_unreadable)
+    thoughts = {name: message[name] for name in THOUGHTS if message.get(name)}
+    if odd := next((name for name, text in thoughts.items() if not isinstance(text, str)), None):
+        raise DataError(f"whose {odd!r} is {type(message[odd]).__name__}, not text")
+    if len({*thoughts.values()}) > 1:
+        raise DataError(f"with different texts as {' and '.join(map(repr, thoughts))}")
+    if message.get("prefix") and not (is_last and role == ASSISTANT):
+        raise DataError("with 'prefix', which only the last message of a chat may have, and of the assistant's")
+    normal: dict[str, Any] = {"role": role, "content": _read_content(message, may_be_none=bool(calls or thoughts)), **thoughts}
+    if calls:
+        normal["tool_calls"] = calls
+    if not _is_learned(message, role):
+        normal["weight"] = 0
+    normal |= _others(message)
+    return normal
+
+
+def read_tools(value: object) -> tuple[Tool, ...]:
+    """The tools of a row or a request: a list of them, or its JSON text. The text of the DataError goes on from "found"."""
+    tools = () if value is None else _parsed(value, "tools") if isinstance(value, str) else value
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise DataError(f"the tools {value!r:.60}; expected a list of {_TOOL}")
+    return tuple(_read_tool(number, tool) for number, tool in enumerate(tools))
+
+
+def read_arguments(value: object) -> dict[str, Any]:
+    """The arguments of a call: an object, or its JSON text; none where there is nothing."""
+    arguments = {} if value in (None, "") else _parsed(value, "arguments") if isinstance(value, str) else value
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"arguments that are {type(arguments).__name__} {value!r:.60}; expected a JSON object")
+    return dict(arguments)
+
+
+def thought_of(message: Message) -> str:
+    """What an answer's message has as its thought beside its content; empty where it has none."""
+    return next((str(message[name]) for name in THOUGHTS if message.get(name)), "")
+
+
+def read_image_part(part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An image among a message's parts as {"type": "image", "image": …}, None for one that a column of images is to fill; None
+    for a part that is no image."""
+    if part.get("type") not in _IMAGES:
+        return None
+    values = {name: part[name] for name in synonyms("part", "image") if part.get(name) is not None}
+    if len(values) > 1:
+        raise DataError(f"an image by {' and '.join(map(repr, values))}; expected one of them")
+    _require_known("part", part, {"type", *values})
+    value = next(iter(values.values()), None)
+    if isinstance(value, Mapping) and "image_url" in values:
+        _require_known("part", value, {"url"})
+        value = value.get("url")
+    return {"type": "image", "image": image_source(value, is_base64="base64" in values)}
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    name = "role" if message.get("role") is not None else "from" if message.get("from") is not None else "role"
+    role = message.get(name)
+    if not isinstance(role, str):
+        raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
+    return _SHAREGPT.get(role, role) if name == "from" else role
+
+
+def _read_content(message: Mapping[str, Any], *, may_be_none: bool) -> str | list[Mapping[str, Any]]:
+    """The text of a message, or its texts and images."""
+    content: Any = message.get("content") if message.get("content") is not None else message.get("value")
+    if message.get("refusal"):
+        if content:
+            raise DataError("with both 'content' and 'refusal'")
+        content = message["refusal"]
+    if content is None and may_be_none:
+        return ""
+    parts: str | list[Any] = content
+    if isinstance(content, list | tuple):
+        try:
+            parts = [_read_part(part) if isinstance(part, Mapping) else part for part in content]
+        except DataError as error:
+            raise DataError(f"whose 'content' has {error}") from error
+    if fault := content_fault(parts):
+        raise DataError(f"whose 'content' is {fault}")
+    if isinstance(parts, str) or any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    if (image := read_image_part(part)) is not None:
+        return image
+    kind = part.get("type")
+    if kind not in _TEXTS:
+        return part  # content_fault names it
+    field = "refusal" if kind == "refusal" else "text"
+    _require_known("part", part, {"type", field})
+    return {"type": "text", "text": part.get(field)}
+
+
+def _read_calls(message: Mapping[str, Any], keeps_unreadable: bool) -> list[dict[str, Any]]:
+    calls: Any = message.get("tool_calls")
+    if isinstance(calls, str) and calls:
+        calls = _parsed(calls, "'tool_calls'", "with")
+    if legacy := message.get("function_call"):
+        if calls:
+            raise DataError("with both 'tool_calls' and 'function_call'")
+        calls = [{"function": legacy}]
+    if not isinstance(calls or [], Sequence) or isinstance(calls, str):
+        raise DataError(f"whose 'tool_calls' are {type(calls).__name__}, not a list")
+    found = []
+    for number, call in enumerate(calls or []):
+        try:
+            found.append(_read_call(call, keeps_unreadable))
+        except DataError as error:
+            raise DataError(f"whose call {number} has {error}") from error
+    return found
+
+
+def _read_call(call: object, keeps_unreadable: bool) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise DataError(f"the form {call!r:.60}; expected an object with function.name and function.arguments")
+    function: Any = call.get("function")
+    if function is None:
+        _require_known("call", call, {"id", "type", "name", "arguments"})
+        function = {name: call.get(name) for name in ("name", "arguments")}
+    else:
+        _require_known("call", call, {"id", "type", "function"})
+    if call.get("type", "function") not in ("function", None):
+        raise DataError(f"the type {call['type']!r}; expected 'function'")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise DataError(f"the function {function!r:.60}; expected one with name and arguments")
+    _require_known("call", function, {"name", "arguments"})
+    try:
+        arguments: Any = read_arguments(function.get("arguments"))
+    except DataError:
+        if not keeps_unreadable or not isinstance(function.get("arguments"), str):
+            raise
+        arguments = function["arguments"]
+    read: dict[str, Any] = {} if call.get("id") is None else {"id": call["id"]}
+    return {**read, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _read_tool(number: int, tool: object) -> Tool:
+    """A tool as OpenAI's chats have it; as its Responses or transformers have it, the function's fields stand outside."""
+    tool = _parsed(tool, f"tool {number}") if isinstance(tool, str) else tool
+    if not isinstance(tool, Mapping) or tool.get("type", "function") not in ("function", None):
+        raise DataError(f"tool {number} as {tool!r:.60}; expected {_TOOL}")
+    function: Any = tool.get("function")
+    if function is None:
+        function = {name: value for name, value in tool.items() if name != "type"}
+    elif odd := [name for name, value in tool.items() if name not in ("type", "function") and value is not None]:
+        raise DataError(f"tool {number} with the unknown field {odd[0]!r}; expected {_TOOL}")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise DataError(f"tool {number} as {tool!r:.60}; expected {_TOOL}")
+    if isinstance(function.get("parameters"), str):
+        function = {**function, "parameters": _parsed(function["parameters"], f"tool {number}'s parameters")}
+    if not isinstance(function.get("parameters") or {}, Mapping):
+        raise DataError(f"tool {number} with the parameters {function['parameters']!r:.60}; expected a JSON schema")
+    _require_json(function, f"tool {number}")
+    return {"type": "function", "function": dict(function)}
+
+
+def _is_learned(message: Mapping[str, Any], role: str) -> bool:
+    said = {name: message[name] for name in IN_LOSS if message.get(name) is not None}
+    for name, value in said.items():
+        if value not in (0, 1):  # True and False are among these
+            raise DataError(f"whose {name!r} is {value!r:.60}; expected 0, 1, false or true: an answer is learned or it is not")
+        if value and role != ASSISTANT:
+            raise DataError(f"of the role {role!r} whose {name!r} is {value!r}; only the assistant's messages are learned")
+    if len({bool(value) for value in said.values()}) > 1:
+        raise DataError(f"with {' and '.join(map(repr, said))}, which contradict each other")
+    return role != ASSISTANT or all(said.values())
+
+
+def _others(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and ids, and fields that only a chat template may know. DataError for those that nothing here can do."""
+    read = _READ | _DROPPED | {*THOUGHTS}
+    others = {name: value for name, value in message.items() if name not in read and value is not False and has_value(value)}
+    if refused := next(iter(names_of("message", "refused") & others.keys()), None):
+        raise DataError(f"with the field {refused!r}: {instead_of('message', refused)}")
+    for name in ("name", "tool_call_id"):
+        if not isinstance(others.get(name, ""), str):
+            raise DataError(f"whose {name!r} is {type(others[name]).__name__}, not text")
+    return others
+
+
+def _require_known(level: Any, value: Mapping[str, Any], known: set[str]) -> None:
+    """DataError where a part or a call has fields that mean something else, or nothing that is known."""
+    known = known | names_of(level, "no effect")
+    for name in value:
+        if name not in known and value[name] is not False and has_value(value[name]):
+            remedy = instead_of(level, name) if name in names_of(level, "refused") else "leave it out"
+            raise DataError(f"the unknown field {name!r}: {remedy}")
+
+
+def has_value(value: object) -> bool:
+    """Whether a field says anything: null and what is empty do not."""
+    return value is not None and not (isinstance(value, str | Sequence | Mapping) and not value)
+
+
+def _parsed(text: str, what: str, before: str = "") -> Any:
+    """The value of JSON text."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        _require_json(value, what)
+    except (ValueError, RecursionError) as error:
+        found = f"{before} {what} that are no JSON: {text!r:.60} ({error})".strip()
+        raise DataError(found) from error
+    return value
+
+
+def _require_json(value: object, what: str) -> None:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{what}, which JSON cannot hold: {error}") from error
+    if half := half_character(text):
+        raise DataError(f"{what} with {half}; expected Unicode text")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")

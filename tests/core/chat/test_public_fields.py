@@ -1,0 +1,61 @@
+"""The table of public fields is what the readers do, and what docs/data.md shows."""
+
+from pathlib import Path
+
+import pytest
+
+from rlcore.chat.messages import read_messages
+from rlcore.chat.public_fields import FIELDS, instead_of
+from rlcore.spi import DataError
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "data.md"
+HEADS = {"row": "Rows", "message": "Messages", "part": "Parts of a message's content", "call": "Calls of tools"}
+CHATS = {
+    "message": lambda field: {"role": "assistant", "content": "a", **field},
+    "part": lambda field: {"role": "user", "content": [{"type": "text", "text": "a", **field}]},
+    "call": lambda field: {"role": "assistant", "tool_calls": [{"function": {"name": "f"}, **field}]},
+}
+
+
+def named(*decisions):
+    return [(one.level, name) for one in FIELDS if one.level != "row" and one.decision in decisions for name in one.names]
+
+
+def shown(level):
+    """Names, decision and meaning of each field in the page's table of a level; the second column is who defines them."""
+    section = DOCUMENT.read_text().partition(f"### {HEADS[level]}\n")[2].partition("\n#")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    return [(names, decision, meaning) for names, _, decision, meaning in rows]
+
+
+def written(one):
+    names = ", ".join(f"`{name}`" for name in one.names)
+    return names, f"{one.decision}; told in prompts of rewards" if one.for_environment else one.decision, one.meaning
+
+
+@pytest.mark.parametrize("level", HEADS)
+def test_the_page_shows_the_table(level):
+    assert shown(level) == [written(one) for one in FIELDS if one.level == level]
+
+
+def test_each_field_is_decided_once():
+    names = [(one.level, name) for one in FIELDS for name in one.names]
+    assert len(names) == len({*names})
+
+
+@pytest.mark.parametrize(("level", "name"), named("refused"))
+def test_fields_that_are_refused_are_named_with_what_to_do(level, name):
+    with pytest.raises(DataError, match=f"field '{name}'") as raised:
+        read_messages([CHATS[level]({name: "x"})])
+    assert instead_of(level, name) in str(raised.value)
+
+
+@pytest.mark.parametrize(("level", "name"), named("no effect"))
+def test_fields_without_effect_change_nothing(level, name):
+    (found,), (plain,) = read_messages([CHATS[level]({name: "x"})]), read_messages([CHATS[level]({})])
+    assert {key: value for key, value in found.items() if key != name} == plain
+
+
+@pytest.mark.parametrize(("level", "name"), named("refused", "no effect"))
+def test_null_is_no_value_of_any_field(level, name):
+    assert read_messages([CHATS[level]({name: None})]) == read_messages([CHATS[level]({})])

@@ -1,0 +1,154 @@
+"""Rows of every source: mapped fields, fields of other frameworks, and forms that stand for others."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlcore.chat.public_fields import FIELDS
+from rlcore.config.data import DatasetConfig
+from rlcore.run.data.datasets import load_rows
+from rlcore.run.data.given_rows import given_rows
+from rlcore.run.data.row_fields import RowReader
+from rlcore.spi import DataError, LazyRows
+
+USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+LEARNED, ASKED, COMPARED = {"may_be_chats": True}, {}, {"has_prompts": False}
+REFUSED = [(name, one) for one in FIELDS if one.level == "row" and one.decision == "refused" for name in one.names]
+
+
+class OwnRows:
+    """An environment with rows of its own."""
+
+    def __init__(self, rows):
+        self._rows = LazyRows(len(rows), rows.__getitem__, lambda number: number)
+
+    def rows(self, split):
+        return self._rows
+
+
+def load(source, rows, folder, form, **config):
+    """The rows of a source, all of them read."""
+    path = folder / f"rows.{source}"
+    if source == "python":
+        return list(given_rows(rows, DatasetConfig(source=source, **config), "data.train", **form))
+    if source == "environment":
+        return list(load_rows(DatasetConfig(**config), "train", OwnRows(rows), **form))
+    if source == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return list(load_rows(DatasetConfig(source=source, path=str(path), **config), "train", None, **form))
+
+
+def read(row, form, **config):
+    reader = RowReader(config=DatasetConfig(**config), key="data.train", **form)
+    return reader.read(row, "row 0"), reader.told
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet", "python", "environment"])
+@pytest.mark.parametrize("form", [LEARNED, ASKED, COMPARED], ids=["learned", "asked", "compared"])
+@pytest.mark.parametrize("name", ["prompt", "completion", "messages", "chosen", "rejected", "margin"])
+def test_a_mapped_field_is_there_in_every_row_or_named(tmp_path, source, form, name):
+    usual = {"prompt": "p", "completion": "c", "messages": [USER, ANSWER], "chosen": "a", "rejected": "b", "margin": 1}
+    rows = [{**usual, "mine": usual[name]}, usual]
+    with pytest.raises(DataError, match=rf"(row 1|line 2).*'mine'.*({name}_field|every row)"):
+        load(source, rows, tmp_path, form, **{f"{name}_field": "mine"})
+    load(source, rows[:1], tmp_path, form, **{f"{name}_field": "mine"})
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet", "python"])
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [({"messages_field": "chat"}, "'chat'.*messages_field"), ({}, "'prompt'.*messages_field = \"conversations\"")],
+)
+def test_chats_under_another_name_are_found_in_the_message(tmp_path, source, config, hint):
+    with pytest.raises(DataError, match=hint):
+        load(source, [{"conversations": [{"from": "human", "value": "q"}]}], tmp_path, LEARNED, **config)
+
+
+def test_rows_of_an_environment_keep_their_levels_where_their_fields_are_mapped():
+    rows = load_rows(DatasetConfig(prompt_field="task"), "train", OwnRows([{"task": "a"}, {"task": "b"}]))
+    assert isinstance(rows, LazyRows)
+    assert [row["prompt"] for row in rows] == ["a", "b"]
+    assert rows.level_of(1) == 1
+
+
+@pytest.mark.parametrize(("name", "field"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_fields_that_would_change_what_is_read_are_refused_or_told(name, field):
+    value = name != "label" or False
+    config = {"prompt_field": "instruction"} if name == "input" else {}
+    row = {"prompt": "p", "instruction": "p", "completion": "c", name: value}
+    with pytest.raises(DataError, match=f"'{name}', which is not read: "):
+        read(row, LEARNED, **config)
+    for null in (None, "", [], {}):
+        assert read({**row, name: null}, LEARNED, **config)[1] == {}
+    if field.for_environment:
+        assert list(read(row, ASKED)[1]) == [name]
+        assert read(row, ASKED)[0][name] == value
+    assert read(row, {"for_agents": True}, **config) == ({**row, "prompt": "p"}, {})
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "config"),
+    [
+        ({"prompt": "p", "completion": "c", "label": 1}, LEARNED, {}),
+        ({"prompt": "p", "label": True}, ASKED, {}),
+        ({"prompt": "p", "completion": "c", "input": "i"}, LEARNED, {}),
+        ({"prompt": "p", "system": "s", "completion": "c"}, LEARNED, {"completion_field": "system"}),
+        ({"prompt": "p", "completion": "c", "reward_model": {"a": 1}, "extra_info": {}, "data_source": "x"}, LEARNED, {}),
+        ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1}, COMPARED, {"margin_field": "margin"}),
+    ],
+)
+def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, form, config):
+    found, told = read(row, form, **config)
+    assert told == {}
+    assert {name: found[name] for name in row if name not in ("prompt", "completion")} == {
+        name: value for name, value in row.items() if name not in ("prompt", "completion")
+    }
+
+
+def test_a_margin_that_no_one_reads_is_told():
+    assert list(read({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1}, COMPARED)[1]) == ["margin"]
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), [TOOL["function"]]])
+def test_tools_of_a_row_have_one_form(tools):
+    for form in (LEARNED, ASKED, COMPARED):
+        assert read({"prompt": [USER], "tools": tools}, form)[0]["tools"] == (TOOL,)
+    with pytest.raises(DataError, match="row 0: found tool 0 as"):
+        read({"prompt": [USER], "tools": [{"type": "x"}]}, ASKED)
+    assert read({"prompt": "p", "tools": ["search"]}, {"for_agents": True})[0]["tools"] == ["search"]
+
+
+def test_a_prompt_has_one_form_unless_an_agent_gets_it():
+    row = {"prompt": [{"from": "human", "value": "q"}]}
+    assert read(row, ASKED)[0]["prompt"] == [USER]
+    assert read(row, {"for_agents": True})[0] == row
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, ANSWER], "rejected_response": "b"},
+        {"messages": [USER, ANSWER], "rejected_messages": [USER, {"role": "assistant", "content": "b"}]},
+    ],
+)
+def test_a_chat_with_a_rejected_end_is_two_answers(row):
+    found, _ = read(row, COMPARED)
+    assert found["chosen"] == [USER, ANSWER]
+    assert found["rejected"] == [USER, {"role": "assistant", "content": "b"}]
+
+
+def test_messages_as_completion_are_a_chat_whose_prompt_is_not_learned():
+    found, _ = read({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, LEARNED)
+    assert "completion" not in found
+    assert found["messages"] == [USER, {**ANSWER, "weight": 0}, USER, ANSWER]
+
+
+def test_a_data_set_of_the_package_has_no_filler_nulls():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"prompt": "p", "x": {"a": 1}}, {"prompt": "q", "x": {"b": 2}}])
+    assert [row["x"] for row in given_rows(rows, DatasetConfig(source="python"), "data.train")] == [{"a": 1}, {"b": 2}]
