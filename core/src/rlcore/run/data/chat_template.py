@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from rlcore.images import Placeholders, image_parts, images_of, shown_message
 from rlcore.spi import DataError
+from rlcore.time_limit import TEMPLATE_S, time_limit
 
 TODAY = date(2024, 7, 26)
 """What templates that ask for the date are told, so that a prompt is the same on each day of a run, and of one that is resumed.
@@ -95,14 +96,15 @@ class ChatTemplate:
     ) -> str:
         today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
         try:
-            text = self.backend.apply_chat_template(
-                list(conversation),
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=not answered,
-                **today,
-                **self.variables,
-            )
+            with time_limit("the chat template", TEMPLATE_S):
+                text = self.backend.apply_chat_template(
+                    list(conversation),
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=not answered,
+                    **today,
+                    **self.variables,
+                )
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
         return str(text)
