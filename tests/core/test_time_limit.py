@@ -136,3 +136,30 @@ def test_loading_says_how_to_allow_for_more(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(limits, "LOAD_S", 0.05)
     with pytest.raises(LateError, match="RLCORE_LOAD_TIMEOUT_S sets another limit"), loading("the plugin"):
         sleep()
+
+
+@pytest.mark.parametrize("where", [in_thread, lambda function: function()])
+def test_ctrl_c_in_the_midst_of_it_leaves_no_alarm(
+    where: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = (limits._SignalAlarm, limits._ThreadAlarm)
+    clears = {kind: kind.clear for kind in kinds}
+    calls: list[object] = []
+
+    def clear(alarm: limits._SignalAlarm) -> None:
+        calls.append(alarm)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        clears[type(alarm)](alarm)  # type: ignore[index]
+
+    for kind in kinds:
+        monkeypatch.setattr(kind, "clear", clear)
+
+    def run() -> None:
+        with time_limit("it", 60):
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        where(run)
+    (alarm,) = set(calls)
+    assert not alarm.is_set  # type: ignore[attr-defined]

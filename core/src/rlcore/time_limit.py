@@ -57,15 +57,16 @@ def time_limit(what: str, seconds: float, remedy: str = "") -> Iterator[None]:
     alarm = _SignalAlarm(what, seconds) if is_main else _ThreadAlarm(what, seconds)
     place = ""
     try:
-        alarm.set()
         try:
+            alarm.set()
             yield
         finally:
             alarm.clear()
-    except _Late as late:
-        if not alarm.has_rung:
-            raise  # another block's, around this one
-        place = _place(late.__traceback__)
+    except BaseException as error:
+        alarm.clear()  # Ctrl-C may have come in the midst of it
+        if not isinstance(error, _Late) or not alarm.has_rung:
+            raise  # another block's, around this one, or the code's own
+        place = _place(error.__traceback__)
     if alarm.has_rung:
         reason = f"{what} took longer than {seconds:g} s{place}"
         raise LateError(f"{reason}; {remedy}" if remedy else reason)
@@ -76,7 +77,7 @@ class _Alarm:
 
     def __init__(self, what: str, seconds: float) -> None:
         self.what, self.seconds = what, seconds
-        self.has_rung = False
+        self.is_set = self.has_rung = False
 
     def set(self) -> None:
         """Begin to count."""
@@ -92,7 +93,10 @@ class _SignalAlarm(_Alarm):
 
     def set(self) -> None:
         """See _Alarm."""
-        self._outer = signal.signal(signal.SIGALRM, self._due)
+        self._outer = signal.getsignal(signal.SIGALRM) or signal.SIG_DFL
+        self._outer_ends = inf
+        self.is_set = True
+        signal.signal(signal.SIGALRM, self._due)
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
         now = time.monotonic()
         self._outer_ends = now + remaining if remaining else inf
@@ -101,10 +105,13 @@ class _SignalAlarm(_Alarm):
 
     def clear(self) -> None:
         """See _Alarm."""
+        if not self.is_set:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self._outer)
         if self._outer_ends < inf:
             signal.setitimer(signal.ITIMER_REAL, max(self._outer_ends - time.monotonic(), _SOON_S))
+        self.is_set = False
 
     def _wait(self) -> None:
         due = min(self._ends, self._told, self._outer_ends) - time.monotonic()
@@ -133,22 +140,24 @@ class _ThreadAlarm(_Alarm):
 
     def set(self) -> None:
         """See _Alarm."""
-        self._thread, self._changing, self._is_set = threading.get_ident(), threading.Lock(), True
+        self._thread, self._changing = threading.get_ident(), threading.Lock()
         self._timer = threading.Timer(self.seconds, self._due)
-        self._timer.daemon = True
+        self._timer.daemon = self.is_set = True
         self._timer.start()
 
     def clear(self) -> None:
         """See _Alarm."""
+        if not self.is_set:
+            return
         self._timer.cancel()
         with self._changing:
-            self._is_set = False
+            self.is_set = False
         if self.has_rung:  # what was raised and has not come yet is not to come later
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
 
     def _due(self) -> None:
         with self._changing:
-            if self._is_set:
+            if self.is_set:
                 self.has_rung = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Late))
 
