@@ -61,8 +61,8 @@ def the_signal_is_left_as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize("late", [sleep, loop, stubborn, swallowing])
 def test_what_is_late_in_the_main_thread_is_ended(late: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_AGAIN_S", 0.02)
-    with pytest.raises(LateError, match=r"the plugin 'x' took longer than 0\.05 s"), time_limit("the plugin 'x'", 0.05):
+    monkeypatch.setattr(limits, "AGAIN_S", 0.02)
+    with pytest.raises(LateError, match=r"the plugin 'x' .* 0\.05 s"), time_limit("the plugin 'x'", 0.05):
         late()
 
 
@@ -72,7 +72,7 @@ def test_what_is_late_in_another_thread_is_ended(late: Callable[[], None]) -> No
         with time_limit("the template", 0.05):
             late()
 
-    with pytest.raises(LateError, match=r"the template took longer than 0\.05 s"):
+    with pytest.raises(LateError, match=r"the template .* 0\.05 s"):
         in_thread(run)
 
 
@@ -142,11 +142,11 @@ def test_loading_says_how_to_allow_for_more(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ctrl_c_in_the_midst_of_it_leaves_no_alarm(
     where: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = (limits._SignalAlarm, limits._ThreadAlarm)
+    kinds = (limits.SignalAlarm, limits.ThreadAlarm)
     clears = {kind: kind.clear for kind in kinds}
     calls: list[object] = []
 
-    def clear(alarm: limits._SignalAlarm) -> None:
+    def clear(alarm: limits.SignalAlarm) -> None:
         calls.append(alarm)
         if len(calls) == 1:
             raise KeyboardInterrupt

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -21,7 +22,8 @@ TEMPLATE_S = 20.0
 NOTICE_S = 10.0
 """Seconds after which it is said what takes long."""
 _SOON_S = 1e-3
-_AGAIN_S = 1.0
+AGAIN_S = 1.0
+"""Seconds after which code that holds up what ends it is ended again."""
 
 
 class LateError(TimeoutError):
@@ -54,7 +56,7 @@ def time_limit(what: str, seconds: float, remedy: str = "") -> Iterator[None]:
     In the main thread a signal ends what waits, too; in others, Python code alone can be ended.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    alarm = _SignalAlarm(what, seconds) if is_main else _ThreadAlarm(what, seconds)
+    alarm = SignalAlarm(what, seconds) if is_main else ThreadAlarm(what, seconds)
     place = ""
     try:
         try:
@@ -72,23 +74,23 @@ def time_limit(what: str, seconds: float, remedy: str = "") -> Iterator[None]:
         raise LateError(f"{reason}; {remedy}" if remedy else reason)
 
 
-class _Alarm:
+class _Alarm(ABC):
     """Rings in the thread that has set it, unless it is cleared in time."""
 
     def __init__(self, what: str, seconds: float) -> None:
         self.what, self.seconds = what, seconds
         self.is_set = self.has_rung = False
 
+    @abstractmethod
     def set(self) -> None:
         """Begin to count."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clear(self) -> None:
         """Ring no more."""
-        raise NotImplementedError
 
 
-class _SignalAlarm(_Alarm):
+class SignalAlarm(_Alarm):
     """Rings by SIGALRM. Whoever had set that signal before gets it at its time."""
 
     def set(self) -> None:
@@ -125,7 +127,7 @@ class _SignalAlarm(_Alarm):
             self._outer(number, frame)
         elif now >= self._ends:
             self.has_rung = True
-            self._ends = now + _AGAIN_S  # for code that holds it up
+            self._ends = now + AGAIN_S  # for code that holds it up
             self._wait()
             raise _Late
         else:
@@ -135,7 +137,7 @@ class _SignalAlarm(_Alarm):
             self._wait()
 
 
-class _ThreadAlarm(_Alarm):
+class ThreadAlarm(_Alarm):
     """Raises in a thread from another one, as soon as it executes Python code."""
 
     def set(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_BYTES = 256 * 2**20
-"""Of a file that is read whole and is no data set: a tokenizer's largest has some tens of MiB."""
+"""The most bytes of a file that is read whole and is no data set: a tokenizer's largest has some tens of MiB."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",

@@ -21,7 +21,7 @@ from rlcore.spi.arrays import Int32Array
 
 History = Literal["refuse", "segment"]
 _CHARACTERS_PER_TOKEN = 16
-"""Of a text that is longer, the beginning is encoded first."""
+"""The beginning of a text that has more characters for each token of the limit is encoded first."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -96,7 +96,7 @@ def test_a_template_that_does_not_end_is_named(load, monkeypatch, template: str,
     monkeypatch.setattr(chat_template, "TEMPLATE_S", 0.2)
     tokenizer = load(template)
     messages = [{"role": "user", "content": "a"}]
-    with pytest.raises(DataError, match=r"the chat template took longer than 0\.2 s"), ThreadPoolExecutor(1) as pool:
+    with pytest.raises(DataError, match=r"the chat template .* 0\.2 s"), ThreadPoolExecutor(1) as pool:
         if in_thread:
             pool.submit(tokenizer.render_chat, messages).result()
         tokenizer.render_chat(messages)
