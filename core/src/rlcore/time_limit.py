@@ -17,7 +17,7 @@ LOAD_VARIABLE = "RLCORE_LOAD_TIMEOUT_S"
 """Environment variable with another number of seconds than LOAD_S."""
 LOAD_S = 60.0
 """Seconds in which what a plugin, a recipe or a model names has to be loaded."""
-TEMPLATE_S = 20.0
+TEMPLATE_S = 10.0
 """Seconds in which a chat template has to render messages."""
 NOTICE_S = 10.0
 """Seconds after which it is said what takes long."""

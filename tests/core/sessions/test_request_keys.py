@@ -88,7 +88,7 @@ def each(cases: dict[tuple[Api, ...], dict[str, list[Any]]]) -> list[Any]:
     ),
 )
 def test_keys_that_change_no_answer_are_taken(api: Api, name: str, value: Any) -> None:
-    assert read(api, **{name: value}).notes == ()
+    assert read(api, **{name: value}).notes == {}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_keys_that_change_no_answer_are_taken(api: Api, name: str, value: Any) -
 def test_wishes_that_no_sampler_fulfils_are_told(api: Api, name: str, value: Any) -> None:
     tools = [{"type": "function", **FUNCTION}] if api == "responses" else [WEATHER]
     request = read(api, tools=tools, **{name: value})
-    assert [note.partition(" = ")[0] for note in request.notes] == [name]
+    assert list(request.notes) == [name]
     assert len(request.tools) == 1
 
 

@@ -340,7 +340,7 @@ def test_an_answer_for_a_session_that_ended_meanwhile_is_not_recorded(sessions: 
 def test_what_has_no_effect_is_told_once(sessions: Sessions) -> None:
     told: list[str] = []
     model, session = served(Script(f"a{END}", f"b{END}", f"c{END}"), note=told.append), sessions.open()
-    for choice in ("required", "required", "auto"):
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}, "auto"):
         chat(model, session, user("one?"), tools=TOOLS, tool_choice=choice)
     (note,) = told
     assert note.startswith('a request\'s tool_choice = "required" has no effect: ')

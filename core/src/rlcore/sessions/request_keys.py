@@ -167,9 +167,11 @@ INCLUDED = (
 """What `include` may ask for; of all but the log-probabilities an answer of this server has none."""
 
 
-def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], list[str]]:
-    """Return what is wrong with the keys of a request that are not null, and what is to be told of those without effect."""
-    problems, notes = [], []
+def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str, str]]:
+    """Return what is wrong with the keys of a request that are not null, and by key what is to be told of those without
+    effect."""
+    problems: list[str] = []
+    notes: dict[str, str] = {}
     for name, value in values.items():
         key = KEYS[api].get(name)
         if key is None:
@@ -177,7 +179,7 @@ def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], list[str]
         elif key.only is None or any(_same(value, one) for one in key.only):
             continue
         elif key.passed_over(value):
-            notes.append(f"{name} = {shown(value)} has no effect: {key.note}")
+            notes[name] = f"{name} = {shown(value)} has no effect: {key.note}"
         else:
             allowed = " or ".join(json.dumps(one) for one in key.only) or "none"
             problems.append(f"{name}: found {shown(value)}; expected {allowed}, {key.why}")

@@ -48,7 +48,7 @@ class AnswerRequest:
     """What the chat template reads besides messages and tools, over what it gets anyway."""
     prompt: str | Int32Array | None = None
     """The prompt of a completion: text, or int32 [length]; None in a chat."""
-    notes: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(factory=dict)
     """What is to be told of keys that have no effect."""
 
 
@@ -93,7 +93,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         tools=tools,
         template_variables=values.get("chat_template_kwargs", {}),
         prompt=None if is_chat else _prompt(values["prompt"]),
-        notes=tuple(notes),
+        notes=notes,
     )
 
 

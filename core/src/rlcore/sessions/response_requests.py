@@ -46,7 +46,7 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
         problems += str(error).splitlines()
     if problems:
         raise bad_request(problems)
-    return evolve(request, notes=tuple(notes))
+    return evolve(request, notes=notes)
 
 
 @define

@@ -90,13 +90,14 @@ class ServedModel:
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Tells those who serve what a client should know that asks for it in vain. Called from any thread."""
     _noted: set[str] = field(factory=set, init=False)
+    """The keys of which that has been told."""
 
     def prepare(self, session: Session, request: AnswerRequest) -> Prepared:
         """Return what a request asks of the generator. RequestError where it cannot be done. It encodes texts, which takes long
         where they are: no event loop should wait for it."""
-        for note in sorted({*request.notes} - self._noted):
-            self._noted.add(note)
-            self.note(f"a request's {note}")
+        for name in sorted(request.notes.keys() - self._noted):
+            self._noted.add(name)
+            self.note(f"a request's {request.notes[name]}")
         sampling = self._sampling(session, request)
         if request.tools and self.parser is None:
             expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
