@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlcore import time_limit
 from rlcore.functions import brief, is_async, is_number, load_function, place_in
 from rlcore.spi import ConfigError
 
@@ -87,3 +88,10 @@ def test_numbers_are_finite_and_no_bools() -> None:
 
 def test_long_values_are_cut() -> None:
     assert brief("x" * 200) == "'" + "x" * 79
+
+
+def test_a_file_that_does_not_end_to_load_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "LOAD_S", 0.03)
+    file.write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(ConfigError, match=rf"LateError: {file} took longer than 0\.3 s"):
+        load_function(f"{file}:reward", "key")

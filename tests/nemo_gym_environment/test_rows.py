@@ -1,6 +1,7 @@
 """Rows of NeMo Gym's files are read strictly."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,9 @@ def test_an_agent_may_fill_in_the_input(tmp_path: Path, params: dict[str, Any]) 
 def test_a_row_may_name_its_agent(reference: Any) -> None:
     assert agent_of({"agent_ref": reference}) is None
     assert agent_of({"agent_ref": {"type": "any", "name": "a"}}) == "a"
+
+
+def test_no_file_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"rows\.jsonl: a named pipe"):
+        read_rows([str(tmp_path / "rows.jsonl")], "key")

@@ -33,7 +33,7 @@ THROUGH = {
     "core/run/rollout/test_conversations.py": "core/chat/conversation",
     "core/run/rollout/test_episode_run.py": "core/run/rollout/turns core/run/rollout/loop_work core/run/rollout/group_work "
     "core/run/rollout/group_starts core/run/rollout/prompt_groups core/run/rollout/step_collector",
-    "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies core/sessions/routes",
+    "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies",
     "core/serve/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
     "fsdp2_backend/test_plan.py": "core/testing/plans",

@@ -1,5 +1,6 @@
 """YAML that inherits, and overrides."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,9 @@ def test_groups_go_where_hydra_puts_them(tmp_path: Path) -> None:
     assert read_hydra(tmp_path / "run.yaml") == {"actor": {"x": 1}, "b": {"x": 1}, "z": 3}
     (tmp_path / "run.yaml").write_text("defaults: [actor: all]\n")
     assert read_hydra(tmp_path / "run.yaml") == {"y": 2}
+
+
+def test_no_file_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "recipe.yaml")
+    with pytest.raises(ConfigError, match="found a named pipe"):
+        read_yaml(tmp_path / "recipe.yaml")

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,13 @@ def test_files_that_are_not_there_or_damaged(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nonsense")
     (problem,) = adapter_problems(SPEC, str(tmp_path), "some/base", SHAPES)
     assert problem.path.endswith("adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_no_file_is_waited_for(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    (problem,) = adapter_problems(SPEC, str(tmp_path), "some/base", SHAPES)
+    assert problem.path.endswith(name)
+    assert "named pipe" in problem.found

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,11 +14,15 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from rlcore.schema.homes import expanded
+from rlcore.schema.reading import MAX_BYTES, require_file
 from rlcore.spi import ConfigError, Problem
+from rlcore.time_limit import loading
 
 Function: TypeAlias = Callable[..., Any]
 
 FORM = '"FILE.py:FUNCTION" or "MODULE:FUNCTION"'
+_TIMES = 10.0
+"""How many times the usual limit a module has: users load models where theirs are imported."""
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
 """Modules that are files, by the file's time and size: several functions of one share it, and what has changed loads anew."""
 
@@ -26,9 +31,10 @@ def load_function(path: str, key: str, expected: str = FORM) -> Function:
     """Return the function that a path names. ConfigError under `key` where nothing callable is found there."""
     module, _, name = path.rpartition(":")
     try:
-        found = getattr(_module(module), name)
+        with loading(module, _TIMES):
+            found = getattr(_module(module), name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises, or a script that ends by itself
-        where = _place_in(str(expanded(module).resolve()), error) if module.endswith(".py") else ""
+        where = _place_in(os.path.realpath(expanded(module)), error) if module.endswith(".py") else ""
         what = f"{path!r}, which does not load ({type(error).__name__}{where}: {error})"
         raise ConfigError([Problem(path=key, found=what, expected=expected)]) from error
     if not callable(found):
@@ -70,7 +76,8 @@ def _place_in(file: str, error: BaseException) -> str:
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    file = expanded(name).resolve()
+    file = Path(os.path.realpath(expanded(name)))
+    require_file(file, MAX_BYTES)
     status = file.stat()
     version = (status.st_mtime_ns, status.st_size)
     known = _FILES.get(file)

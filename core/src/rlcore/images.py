@@ -14,6 +14,7 @@ from attrs import frozen
 
 from rlcore.half_characters import half_character
 from rlcore.schema.homes import expanded
+from rlcore.schema.reading import read_file
 from rlcore.spi.errors import DataError, ModelError, Problem
 
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
@@ -101,7 +102,7 @@ def image_file(value: object) -> bytes:
         return value
     if isinstance(value, str | Path):
         try:
-            return expanded(value).read_bytes()
+            return read_file(expanded(value))
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise DataError(f"the image {value} cannot be read: {reason}; expected a file") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.schema.homes import expanded
+from rlcore.schema.reading import MAX_BYTES, read_file, require_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
 
@@ -21,6 +22,9 @@ INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
 VOCABULARY = re.compile(r"tokenizer(\..+)?\.json|.+\.(model(\..+)?|tiktoken|spm)|.*tekken.*\.json|vocab\.txt")
 """Files each of which is a vocabulary by itself: of tokenizers, SentencePiece, tiktoken, Mistral and BERT."""
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".py", ".tiktoken", ".v3")
+"""Endings of files of which there is no reason to be long."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git\Z))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 """By the rules of huggingface_hub, which need not be installed."""
 _LFS_POINTER = b"version https://git-lfs"
@@ -45,11 +49,26 @@ def model_problems(path: str) -> list[Problem]:
         return [_problem(path, "no such directory", "a model directory, or a name on the Hub", remedy)]
     if not directory.is_dir():
         return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
-    return [
+    return unreadable_files(directory) or [
         *file_problems(directory),
         *_tokenizer_problems(directory),
         *_generation_problems(directory),
     ]
+
+
+def unreadable_files(directory: Path) -> list[Problem]:
+    """What transformers would wait for, or never end to read, in a directory that is there."""
+    problems = []
+    for folder in (directory, directory / ADDITIONAL_TEMPLATES):
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            try:
+                if not file.is_dir():
+                    require_file(file, MAX_BYTES if file.suffix in _READ_WHOLE else None)
+            except FileNotFoundError:
+                continue  # a link to what is gone; whoever needs it says so
+            except OSError as error:
+                problems.append(_problem(file, error.strerror or str(error), "a file of a model", "Take it out of the folder"))
+    return problems
 
 
 def file_problems(directory: Path) -> Iterator[Problem]:
@@ -76,7 +95,7 @@ def is_hub_name(path: str) -> bool:
 def read_object(file: Path) -> dict[str, Any] | Problem:
     """The object in a JSON file, or what is wrong with it."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_file(file).decode())
     except OSError as error:
         return _problem(file, error.strerror or str(error), "a readable JSON file")
     except (ValueError, RecursionError) as error:
@@ -150,6 +169,7 @@ def _safetensors_problems(file: Path) -> Iterator[Problem]:
     The format: 8 bytes with the length of a JSON header, which says at which bytes behind it each tensor lies.
     """
     try:
+        require_file(file)
         with file.open("rb") as opened:
             size = file.stat().st_size
             start = opened.read(8)
@@ -236,7 +256,7 @@ def vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
 def config_number(model_path: str, name: str) -> int | None:
     """A positive number such as "vocab_size", a multimodal model's for its text; None where none is stated."""
     try:
-        config = json.loads((expanded(model_path) / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = json.loads(read_file(expanded(model_path) / CONFIG_FILE).decode())
         number = config.get("text_config", config).get(name)
     except (OSError, ValueError, AttributeError, RecursionError):
         return None  # a model on the Hub; what is wrong with a file is for its readers to say

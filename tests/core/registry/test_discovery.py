@@ -5,6 +5,7 @@ import sys
 import attrs
 import pytest
 
+from rlcore import time_limit
 from rlcore.registry.discovery import Registry, discover
 from rlcore.spi import ROLES, SPI_VERSION, PluginError
 
@@ -351,3 +352,14 @@ def test_an_unknown_group_of_ours_is_a_warning_with_a_suggestion(installer):
 def test_names_that_a_recipe_cannot_use_are_errors(installer, name):
     installer.trainer(name)
     assert f"'{name}' cannot be the name of a plugin" in only(discover()).error
+
+
+@pytest.mark.parametrize("late", ["import time\ntime.sleep(60)\n", "import time\nwhile True:\n    time.monotonic()\n"])
+def test_a_plugin_whose_import_does_not_end_is_named_and_stops_no_other(installer, monkeypatch, late):
+    monkeypatch.setattr(time_limit, "LOAD_S", 0.3)
+    installer.add("acme-late", {"rlcore.trainers": {"late": "late_provider:PROVIDER"}}, late_provider=late)
+    installer.trainer("good")
+    entries = {entry.name: entry for entry in discover().of("trainer")}
+    assert entries["good"].error is None
+    error = "import failed: the import of trainer 'late' (acme-late 1.0) took longer than 0.3 s (in late_provider, line "
+    assert entries["late"].error.startswith(error)

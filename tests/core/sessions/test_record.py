@@ -73,7 +73,7 @@ async def converse(generator: Random, session: Session, rounds: list[list[Reques
             messages[-1]["content"] += "!"
         messages.append(user(text))
         body = {"model": "policy", "messages": messages, "n": number}
-        answered = await model.answer(session, read_request(body, model.sampling, is_chat=True))
+        answered = await model.answer(session, model.prepare(session, read_request(body, model.sampling, is_chat=True)))
         return [[*messages, {"role": "assistant", "content": choice.content}] for choice in answered.choices]
 
     for requests in rounds:
@@ -116,7 +116,7 @@ def test_a_chat_that_goes_on_reads_what_its_template_writes(texts: list[str], se
     for text in texts:
         messages.append(user(text))
         request = read_request({"model": "policy", "messages": messages}, model.sampling, is_chat=True)
-        answered = asyncio.run(model.answer(session, request))
+        answered = asyncio.run(model.answer(session, model.prepare(session, request)))
         found, expected = generator.said[-1][0], tokenizer.encode(tokenizer.render_chat(messages))
         assert "".join(tokenizer.decode(found).split()) == "".join(tokenizer.decode(expected).split())
         messages.append({"role": "assistant", "content": answered.choices[0].content})

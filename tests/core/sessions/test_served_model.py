@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.record import Segment
-from rlcore.sessions.requests import read_request
+from rlcore.sessions.requests import AnswerRequest, read_request
 from rlcore.sessions.served_model import Answered, ServedModel
 from rlcore.sessions.session import Session, Sessions
 from rlcore.spi import FinishReason, SamplingParams
@@ -19,15 +19,19 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 HEAD = f"{DEFAULT_SYSTEM}{START}user\none?{END}\n{START}assistant\n"
 
 
+def answered(model: ServedModel, session: Session, request: AnswerRequest) -> Answered:
+    return asyncio.run(model.answer(session, model.prepare(session, request)))
+
+
 def chat(model: ServedModel, session: Session, *messages: dict[str, Any], **options: Any) -> Answered:
     body = {"model": "policy", "messages": list(messages), **options}
     default = session.sampling or model.sampling
-    return asyncio.run(model.answer(session, read_request(body, default, is_chat=True)))
+    return answered(model, session, read_request(body, default, is_chat=True))
 
 
 def complete(model: ServedModel, session: Session, prompt: str | list[int], **options: Any) -> Answered:
     body = {"model": "policy", "prompt": prompt, **options}
-    return asyncio.run(model.answer(session, read_request(body, model.sampling, is_chat=False)))
+    return answered(model, session, read_request(body, model.sampling, is_chat=False))
 
 
 def shown(segment: Segment) -> str:
@@ -331,3 +335,12 @@ def test_an_answer_for_a_session_that_ended_meanwhile_is_not_recorded(sessions: 
         complete(served(script, sampler=Ending()), session, "ab")
     assert caught.value.code == "session_finished"
     assert sessions.finish(session) == []
+
+
+def test_what_has_no_effect_is_told_once(sessions: Sessions) -> None:
+    told: list[str] = []
+    model, session = served(Script(f"a{END}", f"b{END}", f"c{END}"), note=told.append), sessions.open()
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}, "auto"):
+        chat(model, session, user("one?"), tools=TOOLS, tool_choice=choice)
+    (note,) = told
+    assert note.startswith('a request\'s tool_choice = "required" has no effect: ')

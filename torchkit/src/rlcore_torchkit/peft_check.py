@@ -7,6 +7,7 @@ from typing import Any
 from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
+from rlcore.schema.reading import require_file
 from rlcore.spi.errors import Problem
 from rlcore.spi.lora import LoraSpec
 
@@ -130,6 +131,7 @@ def _tensor_problems(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Itera
     from safetensors import SafetensorError, safe_open
 
     try:
+        require_file(file)
         with safe_open(file, "numpy") as tensors:
             found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:

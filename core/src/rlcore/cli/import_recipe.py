@@ -52,6 +52,7 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     from rlcore.registry.plugin_errors import attributed
     from rlcore.spi import PluginError
     from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
+    from rlcore.time_limit import LateError, loading
 
     points = {point.name: point for point in installed_entry_points().entry_points.select(group=IMPORTER_GROUP)}
     if library not in points:
@@ -60,8 +61,11 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     point: EntryPoint = points[library]
 
     def read(file: Path, overrides: Sequence[str]) -> ImportedRecipe:
-        with attributed("raised by the importer", point.value):
-            found = point.load()(file, overrides)
+        try:
+            with attributed("raised by the importer", point.value), loading(f"the importer {point.value}"):
+                found = point.load()(file, overrides)
+        except LateError as error:
+            raise PluginError(str(error)) from error
         if not isinstance(found, ImportedRecipe):
             raise PluginError(f"the importer {point.value} returned {found!r:.60}; expected an ImportedRecipe")
         return found

@@ -10,12 +10,16 @@ import tomli
 from attrs import field, frozen
 
 from rlcore.schema.homes import expanded, has_home
+from rlcore.schema.reading import read_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import ConfigError, Problem
 
 Key = tuple[str, ...]
 
 EXTENDS = "extends"
+MAX_RECIPE_BYTES = 16 * 2**20
+MAX_FILES = 200
+"""Files that a recipe extends, those of its own files included."""
 COMMAND_LINE = "the command line"
 """What messages call what was written there."""
 MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"), ("critic", "path"))
@@ -68,7 +72,7 @@ def read_raw(path: Path, overrides: Sequence[str]) -> RawRecipe:
     Raises ConfigError with every unreadable file, syntax error, cycle of `extends` and malformed override.
     """
     problems: list[Problem] = []
-    layers = [*_file_layers(path, (), problems), *_override_layers(overrides, problems)]
+    layers = [*_file_layers(path, (), problems, []), *_override_layers(overrides, problems)]
     return _merged(path, layers, problems)
 
 
@@ -76,10 +80,10 @@ def raw_from(values: Mapping[str, Any], overrides: Sequence[str], label: str = C
     """`read_raw` of a recipe that is in no file but in `values`, as if these stood in one in the working directory; `label` is
     what messages call it."""
     problems: list[Problem] = []
-    document = dict(values)
+    document, read = dict(values), list[Path]()
     layers: list[tuple[dict[str, Any], Origin]] = []
     for base in _bases(document, Path(label), problems):
-        layers += _file_layers(Path(base), (), problems)
+        layers += _file_layers(Path(base), (), problems, read)
     layers += [(document, Origin(label=label, directory=Path.cwd())), *_override_layers(overrides, problems)]
     return _merged(Path(), layers, problems)
 
@@ -95,10 +99,19 @@ def _merged(path: Path, layers: Sequence[tuple[dict[str, Any], Origin]], problem
     return RawRecipe(path=path, values=tables, origins=origins)
 
 
-def _file_layers(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:
-    """The files that `path` extends, first to last, then `path` itself."""
+def _file_layers(
+    path: Path, above: tuple[Path, ...], problems: list[Problem], read: list[Path]
+) -> Iterator[tuple[dict[str, Any], Origin]]:
+    """The files that `path` extends, first to last, then `path` itself. All that are read are added to `read`."""
+    read.append(path)
+    if len(read) > MAX_FILES:
+        if len(read) == MAX_FILES + 1:
+            found = f"more than {MAX_FILES} files, each as often as it is extended"
+            problems.append(Problem(path=f"{_short(path)}: {EXTENDS}", found=found, expected=f"at most {MAX_FILES}"))
+        return
     path = expanded(path)
-    if path.resolve() in above:
+    real = Path(os.path.realpath(path))  # which takes links that lead in a circle
+    if real in above:
         chain = " -> ".join(_short(file) for file in (*above, path))
         problems.append(
             Problem(path=f"{_short(path)}: {EXTENDS}", found=f"a cycle: {chain}", expected="files that end in one without")
@@ -108,7 +121,7 @@ def _file_layers(path: Path, above: tuple[Path, ...], problems: list[Problem]) -
     if document is None:
         return
     for base in _bases(document, path, problems):
-        yield from _file_layers(path.parent / expanded(base), (*above, path.resolve()), problems)
+        yield from _file_layers(path.parent / expanded(base), (*above, real), problems, read)
     yield document, Origin(label=_short(path), directory=path.absolute().parent)
 
 
@@ -132,7 +145,7 @@ def _bases(document: dict[str, Any], path: Path, problems: list[Problem]) -> lis
 def _parse_file(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any] | None:
     """The file's TOML, or None and a problem."""
     try:
-        return tomli.loads(path.read_bytes().decode("utf-8-sig"))
+        return tomli.loads(read_file(path, MAX_RECIPE_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         problems.append(
             Problem(path=_short(path), found=f"bytes that are not UTF-8, at {error.start}", expected="a TOML file in UTF-8")

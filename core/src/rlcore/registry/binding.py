@@ -43,7 +43,10 @@ from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
 from rlcore.spi.tools import ParseToolCalls
 from rlcore.spi.trainer import TrainerLayout, TrainerSpec
+from rlcore.time_limit import loading
 
+_TIMES = 10.0
+"""How many times the usual limit a backend has to be imported: torch and engines take long from a slow disk."""
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
@@ -266,7 +269,8 @@ def import_object(entry: Entry, path: str) -> Any:
     """What a provider names as `package.module:Name`; PluginError where the import fails."""
     module, _, name = path.partition(":")
     try:
-        return getattr(import_module(module), name)
+        with loading(f"the import of {module}", _TIMES):
+            return getattr(import_module(module), name)
     except BaseException as error:
         if is_outside(error):
             raise

@@ -17,6 +17,7 @@ from rlcore.registry.plugin_errors import is_outside, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
+from rlcore.time_limit import LateError, loading
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
@@ -210,7 +211,8 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     if problem := misfit(entry_point.dist):
         return evolve(entry, error=problem)
     try:
-        with redirect_stdout(sys.stderr):  # what it prints is no part of what a command tells
+        # What it prints is no part of what a command tells.
+        with redirect_stdout(sys.stderr), loading(f"the import of {entry.label}"):
             loaded = entry_point.load()
     # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;
     # it must not take the listing along.
@@ -233,6 +235,8 @@ def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
 
 def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
     """What an import raised, and the innermost module of the import in which it did."""
+    if isinstance(error, LateError):
+        return f"import failed: {error}"
     frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in walk_tb(error.__traceback__)]
     places = [(name, line) for name, line in frames if name != __name__ and not name.startswith("importlib")]
     where = f"in {places[-1][0]}, line {places[-1][1]}" if places else f"of {entry_point.value}"

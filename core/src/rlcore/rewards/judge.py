@@ -11,6 +11,7 @@ from rlcore.rewards.judge_config import JudgeConfig
 from rlcore.rewards.judge_template import filled, pattern_fault, row_fields, score_of
 from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
 from rlcore.schema.homes import expanded
+from rlcore.schema.reading import read_file
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -100,7 +101,7 @@ def template_of(config: JudgeConfig) -> str:
     if config.prompt is not None or config.prompt_file is None:
         return config.prompt or ""
     try:
-        return expanded(config.prompt_file).read_text(encoding="utf-8")
+        return read_file(expanded(config.prompt_file)).decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = _problem("prompt_file", f"{config.prompt_file} ({error})", "a file with text in UTF-8")
         raise ConfigError([problem]) from error

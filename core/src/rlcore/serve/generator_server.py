@@ -123,4 +123,5 @@ def _served(
         capabilities=able,
         vocab_size=tokenizer.vocab_size,
         parser=parser,
+        note=note,
     )

@@ -1,12 +1,15 @@
 """Errors of the server's requests, in the form that OpenAI's clients read."""
 
+from collections.abc import Sequence
 from typing import Any
 
+MAX_PROBLEMS = 50
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
@@ -30,3 +33,9 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """Return the headers that the response carries besides its content type."""
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+def bad_request(problems: Sequence[str]) -> RequestError:
+    """Return the error of a request with all that is wrong with it, or with the first of very many things."""
+    listed, more = problems[:MAX_PROBLEMS], len(problems) - MAX_PROBLEMS
+    return RequestError(400, "\n".join([*listed, f"and {more} more"] if more > 0 else listed))

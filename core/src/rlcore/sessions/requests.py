@@ -1,6 +1,5 @@
 """Requests of OpenAI's API, read strictly: what the server does not do is refused, with everything else that is wrong."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,9 @@ from attrs import evolve, field, frozen
 
 from rlcore.chat.messages import read_message, read_messages, read_tools
 from rlcore.images import image_parts
-from rlcore.sessions.errors import RequestError
+from rlcore.sessions.bounds import require_bounded
+from rlcore.sessions.errors import RequestError, bad_request
+from rlcore.sessions.request_keys import looked_up, shown
 from rlcore.spi import DataError, Message, SamplingParams
 from rlcore.spi.arrays import Int32Array
 
@@ -17,35 +18,6 @@ MAX_N = 128
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-3
 """Besides 0; logits that are divided by less are infinite, and say nothing any more."""
-_IGNORED = {
-    "metadata",
-    "prompt_cache_key",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "stream_options",
-    "user",
-}
-"""Keys that ask for nothing that would change an answer."""
-_COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
-_COMMON |= {"stop_token_ids", "ignore_eos", "return_token_ids"}  # as servers of models call them
-_COMMON |= {"record"}  # this server's own
-_CHAT = {"messages", "max_completion_tokens", "tools", "chat_template_kwargs"}
-_ONLY: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "parallel_tool_calls": (True,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,),
-}
-"""Keys of which the server does only these values, besides null."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -75,6 +47,8 @@ class AnswerRequest:
     """What the chat template reads besides messages and tools, over what it gets anyway."""
     prompt: str | Int32Array | None = None
     """The prompt of a completion: text, or int32 [length]; None in a chat."""
+    notes: Mapping[str, str] = field(factory=dict)
+    """What is to be told of keys that have no effect."""
 
 
 def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> AnswerRequest:
@@ -82,9 +56,11 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
     if not isinstance(body, dict):
         raise RequestError(400, f"found a {type(body).__name__} as the request's body; expected a JSON object")
     values = {name: value for name, value in body.items() if value is not None}
-    problems = [*_unknown(values, is_chat), *_wrong(values, is_chat)]
+    require_bounded(values)
+    problems, notes = looked_up(values, "chat" if is_chat else "completions")
+    problems += _wrong(values, is_chat)
     if problems:
-        raise RequestError(400, "\n".join(problems))
+        raise bad_request(problems)
     stop = values.get("stop", ())
     sampling = evolve(
         default,
@@ -116,6 +92,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         tools=tools,
         template_variables=values.get("chat_template_kwargs", {}),
         prompt=None if is_chat else _prompt(values["prompt"]),
+        notes=notes,
     )
 
 
@@ -125,20 +102,9 @@ def _prompt(prompt: Any) -> str | Int32Array:
     return prompt if isinstance(prompt, str) else np.asarray(prompt, np.int32)
 
 
-def _unknown(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
-    known = _COMMON | _IGNORED | (_CHAT if is_chat else {"prompt"})
-    for name, value in values.items():
-        if name in _ONLY:
-            if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _ONLY[name]):
-                allowed = " or ".join(json.dumps(one) for one in _ONLY[name])
-                yield f"{name}: found {_shown(value)}; expected {allowed}, which is all that this server does"
-        elif name not in known:
-            yield f"{name}: found a key that this server does not know; leave it out"
-
-
 def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
     if not isinstance(values.get("model"), str):
-        yield f"model: found {_shown(values.get('model'))}; expected the model's name"
+        yield f"model: found {shown(values.get('model'))}; expected the model's name"
     for name, low, high in (
         ("n", 1, MAX_N),
         ("max_tokens", 1, None),
@@ -148,36 +114,36 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
         value = values.get(name, 1)
         if type(value) is not int or value < low or (high is not None and value > high):
             limit = f"at least {low}" if high is None else f"between {low} and {high}"
-            yield f"{name}: found {_shown(value)}; expected a whole number, {limit}"
+            yield f"{name}: found {shown(value)}; expected a whole number, {limit}"
     for name, low_open, top in (("temperature", False, 2.0), ("top_p", True, 1.0)):
         value = values.get(name, 1.0)
         if type(value) not in (int, float) or not 0 <= value <= top or (low_open and value == 0):
-            yield f"{name}: found {_shown(value)}; expected a number from 0 to {top:g}"
+            yield f"{name}: found {shown(value)}; expected a number from 0 to {top:g}"
     if type(values.get("temperature")) is float and 0 < values["temperature"] < MIN_TEMPERATURE:
-        yield f"temperature: found {_shown(values['temperature'])}; expected 0, or at least {MIN_TEMPERATURE:g}"
+        yield f"temperature: found {shown(values['temperature'])}; expected 0, or at least {MIN_TEMPERATURE:g}"
     if type(values.get("seed", 0)) is not int:
-        yield f"seed: found {_shown(values['seed'])}; expected a whole number"
+        yield f"seed: found {shown(values['seed'])}; expected a whole number"
     for name in ("stream", "ignore_eos", "return_token_ids", "record"):
         if type(values.get(name, False)) is not bool:
-            yield f"{name}: found {_shown(values[name])}; expected true or false"
+            yield f"{name}: found {shown(values[name])}; expected true or false"
     if not isinstance(values.get("stop_token_ids", []), list) or not all(map(_is_token, values.get("stop_token_ids", []))):
-        yield f"stop_token_ids: found {_shown(values['stop_token_ids'])}; expected a list of token ids"
+        yield f"stop_token_ids: found {shown(values['stop_token_ids'])}; expected a list of token ids"
     for name in ("stream_options", "chat_template_kwargs"):
         if not isinstance(values.get(name, {}), dict):
-            yield f"{name}: found {_shown(values[name])}; expected an object"
+            yield f"{name}: found {shown(values[name])}; expected an object"
     stop = values.get("stop", [])
     if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
-        yield f"stop: found {_shown(stop)}; expected a text or a list of texts, none of them empty"
+        yield f"stop: found {shown(stop)}; expected a text or a list of texts, none of them empty"
     logprobs = values.get("logprobs", False)
     if type(logprobs) is not bool and (is_chat or logprobs not in (0, 1)):
-        yield f"logprobs: found {_shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
+        yield f"logprobs: found {shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
     yield from _wrong_messages(values) if is_chat else _wrong_prompt(values)
 
 
 def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
     messages, tools = values.get("messages"), values.get("tools", [])
     if not isinstance(messages, list) or not messages:
-        yield f"messages: found {_shown(messages)}; expected a list of at least one message"
+        yield f"messages: found {shown(messages)}; expected a list of at least one message"
         messages = []
     for number, message in enumerate(messages):
         try:
@@ -189,7 +155,7 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
     if not isinstance(tools, list):
-        yield f"tools: found {_shown(tools)}; expected a list of tools"
+        yield f"tools: found {shown(tools)}; expected a list of tools"
         tools = []
     for number, tool in enumerate(tools):
         try:
@@ -204,7 +170,7 @@ def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:
         prompt = prompt[0]
     if isinstance(prompt, str) or _are_tokens(prompt):
         return
-    yield f"prompt: found {_shown(prompt)}; expected one text, or a list of token ids"
+    yield f"prompt: found {shown(prompt)}; expected one text, or a list of token ids"
 
 
 def _are_tokens(prompt: object) -> bool:
@@ -213,7 +179,3 @@ def _are_tokens(prompt: object) -> bool:
 
 def _is_token(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
-
-
-def _shown(value: object) -> str:
-    return f"{json.dumps(value, ensure_ascii=False, default=str):.60}"

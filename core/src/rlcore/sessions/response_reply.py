@@ -76,7 +76,7 @@ class ResponseReply:
             "instructions": self.body.get("instructions"),
             "max_output_tokens": self.body.get("max_output_tokens"),
             "metadata": self.body.get("metadata"),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self.body.get("parallel_tool_calls") is not False,
             "previous_response_id": None,
             "temperature": self.request.sampling.temperature,
             "text": {"format": {"type": "text"}},

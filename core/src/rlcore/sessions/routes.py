@@ -1,23 +1,33 @@
 """The routes of the server, and the errors that they answer with."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from rlcore.sessions.bounds import body_too_long, max_body_bytes, read_json
 from rlcore.sessions.errors import RequestError
+from rlcore.sessions.off_loop import off_loop
 from rlcore.sessions.replies import Reply
 from rlcore.sessions.requests import AnswerRequest, read_request
 from rlcore.sessions.response_reply import ResponseReply
 from rlcore.sessions.response_requests import read_response_request
-from rlcore.sessions.served_model import Answered, ServedModel
+from rlcore.sessions.served_model import Answered, Prepared, ServedModel
 from rlcore.sessions.session import Session, Sessions
+from rlcore.spi import SamplingParams
 
-MAX_BODY_BYTES = 64 * 2**20
+BODY_S = 60.0
+"""Seconds in which a request's body has to come."""
+LARGE_BYTES = 2**20
+MAX_LARGE = 4
+"""Requests with a body of more than LARGE_BYTES that are read at once; others of the size wait, smaller ones do not."""
 ROUTES = "POST /v1/chat/completions, POST /v1/responses, POST /v1/completions or GET /v1/models"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Read = Callable[[object, SamplingParams], AnswerRequest]
 
 
 class Gate:
@@ -31,12 +41,16 @@ class Gate:
 
     def enter(self, number: int) -> None:
         """Let in a request for this many samples. RequestError with status 429 or 503 where it has to come again, or not."""
-        if self.is_closed:
-            raise RequestError(503, "the server ends")
+        self.require_open()
         if self._num_waiting and self._num_waiting + number > self._max_waiting:
             found = f"{self._num_waiting} samples are waited for, and at most {self._max_waiting} are taken"
             raise RequestError(429, f"{found}; try again", retry_after_s=1)
         self._num_waiting += number
+
+    def require_open(self) -> None:
+        """RequestError with status 503 where the server ends."""
+        if self.is_closed:
+            raise RequestError(503, "the server ends")
 
     def leave(self, number: int) -> None:
         """A request that was let in has ended."""
@@ -50,10 +64,12 @@ class Routes:
         self._model = model
         self._sessions = sessions
         self._gate = gate
+        self._max_bytes = max_body_bytes(model.max_sequence_length)
+        self._large = asyncio.Semaphore(MAX_LARGE)
 
     def application(self) -> web.Application:
         """Return the application, with each route below `/v1` and below `/TOKEN/v1`."""
-        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        application = web.Application(client_max_size=self._max_bytes, middlewares=[_errors_as_json])
         for prefix in ("/v1", "/{session}/v1"):
             application.router.add_get(f"{prefix}/models", self._models)
             application.router.add_get(f"{prefix}/models/{{model:.+}}", self._models)
@@ -76,28 +92,50 @@ class Routes:
         return web.json_response(card)
 
     async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
-        session = self._session(request)
-        wanted = read_request(await _body(request), session.sampling or self._model.sampling, is_chat=is_chat)
-        answered = await self._answered(session, wanted)
+        _, wanted, answered = await self._answered(request, partial(read_request, is_chat=is_chat))
         reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
-        return await _stream(request, reply) if wanted.stream else web.json_response(reply.whole())
+        return await _stream(request, reply) if wanted.stream else await _whole(reply)
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        session, body = self._session(request), await _body(request)
-        wanted = read_response_request(body, session.sampling or self._model.sampling)
-        answered = await self._answered(session, wanted)
+        body, wanted, answered = await self._answered(request, read_response_request)
         reply = ResponseReply(
             body=body, request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name
         )
-        return web.json_response(reply.whole())
+        return await _whole(reply)
 
-    async def _answered(self, session: Session, wanted: AnswerRequest) -> Answered:
-        self._require_model(wanted.model)
+    async def _answered(self, request: web.Request, read: Read) -> tuple[Any, AnswerRequest, Answered]:
+        """The request's JSON, what it asks for, and what came of it."""
+        session, size = self._session(request), request.content_length
+        self._gate.require_open()
+        if size is not None and size > self._max_bytes:
+            raise body_too_long(size, self._max_bytes)
+        is_large = size is None or size > LARGE_BYTES or "Content-Encoding" in request.headers
+        async with self._large if is_large else nullcontext():
+            content = await self._body(request)
+            async with session.order:
+                body, prepared = await off_loop(self._prepared, session, content, read)
+        wanted = prepared.request
         self._gate.enter(wanted.n)
         try:
-            return await self._model.answer(session, wanted)
+            return body, wanted, await self._model.answer(session, prepared)
         finally:
             self._gate.leave(wanted.n)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await request.read()
+        except TimeoutError as error:
+            message = f"the request's body had not come in {BODY_S:g} s; expected all of it. Send it again"
+            raise RequestError(408, message) from error
+        except web.HTTPRequestEntityTooLarge as error:  # of a body that does not say its length
+            raise body_too_long(None, self._max_bytes) from error
+
+    def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Any, Prepared]:
+        body = read_json(content)
+        wanted = read(body, session.sampling or self._model.sampling)
+        self._require_model(wanted.model)
+        return body, self._model.prepare(session, wanted)
 
     def _session(self, request: web.Request) -> Session:
         return self._sessions.find(request.match_info.get("session"), request.headers.get("Authorization"))
@@ -108,23 +146,19 @@ class Routes:
             raise RequestError(404, message, code="model_not_found")
 
 
+async def _whole(reply: Reply | ResponseReply) -> web.StreamResponse:
+    return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole())))
+
+
 async def _stream(request: web.Request, reply: Reply) -> web.StreamResponse:
+    chunks = await off_loop(lambda: [json.dumps(chunk) for chunk in reply.chunks()])
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in reply.chunks():
-        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    for chunk in chunks:
+        await response.write(f"data: {chunk}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
-
-
-async def _body(request: web.Request) -> Any:
-    try:
-        body = json.loads(await request.read())
-        json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is in no text that a tokenizer takes
-    except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the request's body is no JSON that can be read: {error}") from error
-    return body
 
 
 @web.middleware

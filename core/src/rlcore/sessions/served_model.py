@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.chat.conversation import Conversation, RewritingTemplateError
 from rlcore.chat.messages import read_message
 from rlcore.chat.tool_calls import FORMS, ToolParser
 from rlcore.sessions.errors import RequestError
+from rlcore.sessions.off_loop import off_loop
 from rlcore.sessions.record import Answer, conversation_keys
 from rlcore.sessions.requests import AnswerRequest
 from rlcore.sessions.sampling import ChatTokenizer, Sample, Sampler, SampleRequest
@@ -20,6 +21,8 @@ from rlcore.spi import DataError, FinishReason, SamplingParams, ToolCall, capabi
 from rlcore.spi.arrays import Int32Array
 
 History = Literal["refuse", "segment"]
+_CHARACTERS_PER_TOKEN = 16
+"""The beginning of a text that has more characters for each token of the limit is encoded first."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,6 +58,17 @@ class _Prompt:
 
 
 @frozen(kw_only=True, eq=False)
+class Prepared:
+    """A request, and what the generator is asked for it."""
+
+    request: AnswerRequest
+    prompt: _Prompt
+    tokens: Int32Array
+    """int32 [length]: the whole prompt."""
+    wanted: Sequence[SampleRequest]
+
+
+@frozen(kw_only=True, eq=False)
 class ServedModel:
     """A generator, its tokenizer, and how they answer."""
 
@@ -74,8 +88,17 @@ class ServedModel:
     parser: ToolParser | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
 
-    async def answer(self, session: Session, request: AnswerRequest) -> Answered:
-        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
+    note: Callable[[str], None] = lambda text: None  # noqa: ARG005
+    """Tells those who serve what a client should know that asks for it in vain. Called from any thread."""
+    _noted: set[str] = field(factory=set, init=False)
+    """The keys of which that has been told."""
+
+    def prepare(self, session: Session, request: AnswerRequest) -> Prepared:
+        """Return what a request asks of the generator. RequestError where it cannot be done. It encodes texts, which takes long
+        where they are: no event loop should wait for it."""
+        for name in sorted(request.notes.keys() - self._noted):
+            self._noted.add(name)
+            self.note(f"a request's {request.notes[name]}")
         sampling = self._sampling(session, request)
         if request.tools and self.parser is None:
             expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
@@ -94,11 +117,18 @@ class ServedModel:
             )
             for number in range(request.n)
         ]
-        samples = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
+        return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted)
+
+    async def answer(self, session: Session, prepared: Prepared) -> Answered:
+        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
+        samples = await asyncio.gather(*(self.sampler.sample(one) for one in prepared.wanted))
+        return await off_loop(self._answered, session, prepared, samples)
+
+    def _answered(self, session: Session, prepared: Prepared, samples: Sequence[Sample]) -> Answered:
         session.require_open()
-        choices = [self._choice(sample, request) for sample in samples]
-        self._record(session, prompt, request, choices)
-        return Answered(prompt=tokens, choices=choices)
+        choices = [self._choice(sample, prepared.request) for sample in samples]
+        self._record(session, prepared.prompt, prepared.request, choices)
+        return Answered(prompt=prepared.tokens, choices=choices)
 
     def _sampling(self, session: Session, request: AnswerRequest) -> SamplingParams:
         sampling = request.sampling
@@ -118,13 +148,27 @@ class ServedModel:
     def _max_tokens(self, session: Session, request: AnswerRequest, num_prompt_tokens: int) -> int:
         room = self.max_sequence_length - num_prompt_tokens
         if room < 1:
-            raise RequestError(
-                400,
-                f"found a prompt of {num_prompt_tokens} tokens; expected fewer than {self.max_sequence_length}, the most that "
-                "prompt and answer have together",
-                code="context_length_exceeded",
-            )
+            raise self._too_long(f"{num_prompt_tokens} tokens")
         return min(limit for limit in (room, request.max_tokens, session.max_tokens) if limit is not None)
+
+    def _too_long(self, found: str) -> RequestError:
+        expected = f"fewer than {self.max_sequence_length}, the most that prompt and answer have together"
+        return RequestError(400, f"found a prompt of {found}; expected {expected}", code="context_length_exceeded")
+
+    def _encoded(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
+        """The tokens of a text. RequestError where its beginning alone has more than the model reads: encoding one of megabytes
+        takes minutes with some tokenizers."""
+        beginning = text[: self.max_sequence_length * _CHARACTERS_PER_TOKEN]
+        tokens = encode(beginning)
+        if len(beginning) == len(text):
+            return tokens
+        if len(tokens) > 2 * self.max_sequence_length:  # half of it is room for what is encoded otherwise where a text goes on
+            raise self._too_long(f"more than {self.max_sequence_length} tokens")
+        return encode(text)
+
+    def _behind_text(self, text: str) -> list[int]:
+        (tokens,) = self.tokenizer.encode_behind([text])
+        return tokens
 
     def _text_prompt(self, session: Session, prompt: str | Int32Array) -> _Prompt:
         """The longest answer that the prompt continues keeps its tokens; what is behind it is encoded alone."""
@@ -139,9 +183,9 @@ class ServedModel:
         parent = None if record is None else record.continued_text(prompt)
         if parent is None or self._silent_end(parent) is not None:  # a text has no stop token in its middle
             parent = None
-            encoded = [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(prompt)]
+            encoded = [*self.tokenizer.prompt_prefix, *self._encoded(self.tokenizer.encode, prompt)]
         else:
-            encoded = self.tokenizer.encode_behind([prompt[len(parent.whole_text) :]])[0]
+            encoded = self._encoded(self._behind_text, prompt[len(parent.whole_text) :])
         return self._readable(_Prompt(parent=parent, read=np.asarray(encoded, np.int32), text=prompt))
 
     def _readable(self, prompt: _Prompt) -> _Prompt:
@@ -179,13 +223,13 @@ class ServedModel:
             conversation = Conversation.begin(request.messages, tokenizer, request.tools)
         except DataError as error:
             raise RequestError(400, str(error)) from error
-        read = np.asarray(self.tokenizer.encode(conversation.opened), np.int32)
+        read = np.asarray(self._encoded(self.tokenizer.encode, conversation.opened), np.int32)
         return self._readable(_Prompt(parent=None, read=read, conversation=conversation))
 
     def _behind(self, parent: Answer, behind: str) -> Int32Array:
         """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
         has not said, since its answer was cut, is none of its own."""
-        (tokens,) = self.tokenizer.encode_behind([behind])
+        tokens = self._encoded(self._behind_text, behind)
         return np.asarray(tokens[1:] if tokens[:1] == [self._silent_end(parent)] else tokens, np.int32)
 
     def _silent_end(self, answer: Answer) -> int | None:

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlcore.installed import is_installed
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 CLOSE_S = 2.0
 """Seconds that requests have to end once the server does."""
 MAX_WAITING = 65_536
+BACKLOG = 1024
+"""Connections that wait until the event loop takes them."""
 
 
 @contextmanager
@@ -101,13 +104,24 @@ class _Thread(threading.Thread):
     async def _serve(self) -> None:
         from aiohttp import web
 
+        from rlcore.sessions.connections import IDLE_S, Connection, max_connections
+
         self._ended = asyncio.Event()
         # A client that goes away takes its request with it: what it never read is no part of its session.
-        runner = web.AppRunner(self._routes.application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
+        runner = web.AppRunner(
+            self._routes.application(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=IDLE_S,
+        )
         await runner.setup()
+        assert runner.server is not None
+        connection = partial(Connection, runner.server, max_connections())
+        listening = await asyncio.get_running_loop().create_server(connection, sock=self._listening, backlog=BACKLOG)
         try:
-            await web.SockSite(runner, self._listening).start()
             self._listens.set()
             await self._ended.wait()
         finally:
+            listening.close()
             await runner.cleanup()

@@ -1,6 +1,8 @@
 """Sessions: each has a token that its client shows, and a record of what was sampled for it."""
 
+import asyncio
 import secrets
+from contextlib import nullcontext
 from itertools import count
 
 import numpy as np
@@ -34,6 +36,12 @@ class Session:
     num_samples: int = 0
     """Samples that were asked for."""
     is_finished: bool = False
+    order: asyncio.Lock | nullcontext[None] = field(init=False)
+    """Held while a request is read: those of a session that is recorded are read in the order in which they came."""
+
+    @order.default
+    def _order(self) -> asyncio.Lock | nullcontext[None]:
+        return nullcontext() if self.record is None else asyncio.Lock()
 
     def next_seed(self, chosen: int | None, number: int) -> int:
         """Return the seed of sample `number` of a request. One that the client chose makes it repeatable, within the session

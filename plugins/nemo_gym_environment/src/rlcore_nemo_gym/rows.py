@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.schema.homes import expanded
+from rlcore.schema.reading import memory_bytes, read_file
 from rlcore.spi import DataError, LazyRows, Row
 
 PARAMS = "responses_create_params"
@@ -17,7 +18,7 @@ def read_rows(files: Sequence[str], key: str) -> Sequence[Row]:
     lines: list[bytes] = []
     for file in files:
         try:
-            content = expanded(file).read_bytes()
+            content = read_file(expanded(file), memory_bytes())
         except OSError as error:
             raise DataError(f"{key}: cannot read {file}: {error.strerror or error}; expected a JSONL file") from error
         for number, line in enumerate(content.split(b"\n"), start=1):

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from rlcore.schema.reading import read_file
 from rlcore.spi import ConfigError, Problem
 
 DEFAULTS = "defaults"
@@ -41,7 +42,7 @@ def error(path: Path | str, found: str, expected: str, remedy: str = "") -> Conf
 def read_yaml(path: Path) -> dict[str, Any]:
     """One file, without what it inherits. ConfigError where it is no table."""
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        found = yaml.load(read_file(path).decode(), _Loader)
     except OSError as problem:
         raise error(path, problem.strerror or str(problem), "a YAML file that can be read") from problem
     except (yaml.YAMLError, UnicodeDecodeError) as problem:

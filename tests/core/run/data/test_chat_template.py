@@ -2,11 +2,13 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rlcore.config.model import ModelConfig
+from rlcore.run.data import chat_template
 from rlcore.run.data.chat_template import TODAY, with_defaults, write_templates
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore.spi import ConfigError, DataError
@@ -164,3 +166,31 @@ def test_defaults_written_into_a_template_are_what_its_variables_say_until_other
     assert written.render_chat([USER]) == told.render_chat([USER])
     other = {"think": True, "mood": "calm"}
     assert written.with_variables(other).render_chat([USER]) == told.with_variables(other).render_chat([USER])
+
+
+NUMBERS = "{% for one in range(99999) %}"
+ENDLESS = {
+    "loops": f"{NUMBERS}{NUMBERS}{NUMBERS}x{{% endfor %}}{{% endfor %}}{{% endfor %}}",
+    "calls": "{% macro again(n) %}{{ again(n - 1) if n else '' }}{{ again(n - 1) if n else '' }}{% endmacro %}{{ again(60) }}",
+    "filters": f"{NUMBERS}{NUMBERS}{{% set x = messages | map(attribute='role') | list %}}{{% endfor %}}{{% endfor %}}",
+}
+
+
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_template_that_does_not_end_is_named(load, monkeypatch, template: str, in_thread: bool) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(chat_template, "TEMPLATE_S", 0.2)
+    tokenizer = load(template)
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(DataError, match=r"the chat template .* 0\.2 s"), ThreadPoolExecutor(1) as pool:
+        if in_thread:
+            pool.submit(tokenizer.render_chat, messages).result()
+        tokenizer.render_chat(messages)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "{% for n in range(10 ** 9) %}{% endfor %}"]
+)
+def test_a_template_that_goes_too_far_is_refused(load, template: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(DataError, match="the chat template refuses"):
+        load(template).render_chat([{"role": "user", "content": "a"}])

@@ -9,6 +9,7 @@ from typing import Any
 from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.spi.errors import Problem
 from rlcore.spi.provider import ARCHITECTURE_GROUP
+from rlcore.time_limit import loading
 from rlcore_torchkit.architectures.architecture import Architecture
 
 Families = Mapping[str, Callable[[Mapping[str, Any]], Architecture]]
@@ -39,7 +40,8 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
         given = f"{found}, which is described by {' and '.join(sorted(map(_owner, entry_points)))}"
         return Problem(path=path, found=given, expected="one description", remedy="Uninstall the others")
     try:
-        architecture = entry_points[0].load()
+        with loading(f"the description {_owner(entry_points[0])}"):
+            architecture = entry_points[0].load()
     except Exception as error:
         given = f"{found}, whose description {_owner(entry_points[0])} cannot be imported: {type(error).__name__}: {error}"
         return Problem(path=path, found=given, expected="an importable Architecture", remedy="Repair or reinstall the package")

@@ -14,6 +14,7 @@ from rlcore.chat.messages import OWN, THOUGHTS, read_messages, thought_of
 from rlcore.images import Placeholders, image_parts, images_of, shown_message
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError
+from rlcore.time_limit import TEMPLATE_S, time_limit
 
 TODAY = date(2024, 7, 26)
 """What templates that ask for the date are told, so that a prompt is the same on each day of a run, and of one that is resumed.
@@ -171,7 +172,8 @@ class ChatTemplate:
         options = {"tools": [dict(tool) for tool in tools] or None, "add_generation_prompt": not answered, **today}
         for form in (conversation, [_with_arguments_as_text(message) for message in conversation]):
             try:
-                return str(self.backend.apply_chat_template(list(form), tokenize=False, **options, **self.variables))
+                with time_limit("the chat template", TEMPLATE_S):
+                    return str(self.backend.apply_chat_template(list(form), tokenize=False, **options, **self.variables))
             except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
                 # DeepSeek's and others join the arguments to text, and raise TypeError for objects.
                 if form is not conversation or not any(message.get("tool_calls") for message in conversation):

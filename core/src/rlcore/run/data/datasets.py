@@ -18,6 +18,7 @@ from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
 from rlcore.run.data.row_fields import RowReader
 from rlcore.schema.homes import expanded
+from rlcore.schema.reading import require_tree
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, LazyRows, Row
 
@@ -115,6 +116,7 @@ def _parquet_table(config: DatasetConfig, key: str) -> pa.Table:
 
     path = _existing_path(config, key)
     try:
+        require_tree(path)
         return parquet.read_table(path, memory_map=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{key}.path: {path} does not read as Parquet: {error}") from error
@@ -132,6 +134,8 @@ def _hub_table(config: DatasetConfig, key: str) -> pa.Table:
         raise DataError(f"{key}.path: found nothing; expected a data set's name on the Hub, or a directory of the same form")
     split = config.split or "train"
     try:
+        if expanded(config.path).exists():
+            require_tree(expanded(config.path))
         dataset = load_dataset(config.path, name=config.subset, split=split)
     except Exception as error:  # not found, no such split or subset, offline, damaged files: each a class of its own
         subset = "" if config.subset is None else f", subset {config.subset!r}"

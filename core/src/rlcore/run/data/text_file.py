@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rlcore.schema.reading import memory_bytes, read_file
 from rlcore.spi import DataError
 
 _COMPRESSED = {
@@ -16,7 +17,7 @@ _COMPRESSED = {
 def read_text_file(path: Path, key: str) -> bytes:
     """What a file of rows holds. DataError where it cannot be read, or is compressed; `key` is its section of the recipe."""
     try:
-        content = path.read_bytes()
+        content = read_file(path, memory_bytes())
     except OSError as error:
         raise DataError(f"{key}.path: cannot read {path}: {error}") from error
     for mark, (name, command) in _COMPRESSED.items():

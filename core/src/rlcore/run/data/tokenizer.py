@@ -1,6 +1,7 @@
 """Text to tokens and back: what the loop asks of a tokenizer, and the one that comes with a model directory."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,15 @@ from attrs import evolve, field, frozen
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
-from rlcore.model_files import CONFIG_FILE, END_TOKEN_FILES, config_number, eos_token_ids, has_vocabulary, read_object
+from rlcore.model_files import (
+    CONFIG_FILE,
+    END_TOKEN_FILES,
+    config_number,
+    eos_token_ids,
+    has_vocabulary,
+    read_object,
+    unreadable_files,
+)
 from rlcore.run.data.chat_template import (
     DEFAULT,
     PROCESSOR_FILE,
@@ -25,6 +34,7 @@ from rlcore.run.data.hub_reach import absent_remedy, hub_problem, is_shown
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
+from rlcore.time_limit import loading
 
 
 class Tokenizer(Protocol):
@@ -206,10 +216,15 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         ) from error
     if (problem := hub_problem(model)) is not None:
         raise ModelError([problem])
+    directory = expanded(model.path)
+    is_here = directory.is_dir()
+    if is_here and (problems := unreadable_files(directory)):
+        raise ModelError(problems)
     try:
-        backend = AutoTokenizer.from_pretrained(
-            model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
-        )
+        with loading(f"the tokenizer of {model.path}") if is_here else nullcontext():  # a Hub's may have to be fetched first
+            backend = AutoTokenizer.from_pretrained(
+                model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
+            )
         backend.chat_template = _chat_templates(backend.chat_template, model)
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
         save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"

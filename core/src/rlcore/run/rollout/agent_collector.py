@@ -47,6 +47,7 @@ class AgentCollector(StepCollector[AgentGroup]):
             vocab_size=self.episodes.vocab_size,
             history=self.history,
             parser=self.tool_parser,
+            note=self.progress.note,
         )
         return AgentGroups(
             model=model,

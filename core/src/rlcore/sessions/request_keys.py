@@ -1,0 +1,196 @@
+"""The keys of requests of OpenAI's API, and what the server does with each."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+Api = Literal["chat", "completions", "responses"]
+
+
+@frozen(kw_only=True)
+class Key:
+    """What becomes of a key."""
+
+    only: tuple[object, ...] | None = None
+    """The values that the server takes, besides null; None for all."""
+    why: str = "which is all that this server does"
+    """Ends the message of another value."""
+    passed_over: Callable[[Any], bool] = lambda value: False  # noqa: ARG005
+    """Whether another value is taken without effect."""
+    note: str = ""
+    """What is told once of such a value."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _forces_a_call(choice: Any) -> bool:
+    """Whether a `tool_choice` asks for a call, or restricts the tools: "required", or an object that names functions."""
+    return choice == "required" or (isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools"))
+
+
+def _asks_for_text(text: Any) -> bool:
+    """Whether a `text` has a `verbosity` besides the format that the server does."""
+    return isinstance(text, dict) and not text.keys() - {"format", "verbosity"} and text.get("format") in _TEXT_FORMATS
+
+
+_TEXT_FORMATS = (None, {"type": "text"})
+_READ = Key()
+_NO_EFFECT = Key()
+"""A key that asks for nothing that would change an answer."""
+_HINT = Key(
+    only=(),
+    why="but text",
+    passed_over=_is_text,
+    note="a chat template that reads such a variable gets it by chat_template_kwargs",
+)
+_TOOL_CHOICE = Key(
+    only=("auto", "none"),
+    why='"required", or an object that names a function of tools',
+    passed_over=_forces_a_call,
+    note='no sampler can be made to call a tool: taken as "auto", so that an answer may be text',
+)
+_PARALLEL = Key(only=(True,), passed_over=lambda value: value is False, note="an answer may have several calls all the same")
+
+_ALL: Mapping[str, Key] = {
+    "metadata": _NO_EFFECT,
+    "model": _READ,
+    "prompt_cache_key": _NO_EFFECT,
+    "prompt_cache_options": _NO_EFFECT,
+    "prompt_cache_retention": _NO_EFFECT,
+    "safety_identifier": _NO_EFFECT,
+    "seed": _READ,
+    "service_tier": _NO_EFFECT,
+    "stop": _READ,
+    "store": _NO_EFFECT,
+    "temperature": _READ,
+    "top_p": _READ,
+    "user": _NO_EFFECT,
+    # Of servers of models, and this one's own
+    "add_generation_prompt": Key(only=(True,)),
+    "continue_final_message": Key(only=(False,)),
+    "ignore_eos": _READ,
+    "include_stop_str_in_output": Key(only=(False,)),
+    "min_p": Key(only=(0,)),
+    "min_tokens": Key(only=(0,)),
+    "record": _READ,
+    "repetition_penalty": Key(only=(1,)),
+    "skip_special_tokens": Key(only=(True,)),
+    "stop_token_ids": _READ,
+    "top_k": _READ,
+}
+_SAMPLED: Mapping[str, Key] = {
+    "best_of": Key(only=(1,)),
+    "echo": Key(only=(False,)),
+    "frequency_penalty": Key(only=(0,)),
+    "logit_bias": Key(only=({},)),
+    "logprobs": _READ,
+    "max_tokens": _READ,
+    "n": _READ,
+    "presence_penalty": Key(only=(0,)),
+    "return_token_ids": _READ,
+    "stream": _READ,
+    "stream_options": _READ,
+    "top_logprobs": Key(only=(0,)),
+}
+"""Keys of chats and completions."""
+_TOOLS: Mapping[str, Key] = {
+    "chat_template_kwargs": _READ,
+    "moderation": Key(only=(), why="since this server moderates nothing"),
+    "parallel_tool_calls": _PARALLEL,
+    "tool_choice": _TOOL_CHOICE,
+    "tools": _READ,
+}
+"""Keys of chats and of the Responses API."""
+KEYS: Mapping[Api, Mapping[str, Key]] = {
+    "chat": {
+        **_ALL,
+        **_SAMPLED,
+        **_TOOLS,
+        "audio": Key(only=(), why="since this server answers with text"),
+        "function_call": Key(only=("auto", "none"), why="in place of which `tool_choice` stands"),
+        "functions": Key(only=([],), why="in place of which `tools` stand"),
+        "max_completion_tokens": _READ,
+        "messages": _READ,
+        "modalities": Key(only=(["text"],)),
+        "prediction": _NO_EFFECT,
+        "reasoning_effort": _HINT,
+        "response_format": Key(only=({"type": "text"},)),
+        "verbosity": _HINT,
+        "web_search_options": Key(only=(), why="since this server searches nothing"),
+    },
+    "completions": {**_ALL, **_SAMPLED, "prompt": _READ, "suffix": Key(only=("",))},
+    "responses": {
+        **_ALL,
+        **_TOOLS,
+        "access_programs": _NO_EFFECT,
+        "background": Key(only=(False,)),
+        "background_options": _NO_EFFECT,
+        "context_management": Key(only=([],)),
+        "conversation": Key(only=(), why="but the whole conversation as input: this server keeps none"),
+        "image": _NO_EFFECT,
+        "include": _READ,
+        "input": _READ,
+        "instructions": _READ,
+        "max_output_tokens": _READ,
+        "max_tool_calls": _NO_EFFECT,  # it counts calls of OpenAI's own tools, of which there are none
+        "previous_response_id": Key(only=(), why="but the whole conversation as input: this server keeps none"),
+        "prompt": Key(only=(), why="but the text itself as instructions: this server keeps no prompts"),
+        "reasoning": Key(only=(), why="but an object", passed_over=lambda value: isinstance(value, dict), note=_HINT.note),
+        "stream": Key(only=(False,)),
+        "stream_options": _NO_EFFECT,
+        "text": Key(only=({"format": {"type": "text"}}, {}), passed_over=_asks_for_text, note=f"of verbosity: {_HINT.note}"),
+        "top_logprobs": Key(only=(0,)),
+        "truncation": Key(
+            only=("disabled",),
+            passed_over=lambda value: value == "auto",
+            note="a conversation that is too long is refused, and never cut",
+        ),
+    },
+}
+"""Every key of each request; what is not here is refused as unknown."""
+IN_CHAT = frozenset(name for name in KEYS["responses"].keys() & KEYS["chat"].keys() if KEYS["chat"][name] is _READ) - {"tools"}
+"""Keys of the Responses API that are read as those of a chat are."""
+INCLUDED = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""What `include` may ask for; of all but the log-probabilities an answer of this server has none."""
+
+
+def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str, str]]:
+    """Return what is wrong with the keys of a request that are not null, and by key what is to be told of those without
+    effect."""
+    problems: list[str] = []
+    notes: dict[str, str] = {}
+    for name, value in values.items():
+        key = KEYS[api].get(name)
+        if key is None:
+            problems.append(f"{name}: found a key that this server does not know; leave it out")
+        elif key.only is None or any(_same(value, one) for one in key.only):
+            continue
+        elif key.passed_over(value):
+            notes[name] = f"{name} = {shown(value)} has no effect: {key.note}"
+        else:
+            allowed = " or ".join(json.dumps(one) for one in key.only) or "none"
+            problems.append(f"{name}: found {shown(value)}; expected {allowed}, {key.why}")
+    return problems, notes
+
+
+def shown(value: object) -> str:
+    """The beginning of a value as JSON."""
+    return f"{json.dumps(value, ensure_ascii=False, default=str):.60}"
+
+
+def _same(value: object, one: object) -> bool:
+    """Whether two values of JSON are the same: true is not 1."""
+    return value == one and isinstance(value, bool) == isinstance(one, bool)
