@@ -2,7 +2,7 @@
 
 step-000010/manifest.json     every other file with its size and SHA-256
             loop.json         where the loop stands
-            rollouts.pickle   samples under way, and the position in the data, where they do not follow from the step
+            rollouts.state    samples under way, and the position in the data, where they do not follow from the step
             trainer/…         what the backends wrote
             critic/…          where one is trained
             generator/…
