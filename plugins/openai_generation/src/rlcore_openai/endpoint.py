@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from attrs import define
 
+from rlcore.secrets import masked
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.samples import Sample, Wanted
 
@@ -77,7 +78,7 @@ class Endpoint:
 
     def _said(self, text: str) -> str:
         """An endpoint's words, without the key that it may repeat."""
-        return (text.replace(self.key, "…") if self.key else text)[:SHOWN]
+        return masked(text)[:SHOWN]
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from rlcore.secrets import keep_secret
 from rlcore.spi import ConfigError, PluginError, WorkerError
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoint import Endpoint
@@ -96,7 +97,7 @@ class Endpoints:
 
     async def _open(self, max_sequence_length: int, decode: Decode) -> Probed:
         config = self._config
-        key = os.environ.get(config.api_key_env, "") if config.api_key_env else ""
+        key = keep_secret(os.environ.get(config.api_key_env, "")) if config.api_key_env else ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for url in config.base_urls:
             places = asyncio.Semaphore(config.max_concurrent)

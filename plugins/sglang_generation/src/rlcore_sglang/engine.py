@@ -14,6 +14,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rlcore.files import private
 from rlcore.spi import WorkerError
 from rlcore_sglang.host import READY
 
@@ -33,7 +34,7 @@ class Engine:
         self._numbers = itertools.count()
         self._is_over = False
         self._connection, child = Pipe()
-        with self._log_file.open("ab") as log:
+        with open(self._log_file, "ab", opener=private) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlcore_sglang.host", str(child.fileno())],

@@ -21,6 +21,7 @@ from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.secrets import child_environment
 from rlcore.spi import StorageError
 from rlcore.worker_pool import WorkerPool
 from rlcore.worker_process import Ended, Task, ending
@@ -158,7 +159,8 @@ class CheckpointEvaluations:
             step=step,
             run_directory=self._directory.path.absolute(),
             command=options.command,
-            variables={**os.environ, **options.environment},
+            variables={**child_environment(options.pass_environment), **options.environment},
+            server_variables={**os.environ, **options.environment},
             serve=(*_arguments_of_run(self._recipe), *options.serve_arguments) if options.serve else None,
             result_file=options.result_file,
             result_key=options.result_key,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from attrs import asdict, define, evolve, field, frozen
 
+from rlcore.secrets import masked
 from rlcore.spi import InterruptedRun, RlcoreError
 
 UNEXPECTED = 70
@@ -136,4 +137,4 @@ def _told(error: BaseException) -> RunError:
     if isinstance(error, KeyboardInterrupt):
         return RunError(exit_code=INTERRUPTED, message="interrupted")
     lines = [f"{name}{error}", *getattr(error, "__notes__", ())]
-    return RunError(exit_code=code, message="\n".join(lines)[:MAX_MESSAGE_CHARACTERS])
+    return RunError(exit_code=code, message=masked("\n".join(lines))[:MAX_MESSAGE_CHARACTERS])
