@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import pytest
 
-from rlcore import secrets
 from rlcore.secrets import child_environment, is_secret_name, keep_secret, masked, masked_keys, masked_table, unset_problems
 
 KEY = 'very/secret+"value"'
@@ -16,7 +15,6 @@ KEY = 'very/secret+"value"'
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process knows of secrets is this test's alone."""
-    monkeypatch.setattr(secrets, "_kept", set())
     monkeypatch.setattr(sys, "argv", ["rlcore"])
 
 
@@ -24,12 +22,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("source", ["environment", "option", "option=", "override", "kept"])
 def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"the endpoint says: no such key {form}"
-    assert masked(text) == text
+    if source == "kept":
+        text = text.replace("very", "kept")
+        keep_secret(KEY.replace("very", "kept"))
+    else:
+        assert masked(text) == text
     if source == "environment":
         monkeypatch.setenv("SOME_API_KEY", KEY)
-    elif source == "kept":
-        keep_secret(KEY)
-    else:
+    elif source != "kept":
         arguments = {
             "option": ["--api-key", KEY],
             "option=": [f"--api-key={KEY}"],

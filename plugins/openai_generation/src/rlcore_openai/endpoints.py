@@ -27,9 +27,11 @@ LONGEST_PAUSE_S = 60.0
 class Endpoints:
     """Answers samples, each by one of the endpoints. Any thread may call."""
 
-    def __init__(self, config: OpenAIConfig, max_sequence_length: int, decode: Decode) -> None:
-        """Ask each endpoint what it can. ConfigError with what any of them lacks."""
+    def __init__(self, config: OpenAIConfig, max_sequence_length: int, decode: Decode, vocab_size: int | None = None) -> None:
+        """Ask each endpoint what it can. ConfigError with what any of them lacks. Tokens are below `vocab_size`, where that is
+        known."""
         self._config = config
+        self._vocab_size = vocab_size
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="rlcore-openai")
         self._thread.start()
@@ -53,6 +55,10 @@ class Endpoints:
     def submit(self, work: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
         """Begin a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def sample(self) -> Sample:
+        """A sample of which nothing has come yet."""
+        return Sample(vocab_size=self._vocab_size)
 
     async def complete(self, wanted: Wanted, sample: Sample) -> Sample:
         """Fill a sample, in several attempts where it has to be. WorkerError where none succeeds, PluginError where an endpoint
@@ -104,7 +110,9 @@ class Endpoints:
             self._all.append(
                 Endpoint(url=url.rstrip("/"), session=self._session, key=key, timeout_s=config.timeout_s, places=places)
             )
-        found = await asyncio.gather(*(probe(endpoint, config.model, max_sequence_length, decode) for endpoint in self._all))
+        found = await asyncio.gather(
+            *(probe(endpoint, config.model, max_sequence_length, decode, self.sample()) for endpoint in self._all)
+        )
         problems = [problem for one in found for problem in one.problems]
         if problems:
             raise ConfigError(problems)

@@ -52,24 +52,8 @@ def test_who_evaluates_measures_whatever_the_recipe_says_of_a_training(tmp_path)
 
 
 def test_a_recipe_that_was_written_without_its_secret_is_not_run(prepared: Prepare) -> None:
-    with pytest.raises(
-        ConfigError, match=r'checkpoint_evaluation.environment.MY_TOKEN: found "\*\*\*", which stands for a secret'
-    ):
+    with pytest.raises(ConfigError, match=r"environment\.MY_TOKEN: .*secret"):
         prepared("checkpoint_evaluation.command=['true']", "checkpoint_evaluation.environment.MY_TOKEN='***'")
-
-
-def test_the_resolved_recipe_holds_no_secret(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what recipe.toml, schedule.jsonl, model cards, reports and sinks get."""
-    monkeypatch.setenv("SOME_KEY", "known secret")
-    options = (
-        "checkpoint_evaluation.environment.MY_TOKEN=x7y",
-        "checkpoint_evaluation.serve=true",
-        "checkpoint_evaluation.serve_arguments=['--api-key','x7y']",
-    )
-    resolved = prepared("checkpoint_evaluation.command=['m', 'known secret']", *options).resolved
-    assert 'MY_TOKEN = "***"' in resolved
-    assert 'command = ["m", "***"]' in resolved
-    assert 'serve_arguments = ["--api-key", "***"]' in resolved
 
 
 @pytest.mark.parametrize(

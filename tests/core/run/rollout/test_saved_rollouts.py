@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attrs import fields, fields_dict
+from attrs import fields_dict
 
-from rlcore import serialization
 from rlcore.run.data.curriculum import CurriculumState
 from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads
@@ -33,18 +32,16 @@ def test_another_object_is_refused() -> None:
         loads(dump_object(np.zeros(3)))
 
 
-def test_those_of_before_an_attribute_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_of_before_an_attribute_are_refused() -> None:
     curriculum = CurriculumState(position=0, no_variance=np.zeros(2, np.bool_), planned={})
-    monkeypatch.setattr(serialization, "_fields_of", lambda cls: [f.name for f in fields(cls) if f.name != "levels"])
-    data = dumps(SavedRollouts(position=Position(), curriculum=curriculum))
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="no levels:.* version"):
+    data = dumps(SavedRollouts(position=Position(), curriculum=curriculum)).replace(b'"levels"', b'"ladder"')
+    with pytest.raises(CheckpointError, match="no levels.* version"):
         loads(data)
 
 
 def test_what_was_pickled_is_named_and_not_read(tmp_path: Path) -> None:
     (tmp_path / "rollouts.pickle").write_bytes(b"\x80")
-    with pytest.raises(CheckpointError, match=r"rollouts\.pickle: found a pickle; expected rollouts\.state"):
+    with pytest.raises(CheckpointError, match=r"rollouts\.pickle: .*rollouts\.state"):
         read_rollouts(tmp_path)
 
 

@@ -15,6 +15,7 @@ from attrs import asdict, frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.files import write_atomically
+from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
 from rlcore.run.report.metrics_file import append_metrics
@@ -137,9 +138,9 @@ class CheckpointEvaluations:
         """In the thread: the result, as it is in the folder or is written there. What ended with the run, or by a signal that
         may be to stop it, leaves none."""
         folder, start = self._folder(step), time.monotonic()
-        if (folder / RESULT).is_file():  # the run was killed before it had told the figures
-            return _Result(**json.loads((folder / RESULT).read_text(encoding="utf-8")))
         try:
+            if (folder / RESULT).is_file():  # the run was killed before it had told the figures
+                return read_record(folder / RESULT, _Result)
             outcome = Outcome(failure="the run ended") if self._closing.is_set() else asyncio.run(self._measured(step))
             result = _Result(**asdict(outcome), step=step, seconds=time.monotonic() - start)
             if result.failure is not None and not result.was_stopped:

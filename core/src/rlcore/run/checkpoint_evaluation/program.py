@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from attrs import field, frozen
 
 from rlcore.config.checkpoint_evaluation import filled
 from rlcore.files import private
+from rlcore.reading import numbers
 from rlcore.run.checkpoint_evaluation.result import NoFiguresError, read_figures
 from rlcore.worker_process import ending
 
@@ -54,7 +56,8 @@ class Evaluation:
 class Outcome:
     """What came of it."""
 
-    figures: Mapping[str, float] = field(factory=dict)
+    figures: Mapping[str, Any] = field(factory=dict, validator=numbers)
+    """Numbers, which may be NaN."""
     failure: str | None = None
     """Why there are no figures."""
     was_stopped: bool = False
