@@ -147,8 +147,8 @@ def run_bare(model: str, case: str, num_steps: int) -> dict[str, Any]:
 
     updates, kl = CASES[case]
     torch.manual_seed(0)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if kl else None
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, use_safetensors=True)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, use_safetensors=True) if kl else None
     tokenizer = AutoTokenizer.from_pretrained(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, weight_decay=0.0)
     texts, stamps, eos = prompts(), [], tokenizer.eos_token_id

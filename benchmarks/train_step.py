@@ -126,7 +126,9 @@ def trainer_steps(workload: Workload, backend: Any, config: object) -> Steps:
 
 def transformers_steps(workload: Workload) -> Steps:
     """The same in plain transformers and torch."""
-    model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        workload.model, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+    )
     model.to(workload.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
     microbatches = [torch.from_numpy(tokens).long().to(workload.device) for tokens in workload.tokens]

@@ -33,9 +33,8 @@ def write(gguf: Path, directory: Path, num_layers: int | None) -> int:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(**where)
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # A model read from GGUF counts as quantised and is not saved, so its weights go into one that is not.
     keys = {name: value for name, value in read.config.to_diff_dict().items() if name != "quantization_config"}
     keys |= {"num_hidden_layers": num_layers or read.config.num_hidden_layers, "dtype": "bfloat16"}

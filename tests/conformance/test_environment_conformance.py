@@ -38,7 +38,7 @@ class TestMath(EnvironmentOfData):
 
     test_it_works_on_any_event_loop = None
     test_episodes_do_not_disturb_each_other = None
-    test_states_can_be_sent = None
+    test_states_can_be_saved = None
 
     @pytest.fixture
     def provider(self):
@@ -60,7 +60,7 @@ class TestReasoningGym(EnvironmentConformance):
     test_states_stay_as_they_are = None
     test_it_works_on_any_event_loop = None
     test_episodes_do_not_disturb_each_other = None
-    test_states_can_be_sent = None
+    test_states_can_be_saved = None
     test_it_goes_on_after_close = None
     test_a_call_can_be_cancelled = None
 
@@ -85,7 +85,7 @@ class TestCode(EnvironmentOfData):
 
     test_it_works_on_any_event_loop = None
     test_episodes_do_not_disturb_each_other = None
-    test_states_can_be_sent = None
+    test_states_can_be_saved = None
 
     @pytest.fixture
     def provider(self):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing import load as load_as_megatron
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from rlcore.spi import CheckpointError, StorageError
@@ -129,6 +130,26 @@ def test_content_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> No
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(CheckpointError, match="cannot be read"):
         read(tmp_path / "state", halves(torch.zeros(6, 4)), read_metadata(tmp_path / "state"))
+
+
+class Harmful:
+    """Says in its pickle that reading it is to make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def test_an_index_that_calls_a_tensor_an_object_has_nothing_unpickled(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    checkpoint.save({"a": Harmful(tmp_path / "made")}, checkpoint_id=state, no_dist=True)
+    for name in ("common.pt", "metadata.json"):
+        (state / name).write_text("{}")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read(state, halves(torch.zeros(6, 4)), read_metadata(state))
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("limit", [16, 4096])

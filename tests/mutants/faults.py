@@ -1173,8 +1173,8 @@ FAULTS = (
     Fault(
         "what a reference is asked ahead is another sample's",
         "rlcore.run.train_step.reference_ahead",
-        "for key, values in zip(taken, np.split(found, ends[:-1]), strict=True):",
-        "for key, values in zip(taken, map(np.resize, np.split(found, ends[:-1])[::-1], np.diff(ends, prepend=0))):",
+        "for key, values in zip(taken, parts, strict=True):",
+        "for key, values in zip(taken, map(np.resize, parts[::-1], np.diff(ends, prepend=0))):",
         "tests/core/run/train_step/test_reference_ahead.py",
     ),
     Fault(

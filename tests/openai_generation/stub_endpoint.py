@@ -62,7 +62,8 @@ class Stub:
             if isinstance(event, float):
                 await asyncio.sleep(event)
                 continue
-            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+            text = event if isinstance(event, str) else json.dumps(event)
+            await response.write(f"data: {text}\n\n".encode())
         await response.write_eof()
         return response
 

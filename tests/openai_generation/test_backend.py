@@ -34,6 +34,7 @@ from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.provider import PROVIDER
 
 KEY = "sk-very-secret"
+VOCAB_SIZE = 1000
 Open = Callable[..., GeneratorHandle]
 
 
@@ -43,6 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.setattr(endpoints, "FIRST_PAUSE_S", 1e-3)
     monkeypatch.setenv("STUB_KEY", KEY)
     monkeypatch.setattr(backend, "decoder_of", lambda model: partial(words, model.path))
+    monkeypatch.setattr(backend, "vocab_size_of", lambda model: VOCAB_SIZE)
     with ExitStack() as stack:
 
         def open_with(*stubs: Stub, limit: int = LIMIT, letter: str = "t", **options: Any) -> GeneratorHandle:
@@ -125,7 +127,7 @@ def test_attempts_are_bounded(opened: Open) -> None:
     stub = Stub(answer=unless([{"status": 500, "text": f"no {KEY}"}] * 100))
     with pytest.raises(WorkerError, match="in 2 attempts") as caught:
         opened(stub, max_attempts=2).generate(request(1))
-    assert "status 500: no …" in str(caught.value)
+    assert "status 500: no ***" in str(caught.value)
     assert len(stub.asked) == 3
 
 
@@ -221,6 +223,71 @@ def test_a_stream_ends_with_what_a_sample_failed_with(opened: Open) -> None:
     stub = Stub(answer=unless([{"status": 400, "text": "no"}]))
     with pytest.raises(PluginError, match="status 400: no"):
         opened(stub).stream(StreamRequest(feed=ScriptedFeed(first=[request(4)]), weight_version=0))
+
+
+DEEP = '{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}"
+WRONG: dict[str, tuple[Any, str]] = {
+    "NaN": (token(1, float("nan")), "log-probability nan"),
+    "an infinite one": (token(1, -float("inf")), "log-probability -inf"),
+    "above 0": (token(1, 0.5), "log-probability 0.5"),
+    "null": (token(1, None), "log-probability None"),  # type: ignore[arg-type]
+    "a text for one": (token(1, "-0.5"), "log-probability '-0.5'"),  # type: ignore[arg-type]
+    "beyond the vocabulary": (token(VOCAB_SIZE), f"token id {VOCAB_SIZE}"),
+    "beyond 32 bits": (token(2**40), f"token id {2**40}"),
+    "below 0": (token(-1), "token id -1"),
+    "a text for an id": (token("1"), "token id '1'"),  # type: ignore[arg-type]
+    "a fraction for an id": (token(1.5), "token id 1.5"),  # type: ignore[arg-type]
+    "null for an id": (token(1, token_ids=[None]), "token id None"),
+    "a table of ids": (token(1, token_ids={"1": 2}), "no list"),
+    "a table of log-probabilities": (token(1, logprobs={"token_logprobs": {"1": -0.5}}), "no list"),
+    "a list for logprobs": (token(1, logprobs=[-0.5]), "another form"),
+    "a list for a text": (token(1, text=["t1"]), "another form"),
+    "a list for a reason": (token(1, finish_reason=["stop"]), "another form"),
+    "too many tokens": (token(1, token_ids=[1] * 9, logprobs={"token_logprobs": [-0.5] * 9}), "more than 3 tokens"),
+    "a list for an event": ([1], "another form"),
+    "a number for an event": (7, "another form"),
+    "null for choices": ({"choices": None}, "another form"),
+    "a text for a choice": ({"choices": ["t1"]}, "another form"),
+    "deep JSON": (DEEP, "another form (RecursionError"),
+    "no JSON": ("{", "another form (JSONDecodeError"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["stream", "generate"])
+@pytest.mark.parametrize("what", WRONG)
+def test_an_answer_that_is_none_is_named(opened: Open, what: str, how: str) -> None:
+    event, named = WRONG[what]
+    handle = opened(Stub(answer=unless([[event]])))
+    with pytest.raises(PluginError) as raised:
+        if how == "generate":
+            handle.generate(request(1))
+        else:
+            handle.stream(StreamRequest(feed=ScriptedFeed(first=[request(1)], then=lambda: None), weight_version=0))
+    assert named in str(raised.value)
+    assert "http://127.0.0.1" in str(raised.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("models", [[1], ["policy"], None, {"id": 1}, 7], ids=str)
+def test_a_list_of_models_that_is_none_is_named(opened: Open, models: Any) -> None:
+    with pytest.raises(ConfigError, match="base_urls|model"):
+        opened(Stub(models=models), max_attempts=1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3)], ids=["Exception", "SystemExit"])
+def test_an_error_behind_an_answer_ends_the_stream_with_it(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    handle = opened(Stub())
+    monkeypatch.setattr(backend, "result_of", fail)
+    with pytest.raises(BaseException, match=r"planted|exit|3") as raised:
+        handle.stream(StreamRequest(feed=ScriptedFeed(first=[request(1)], then=lambda: None), weight_version=0))
+    assert error in (raised.value, raised.value.__cause__)
 
 
 @pytest.mark.parametrize(("stops", "reason"), [((), FinishReason.ABORTED), ((9,), FinishReason.STOP)])

@@ -78,3 +78,16 @@ def test_one_answer_for_a_whole_batch_is_everyones():
             return "ended"
 
     assert asyncio.run(Batches(Ending(), 2).ask(1)) == "ended"
+
+
+def test_an_answer_of_another_length_reaches_all_that_wait():
+    class Short(Pool):
+        async def call(self, request):
+            return [1]
+
+    async def main():
+        batches = Batches(Short(), 3)
+        found = await asyncio.wait_for(asyncio.gather(*map(batches.ask, range(3)), return_exceptions=True), 20)
+        assert [str(one) for one in found] == ["the reward model's process answered 1 of 3 samples"] * 3
+
+    asyncio.run(main())

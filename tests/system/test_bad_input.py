@@ -82,7 +82,7 @@ def test_homes_of_nobody_are_reported_at_once(workplace: Workplace, command: str
         *(f'{key}: found "~no-such-user/x"' for key in keys if key != "environment.function.path"),
         'environment.function.path: found "~no-such-user/x" (a string)',
         'environment.nemo_gym.train_files[0]: found "~no-such-user/x"',
-        "a leading ~ or ~name is a user's home",
+        "where a leading ~ or ~name is a user's home",
     )
     assert not [*workplace.folder.glob("~*")]
 

@@ -487,3 +487,17 @@ def test_calls_of_a_process_that_was_ended_do_not_end_those_of_the_next(make_fak
         lost.result(0)
     replica._child = FakeChild(FakeHost())
     replica.generate(None, lambda finished: None).result(120)
+
+
+@pytest.mark.parametrize("place", ["deliver", "collect"])
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit("planted")], ids=["Exception", "SystemExit"])
+def test_an_error_in_the_thread_that_delivers_ends_all_calls_with_it(make_fake, place, error):
+    def fail(*_):
+        raise error
+
+    host = FakeHost()
+    host.collect = fail if place == "collect" else host.collect
+    replica = make_fake(host)
+    calls = [replica.generate(None, fail) for _ in range(2)]
+    for call in calls:
+        assert call.exception(120) is error

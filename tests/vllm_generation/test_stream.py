@@ -154,3 +154,18 @@ def test_a_conversation_goes_on_with_the_engine_that_has_its_beginning(make_stre
                 replica.end(call)
             replica.calls = []
     assert sorted(engines.values()) == [{0}, {1}]
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit("planted")], ids=["Exception", "SystemExit"])
+def test_an_error_of_the_feed_ends_the_stream_and_no_engines_thread(make_stream, error):
+    (replica,), feed, stream = make_stream(1)
+
+    def fail(*_):
+        raise error
+
+    feed.deliver = fail
+    add(stream, request_of([3], 1))
+    replica.end(0)
+    assert feed.has_ended
+    with pytest.raises(type(error), match="planted"):
+        stream.cut()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlcore.files import write_atomically
+from rlcore.reading import read_json
 from rlcore.spi import LoggedSample, StorageError
 
 MAX_WAITING = 1000
@@ -95,7 +96,7 @@ class BackgroundSink:
     def _opened(self) -> Tracker:
         if self._tracker is None:
             if self._file.is_file():
-                self._state |= json.loads(self._file.read_text(encoding="utf-8"))
+                self._state = _read_state(self._file, self._state)
             self._tracker = self._open(self._state["id"])
             self._state["id"] = self._tracker.id
             self._save()
@@ -111,3 +112,12 @@ class BackgroundSink:
 
     def _save(self) -> None:
         write_atomically(self._file, json.dumps(self._state))
+
+
+def _read_state(file: Path, initial: Mapping[str, Any]) -> dict[str, Any]:
+    """What `_save` wrote. StorageError where it is damaged: to begin anew would write all steps twice."""
+    state = {**initial, **read_json(file, StorageError)}
+    steps = [value for name, value in state.items() if name != "id"]
+    if state.keys() != initial.keys() or not isinstance(state["id"], str | None) or any(type(one) is not int for one in steps):
+        raise StorageError(f"{file} is damaged: found {json.dumps(state)}; expected an id, and the last step of each kind")
+    return state

@@ -23,6 +23,11 @@ _REMEDIES: Mapping[int | None, str] = {
 """By the error's number; of others, room is what lacks."""
 
 
+def private(path: str, flags: int) -> int:
+    """An `opener` of `open`: what is made is for its owner alone, as files have to be that may hold secrets."""
+    return os.open(path, flags, 0o600)
+
+
 NAMED_OUTPUT = "name another file with -o"
 """What else can be done about a file that the command line names."""
 

@@ -13,6 +13,7 @@ from queue import LifoQueue
 from typing import Any
 
 from rlcore.descendants import end_descendants
+from rlcore.secrets import child_environment
 from rlcore.spi import PluginError
 from rlcore.worker_process import Ended, NotStarted, Task
 
@@ -141,7 +142,7 @@ class _Process:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 # The order of sets must not differ from one process to another, since answers may follow from it.
-                env={**os.environ, "PYTHONHASHSEED": "0"},
+                env={**child_environment(task.pass_environment), "PYTHONHASHSEED": "0"},
             )
         self._is_ready = False
 

@@ -53,6 +53,8 @@ class Task:
     prepare: str | None = None
     """"module:function", called without arguments before any child is forked, for what all of them share."""
     limits: Limits = field(factory=Limits)
+    pass_environment: tuple[str, ...] = ()
+    """Environment variables that the processes get besides those of `child_environment`."""
     shows_output: bool = False
     """Whether what is printed goes to this process's standard error; else nobody sees it."""
     is_tried_once: bool = False

@@ -113,6 +113,26 @@ def test_a_program_is_given_the_session_and_the_task() -> None:
     assert (result.reward, result.metrics) == (2.0, {"length": float(expected)})
 
 
+def test_a_program_gets_no_variable_that_its_recipe_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "NAMED_KEY", "SOMETHING"):
+        monkeypatch.setenv(name, "value")
+    names = "('WANDB_API_KEY', 'NAMED_KEY', 'SOMETHING', 'PATH')"
+    command = program(
+        f"import os, json; print(json.dumps({{'reward': sum(2**k for k, n in enumerate({names}) if n in os.environ)}}))"
+    )
+    assert run(command=command).reward == 8.0
+    assert run(command=command, pass_environment=("NAMED_KEY",)).reward == 10.0
+    (problem,) = check(None, AgentConfig(command=command, pass_environment=("NOT_SET",)))
+    assert problem.path == "environment.agent.pass_environment"
+
+
+def test_what_a_program_prints_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMED_KEY", "very secret")
+    with pytest.raises(RewardError) as raised:
+        run(command=program("import os, sys; sys.exit(os.environ['NAMED_KEY'])"), pass_environment=("NAMED_KEY",))
+    assert "printed: ***" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

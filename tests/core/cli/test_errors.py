@@ -88,6 +88,27 @@ def test_the_unforeseen_names_the_file_with_its_traceback(invoke, calls, monkeyp
     assert len(list(tmp_path.glob("traceback-*.txt"))) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments", [("environment.mine.api_key=short7",), ("--api-key", "short7"), ("--api-key=short7",)], ids=lambda one: one[0]
+)
+def test_a_secret_of_the_command_line_stands_in_no_traceback(
+    invoke, calls, monkeypatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["rlcore", "check", "r.toml", *arguments])
+
+    def fail() -> None:
+        raise ZeroDivisionError("by short7 with http://user:word@host")
+
+    calls.on_prepare = fail
+    said = [invoke("check", "r.toml").stderr, invoke("--debug", "check", "r.toml").stderr]
+    (file,) = tmp_path.glob("traceback-*.txt")
+    for text in (*said, file.read_text()):
+        assert "by *** with http://***@host" in text
+        assert "short7" not in text
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_what_an_observer_raises_is_said_to_be_its_own(invoke, calls, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 

@@ -48,7 +48,9 @@ def test_serve_passes_on_what_it_was_given(invoke, served) -> None:
     ]
     result = invoke("serve", "runs/demo", "a.b=1", *options, "--max-length", "7", "--api-key", "k")
     assert result.exit_code == 0, result.output
-    assert result.stderr == "serving some/model on http://::1:9 with gen 1.2 of acme-gen\n"
+    warning, said = result.stderr.splitlines()
+    assert warning.startswith("warning: everyone here can read the key")
+    assert said == "serving some/model on http://::1:9 with gen 1.2 of acme-gen"
     assert [name for name, _ in served] == ["check_address", "find_target", "prepare_serving", "served_model", "serve"]
     assert served[0][1] == ["::1", 9]
     assert served[1][1] == ["runs/demo", "step-3"]

@@ -141,6 +141,21 @@ def test_a_dump_of_a_dump_is_the_same(load, sections, tmp_path: Path) -> None:
     assert dump_toml(convert(read_raw(path, ()), sections)) == first
 
 
+def test_a_dump_holds_no_secret(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what recipe.toml, schedule.jsonl, model cards, reports and sinks get."""
+    monkeypatch.setenv("SOME_KEY", "known secret")
+    evaluation = (
+        "command=['m', 'known secret']",
+        "environment.MY_TOKEN=x7y",
+        "serve=true",
+        "serve_arguments=['--api-key', 'x7y']",
+    )
+    dumped = dump_toml(load("[trainer.zed.extra]\napi_key = 'x7y'", *(f"checkpoint_evaluation.{one}" for one in evaluation)))
+    assert "x7y" not in dumped
+    for line in ('MY_TOKEN = "***"', 'command = ["m", "***"]', 'serve_arguments = ["--api-key", "***"]', 'api_key = "***"'):
+        assert line in dumped
+
+
 def test_only_what_runs_and_what_was_set_is_kept_for_chosen_plugins(load) -> None:
     recipe = load("[trainer.strict]\nlevel = 3")
     tables = tomllib.loads(dump_toml(recipe, {"trainer": "other", "algorithm": "alg"}))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config.load import read_raw
+from rlcore.config.load import raw_from, read_raw
 from rlcore.spi import ConfigError
 
 
@@ -222,3 +222,26 @@ def test_a_recipe_in_a_home_that_is_not_known_cannot_be_read(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["model = 3", "model.path = 3", "data.train = 'x'", "model.path = ''", "data = []"])
 def test_odd_shapes_are_left_to_the_converter(tmp_path: Path, text: str) -> None:
     assert read_raw(write(tmp_path / "r.toml", text), ()).values
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 10**4 + "]" * 10**4, ".".join(["a"] * 10**4) + " = 1", 'extends = "a\\u0000b"', "run.directory = '\0'"],
+    ids=["lists", "keys", "NUL in extends", "NUL"],
+)
+def test_what_no_recipe_holds_is_a_problem(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"recipe\.toml"):
+        read_raw(tmp_path / "recipe.toml", ())
+
+
+@pytest.mark.parametrize("override", ["a=" + "[" * 10**4 + "]" * 10**4, ".".join(["a"] * 10**4) + "=1"], ids=["lists", "keys"])
+def test_an_override_that_is_too_deep_is_a_problem(override: str) -> None:
+    with pytest.raises(ConfigError):
+        raw_from({}, [override])
+
+
+@pytest.mark.parametrize("key", ["run.directory", "run.name", "model.path", "data.train.path"])
+def test_a_path_with_nul_is_a_problem(load, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load("", f'{key}="a\\u0000b"')

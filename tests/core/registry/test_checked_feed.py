@@ -329,3 +329,23 @@ def test_a_generator_that_leaves_it_out_cannot_stream(make_generator):
     generator.refit(refit_request())
     with pytest.raises(ContractError, match="does not implement it"):
         generator.stream(StreamRequest(feed=ListFeed(), weight_version=3))
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit("planted"), RecursionError("planted")], ids=repr)
+@pytest.mark.parametrize("place", ["take", "deliver", "check"])
+def test_whatever_is_raised_around_a_feed_is_what_the_stream_ends_with(error, place, make_feed):
+    def fail(*_, **__):
+        raise error
+
+    inner, feed = make_feed([request_of(1)], check=fail if place == "check" else lambda expected, result: None)
+    if place == "take":
+        inner.take = fail
+        with pytest.raises(type(error), match="planted"):
+            feed.take(wait=True)
+    else:
+        feed.take(wait=True)
+        if place == "deliver":
+            inner.deliver = fail
+        feed.deliver(np.array([0]), result_of(1))
+    with pytest.raises(type(error), match="planted"):
+        feed.finish()

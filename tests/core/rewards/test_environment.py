@@ -33,6 +33,9 @@ def where(completion):
         os.abort()
     return {"reward": 0.5, "process": os.getpid()}
 
+def sees(completion):
+    return sum(2**place for place, name in enumerate(("WANDB_API_KEY", "NAMED_KEY", "SOMETHING", "PATH")) if name in os.environ)
+
 async def later(completion, row):
     await asyncio.sleep(60 if completion == "hang" else 0)
     if completion == "fail":
@@ -78,6 +81,16 @@ def test_a_function_in_a_file_rewards_an_answer(backend: Callable[..., FunctionB
     right, wrong = step(environment, "2"), step(environment, "3")
     assert (right.reward, right.success, right.done, right.metrics) == (1.0, True, True, {})
     assert (wrong.reward, wrong.success) == (0.0, False)
+
+
+def test_worker_processes_get_no_variable_that_the_recipe_does_not_name(
+    backend: Callable[..., FunctionBackend], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "NAMED_KEY", "SOMETHING"):
+        monkeypatch.setenv(name, "value")
+    assert step(backend("sees", pass_environment=("NAMED_KEY",)), "2").reward == 10.0
+    (problem,) = check(None, FunctionConfig(path=f"{source}:sees", pass_environment=("NOT_SET",)))
+    assert problem.path == "environment.function.pass_environment"
 
 
 def test_several_functions_add_up_and_only_those_to_be_awaited_run_here(backend: Callable[..., FunctionBackend]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import traceback
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -147,6 +148,17 @@ def test_what_passes_is_tried_again(endpoint: Endpoint) -> None:
     with pytest.raises(RewardError, match="'judge' at http.*InternalServerError.*busy"):
         judged(endpoint, max_attempts=2)
     assert len(endpoint.requests) == 5
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_key_that_the_endpoint_repeats_stands_in_no_error(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OF_JUDGE", "short7!")  # not a name that tells of a secret
+    endpoint.answers = [(status, "no such key: short7!, Bearer short7!")]
+    with pytest.raises((PluginError, RewardError), match="no such key") as raised:
+        judged(endpoint, api_key_env="OF_JUDGE", max_attempts=1)
+    assert "short7" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])

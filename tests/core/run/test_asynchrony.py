@@ -319,7 +319,7 @@ def test_ctrl_c_keeps_what_was_generated(run: Run, tmp_path: Path, step: int, nu
     assert prompts(tmp_path / "runs" / "run").total() == 64
 
 
-class Unpicklable(Slow):
+class Unsavable(Slow):
     """Its states hold a function."""
 
     awaited_step = 1
@@ -334,12 +334,12 @@ class Unpicklable(Slow):
 
 
 def test_states_that_cannot_be_saved_begin_again(run: Run, registry_with: Callable[..., Registry], tmp_path: Path) -> None:
-    registry = registry_with(environment=Unpicklable)
+    registry = registry_with(environment=Unsavable)
     options = ahead(1, *SLOW, "checkpoint.every_n_steps=1")
     progress = Watched(2, kills=True)
     with pytest.raises(Killed):
         run(*options, progress=progress, registry=registry)
-    assert any("unfinished groups cannot be pickled" in note for note in progress.notes)
+    assert any("unfinished groups cannot be saved" in note for note in progress.notes)
     run(*options, resume=True, registry=registry)
     assert set(prompts(tmp_path / "runs" / "run").values()) == {1}
 

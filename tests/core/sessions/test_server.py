@@ -154,6 +154,16 @@ def test_a_generator_that_fails_is_an_error_of_the_server(endpoint: Endpoint) ->
         endpoint.client().completions.create(model="policy", prompt="x")  # the script is empty
 
 
+def test_what_is_no_exception_ends_its_request_and_not_the_server(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise SystemExit("planted")
+
+    monkeypatch.setattr("rlcore.sessions.routes.read_request", fail)
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError, match="SystemExit: planted"):
+            endpoint.client().completions.create(model="policy", prompt="x")
+
+
 def test_the_bound_of_waiting_samples(endpoint: Endpoint) -> None:
     endpoint.script.texts = ["a", "b", "c"]
     endpoint.script.waits = True

@@ -129,7 +129,7 @@ def load_model(
     if torch.device(device).type == "meta":
         with torch.device("meta"), _quiet():
             return kind.from_config(config, **options).eval()
-    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     with model_errors(spec.path), _quiet():
         model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
     if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.schema.constraints import PathText, at_least
+from rlcore.schema.constraints import PathText, Text, at_least
 
 
 @frozen(kw_only=True)
@@ -18,6 +18,9 @@ class AgentConfig:
     """A program with its arguments, which is given OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL in its environment, and the
     task as JSON on its standard input; in RLCORE_TASK too, where it has at most 100 KiB. The last line that it prints is the
     reward."""
+    pass_environment: tuple[Text, ...] = ()
+    """Environment variables that a command gets besides those that programs need, such as PATH, HOME and LANG, by their names.
+    A function is called in the process of the run, and sees all of them."""
     max_concurrent: Annotated[int, at_least(1)] = 64
     """Most episodes at once."""
     success_reward: float = 1.0

@@ -14,6 +14,7 @@ from rlcore.agents.config import AgentConfig
 from rlcore.agents.function import AgentClient, AgentFunction, load_agent
 from rlcore.agents.process import run_process
 from rlcore.functions import brief, is_number, place_in
+from rlcore.secrets import child_environment, unset_problems
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -47,7 +48,7 @@ class AgentBackend:
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:  # noqa: ARG002
         """Return what the agent says of its episode. RewardError where it says no reward."""
         if self._function is None:
-            said = await run_process(self._config.command, _environment(row, session), _as_json(row))
+            said = await run_process(self._config.command, _environment(row, session, self._config), _as_json(row))
         else:
             client = AgentClient(session)
             try:
@@ -67,6 +68,8 @@ def check(context: CheckContext | None, config: AgentConfig) -> list[Problem]:  
     if (config.function is None) == (not config.command):
         found = "neither" if config.function is None else "both"
         return [Problem(path=SECTION, found=f"{found} of function and command", expected="one of the two")]
+    if problems := unset_problems(SECTION, config.pass_environment):
+        return problems
     if config.function is None:
         if shutil.which(config.command[0]) is not None:
             return []
@@ -105,10 +108,11 @@ def episode_result(said: object, success_reward: float) -> EpisodeResult:
     )
 
 
-def _environment(row: Row, session: SessionEndpoint) -> dict[str, str]:
+def _environment(row: Row, session: SessionEndpoint, config: AgentConfig) -> dict[str, str]:
     task, host = _as_json(row), urlsplit(session.base_url).hostname
     direct = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), host)))
     return {
+        **child_environment(config.pass_environment),
         "OPENAI_BASE_URL": session.base_url,
         "OPENAI_API_KEY": session.api_key,
         "OPENAI_MODEL": session.model,

@@ -8,6 +8,7 @@ import signal
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
+from rlcore.secrets import child_environment, masked
 from rlcore.spi import PluginError, RewardError
 from rlcore.worker_process import ending
 
@@ -20,7 +21,8 @@ STDIN, STDOUT, STDERR = range(3)
 
 
 async def run_process(command: Sequence[str], variables: Mapping[str, str], text: str) -> object:
-    """Return the JSON in the last line that a program prints, given variables and a text on its standard input.
+    """Return the JSON in the last line that a program prints, given variables and a text on its standard input. Of this
+    process's own variables it has those of `child_environment`.
 
     However it ends, no process of its group is left. RewardError where it fails, or prints no JSON there; PluginError where it
     does not start.
@@ -41,14 +43,16 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     output, errors = program.printed(STDOUT), program.printed(STDERR)
     if program.exit_code != 0:
         raise RewardError(
-            f"the agent ended with {ending(program.exit_code)}. The last it printed: {(errors or output)[-SHOWN:]}"
+            f"the agent ended with {ending(program.exit_code)}. The last it printed: {masked(errors or output)[-SHOWN:]}"
         )
     last = (output.splitlines() or [""])[-1].strip()
     try:
         return json.loads(last)
     except ValueError as error:
         expected = "a number, or a JSON object with `reward`"
-        raise RewardError(f"the agent printed no reward: its last line is {last[:SHOWN]!r}; expected {expected}") from error
+        raise RewardError(
+            f"the agent printed no reward: its last line is {masked(last)[:SHOWN]!r}; expected {expected}"
+        ) from error
 
 
 class _Program(asyncio.SubprocessProtocol):
@@ -114,7 +118,7 @@ class _Program(asyncio.SubprocessProtocol):
 
 
 async def _start(command: Sequence[str], variables: Mapping[str, str]) -> _Program:
-    loop, environment = asyncio.get_running_loop(), {**os.environ, **variables}
+    loop, environment = asyncio.get_running_loop(), {**child_environment(), **variables}
     try:
         _, program = await loop.subprocess_exec(
             _Program, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True

@@ -20,6 +20,7 @@ from rlcore.cli.report import run_report
 from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
 from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.secrets import masked
 
 REFRESHES_PER_S = 4
 SPEED_WINDOW_S = 600.0
@@ -84,7 +85,7 @@ class PlainProgress(Progress):
 
     def note(self, text: str) -> None:
         """Print a warning."""
-        self._print(f"warning: {text}")
+        self._print(f"warning: {masked(text)}")
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """Print the report."""
@@ -164,7 +165,7 @@ class LiveProgress(Progress):
 
     def note(self, text: str) -> None:
         """Print a warning above the bar."""
-        self._console.print(Text.assemble(("warning: ", "yellow"), text))
+        self._console.print(Text.assemble(("warning: ", "yellow"), masked(text)))
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """Keep the summary until the bar is gone."""

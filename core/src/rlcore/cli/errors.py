@@ -4,13 +4,14 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rlcore.files import private
 from rlcore.schema.problem import RlcoreError
+from rlcore.secrets import masked, masked_arguments, masked_traceback
 
 UNEXPECTED = 70
 """Exit code of what no one foresaw: EX_SOFTWARE of sysexits.h."""
@@ -33,7 +34,7 @@ class ReportingGroup(click.Group):
             # click ends commands by exceptions of its own, above: a SystemExit is a plugin's, or that of a library it uses, and
             # so is what is no Exception at all, such as a panic in Rust.
             if ctx.params.get("debug"):
-                traceback.print_exc()
+                click.echo(masked_traceback(error), err=True)
             code, message = _judge(error, ctx)
             report(message)
             raise click.exceptions.Exit(code) from error
@@ -58,7 +59,7 @@ def notes_of(error: BaseException) -> str:
 
 def report(message: str) -> None:
     """Print an error's message."""
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True, color=color_setting())
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {masked(message)}", err=True, color=color_setting())
 
 
 def color_setting() -> bool | None:
@@ -79,7 +80,7 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
     if ctx.params.get("debug"):
         return text
     run_directory = ctx.meta.get(RUN_DIRECTORY)
-    saved = _save_traceback(run_directory)
+    saved = _save_traceback(error, run_directory)
     where = (
         f"The traceback is in {saved}; --debug shows it here." if saved else "Run again as `rlcore --debug ...` to see where."
     )
@@ -87,14 +88,15 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
     return f"{text} {where}{kept}"
 
 
-def _save_traceback(run_directory: Path | None) -> Path | None:
-    """Write the current traceback beside the run, or into the folder for temporary files; None where neither can be."""
+def _save_traceback(error: BaseException, run_directory: Path | None) -> Path | None:
+    """Write a traceback beside the run, or into the folder for temporary files; None where neither can be."""
     name = f"traceback-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for directory in (run_directory, Path(tempfile.gettempdir())):
         try:
             if directory is not None:
                 path = directory / name
-                path.write_text(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
+                with open(path, "x", encoding="utf-8", errors="replace", opener=private) as file:
+                    file.write(f"{masked_arguments(sys.argv)}\n\n{masked_traceback(error)}")
                 return path
         except OSError:
             continue

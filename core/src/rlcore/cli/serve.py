@@ -4,6 +4,8 @@ import contextlib
 
 import click
 
+from rlcore.secrets import keep_secret, masked
+
 
 @click.command("serve")
 @click.argument("target", metavar="RUN_OR_MODEL")
@@ -48,6 +50,10 @@ def serve_command(
     """
     from rlcore.serve.serving import check_address, find_target, prepare_serving, serve, served_model
 
+    keep_secret(api_key or "")
+    source = click.get_current_context().get_parameter_source("api_key")
+    if source is click.core.ParameterSource.COMMANDLINE:
+        _note("warning: everyone here can read the key in the list of processes. Set RLCORE_API_KEY in place of --api-key")
     check_address(host, port)
     serving = prepare_serving(find_target(target, checkpoint, _note), overrides, generator)
     with contextlib.suppress(KeyboardInterrupt):
@@ -58,4 +64,4 @@ def serve_command(
 
 
 def _note(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(masked(text), err=True)

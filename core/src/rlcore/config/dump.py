@@ -1,4 +1,4 @@
-"""A recipe as TOML, every default written out, that loads back to an equal recipe."""
+"""A recipe as TOML, every default written out, that loads back to an equal recipe but for its secrets."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,19 +9,20 @@ import attrs
 from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, SinksConfig
 from rlcore.config.recipe import Recipe
 from rlcore.schema.describe import key_of, toml_key, toml_literal
+from rlcore.secrets import masked_table
 
 
 def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers: Collection[str] = ()) -> str:
     """The recipe as TOML. Keys that are None, which TOML cannot say, appear as comments; in the tables of an array they are
-    left out. ValueError where an item of an array is None, or a key whose default is another value.
+    left out. MASK stands for secrets. ValueError where an item of an array is None, or a key whose default is another value.
 
     [evaluation] is left out where there is no held-out set. `chosen` maps roles to the plugin that fills each; the sections of
     the others are left out where they hold nothing but defaults. So are those of sinks that the recipe does not name, and of
     observers that are neither named by the recipe nor in `observers`, the names of all in use.
     """
-    table = _table(recipe, chosen or {})
-    table["sinks"] = _several(recipe.sinks, recipe.sinks.names)
-    table["observers"] = _several(recipe.observers, {*recipe.observers.names, *observers})
+    table = masked_table(_table(recipe, chosen or {}))
+    table["sinks"] = masked_table(_several(recipe.sinks, recipe.sinks.names))
+    table["observers"] = masked_table(_several(recipe.observers, {*recipe.observers.names, *observers}))
     if recipe.data.evaluation is None:  # nothing heeds these keys, so that a recipe may not have them
         del table["evaluation"]
     return "\n".join(_section((), table)).lstrip("\n") + "\n"

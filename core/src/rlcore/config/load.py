@@ -9,6 +9,7 @@ from typing import Any
 import tomli
 from attrs import field, frozen
 
+from rlcore.reading import parse_toml
 from rlcore.schema.homes import expanded, has_home
 from rlcore.schema.reading import read_file
 from rlcore.schema.suggestions import similar_path
@@ -129,7 +130,7 @@ def _bases(document: dict[str, Any], path: Path, problems: list[Problem]) -> lis
     """Takes `extends` out of the document."""
     extends = document.pop(EXTENDS, [])
     bases = [extends] if isinstance(extends, str) else extends
-    if isinstance(bases, list) and all(isinstance(base, str) for base in bases):
+    if isinstance(bases, list) and all(isinstance(base, str) and "\0" not in base for base in bases):
         return bases
     problems.append(
         Problem(
@@ -145,13 +146,15 @@ def _bases(document: dict[str, Any], path: Path, problems: list[Problem]) -> lis
 def _parse_file(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any] | None:
     """The file's TOML, or None and a problem."""
     try:
-        return tomli.loads(read_file(path, MAX_RECIPE_BYTES).decode("utf-8-sig"))
+        return parse_toml(read_file(path, MAX_RECIPE_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         problems.append(
             Problem(path=_short(path), found=f"bytes that are not UTF-8, at {error.start}", expected="a TOML file in UTF-8")
         )
     except tomli.TOMLDecodeError as error:
         problems.append(_syntax_problem(path, error))
+    except ValueError as error:  # too deep
+        problems.append(Problem(path=_short(path), found=str(error), expected="a recipe in TOML"))
     except OSError as error:
         where = f"; {_short(above[-1])} extends it" if above else ""
         problems.append(
@@ -199,8 +202,8 @@ def _override_layers(overrides: Sequence[str], problems: list[Problem]) -> Itera
 def _parse_key(key: str) -> Key | None:
     """The parts of a dotted TOML key, or None where it is none."""
     try:
-        nested: Any = tomli.loads(f"{key} = 0") if "\n" not in key else None
-    except tomli.TOMLDecodeError:
+        nested: Any = parse_toml(f"{key} = 0") if "\n" not in key else None
+    except ValueError:
         return None
     parts: list[str] = []
     while nested and isinstance(nested, dict):
@@ -212,13 +215,17 @@ def _parse_key(key: str) -> Key | None:
 def _parse_value(override: str, text: str, problems: list[Problem]) -> Any:
     """The TOML value; a text that is none is itself, unless it begins like an array, a table or a quoted string."""
     try:
-        document = tomli.loads(f"value = {text}")
+        document = parse_toml(f"value = {text}")
         if document.keys() == {"value"} and "\n" not in text:
             return document["value"]
-    except tomli.TOMLDecodeError as error:
+    except ValueError as error:
         if text[:1] in ("[", "{", '"', "'"):
             remedy = """The shell takes quotes away: put the whole override into single ones, such as 'key=["a", "b"]'."""
-            problems.append(Problem(path=override, found=f"{text}: {error.msg}", expected="a TOML value", remedy=remedy))
+            problems.append(
+                Problem(
+                    path=override, found=f"{text:.200}: {getattr(error, 'msg', error)}", expected="a TOML value", remedy=remedy
+                )
+            )
     return text
 
 

@@ -1,6 +1,5 @@
 """What a page shows of some runs, as JSON has it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -12,7 +11,7 @@ from rlcore.html_report.samples import readable, spreads
 from rlcore.html_report.token_pieces import pieces_of
 from rlcore.run.report.timeline import DRIVER, Span, read_timeline
 from rlcore.run.report.timing import STEP_PHASES
-from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.run_directory import PYTHON, RunDirectory
 from rlcore.run.storage.run_state import run_state
 from rlcore.run.storage.saved_run import SavedRun
 
@@ -74,7 +73,7 @@ def _of_run(run: SavedRun, label: str, max_bytes: int) -> dict[str, Any]:
         "spreads": spreads(run),
         "samples": readable(run, cutter, max_bytes),
         "no_pieces": reason,
-        "recipe": dict(flat(run.recipe)) | _versions(run.path),
+        "recipe": dict(flat(run.recipe)) | _versions(directory),
     }
 
 
@@ -123,10 +122,6 @@ def _timeline(spans: Sequence[Span]) -> list[dict[str, Any]]:
     return shown
 
 
-def _versions(path: Path) -> dict[str, str]:
+def _versions(directory: RunDirectory) -> dict[str, str]:
     """Versions of what ran, as further keys; none where they were not written down."""
-    try:
-        found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-        return {f"version.{name}": str(version) for name, version in found["distributions"].items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return {}
+    return {f"version.{name}": version for name, version in directory.versions.items() if name != PYTHON}

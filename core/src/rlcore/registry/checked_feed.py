@@ -50,7 +50,11 @@ class CheckedFeed:
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """What the generator is to generate next; see SampleFeed."""
-        requests = None if self._error is not None else self._feed.take(wait=wait)
+        try:
+            requests = None if self._error is not None else self._feed.take(wait=wait)
+        except BaseException as error:
+            self._fail(error)
+            raise
         if requests is None:
             self._has_ended = True
             return None
@@ -78,9 +82,12 @@ class CheckedFeed:
             except ContractError as error:
                 self._fail(ContractError(f"delivered what it must not: {error}"))
                 return
+            except BaseException as error:
+                self._fail(error)
+                return
             try:
                 self._feed.deliver(samples, result)
-            except Exception as error:
+            except BaseException as error:  # in a thread of the generator's, where it would be lost
                 self._fail(error)
 
     def end(self) -> None:
@@ -128,6 +135,6 @@ class CheckedFeed:
             del self._taken[position]
         return taken
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._feed.end()

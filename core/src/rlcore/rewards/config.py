@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, PathText, Positive
+from rlcore.schema.constraints import Constraint, PathText, Positive, Text
 
 _FINITE = Constraint("of finite numbers", lambda value: all(map(math.isfinite, value.values())))
 
@@ -35,6 +35,9 @@ class FunctionConfig(PromptConfig):
     weights: Annotated[Mapping[str, float], _FINITE] = field(factory=dict)
     """What each part of the reward counts: a function's name, or a name in the mappings that functions return. Functions count
     1.0 unless they are named here."""
+    pass_environment: tuple[Text, ...] = ()
+    """Environment variables that the worker processes get besides those that programs need, such as PATH, HOME and LANG, by
+    their names. An `async def` is called in the process of the run, and sees all of them."""
     max_concurrent: Positive | None = None
     """Most calls at once. None: one for each core that the run may use, at most 32, where functions are computed in worker
     processes; 64 where all of them are `async def`."""

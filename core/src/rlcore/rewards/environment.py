@@ -10,6 +10,7 @@ from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
 from rlcore.rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
 from rlcore.rewards.score import Said, combine
 from rlcore.rewards.worker import pool_of, say_all
+from rlcore.secrets import unset_problems
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -39,7 +40,7 @@ class FunctionBackend:
             functions = load_all(paths_of(config))
             self._pooled = [function for function in functions if not function.is_async]
             paths = [path for path, function in zip(paths_of(config), functions, strict=True) if not function.is_async]
-            self._pool = pool_of(paths, max_concurrent(config)) if paths else None
+            self._pool = pool_of(paths, max_concurrent(config), config.pass_environment) if paths else None
             self._here = [function for function in functions if function.is_async]
         else:
             self._pooled, self._pool = [], None
@@ -93,7 +94,7 @@ class FunctionBackend:
 
 def check(context: CheckContext | None, config: FunctionConfig) -> list[Problem]:  # noqa: ARG001
     """Return what is wrong with the section, and with the functions that it names."""
-    problems = prompt_problems(SECTION, config)
+    problems = prompt_problems(SECTION, config) + unset_problems(SECTION, config.pass_environment)
     try:
         load_all(paths_of(config) if config.path is not None else ())
     except ConfigError as error:

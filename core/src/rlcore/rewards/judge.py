@@ -12,6 +12,7 @@ from rlcore.rewards.judge_template import filled, pattern_fault, row_fields, sco
 from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
 from rlcore.schema.homes import expanded
 from rlcore.schema.reading import read_file
+from rlcore.secrets import keep_secret, masked
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -78,8 +79,9 @@ class JudgeBackend:
                 max_tokens=config.max_tokens,
             )
         except Exception as error:  # of a library that is imported only here
-            what = f"the judge {config.model!r} at {config.base_url}: {type(error).__name__}: {error}"
-            raise (PluginError if type(error).__name__ in WRONG else RewardError)(what) from error
+            what = masked(f"the judge {config.model!r} at {config.base_url}: {type(error).__name__}: {error}")
+            # Not `from error`, whose own words are what the endpoint said.
+            raise (PluginError if type(error).__name__ in WRONG else RewardError)(what) from None
         return answer.choices[0].message.content or ""
 
     def _endpoint(self) -> Any:
@@ -89,7 +91,7 @@ class JudgeBackend:
         if loop not in self._clients:
             self._clients[loop] = AsyncOpenAI(
                 base_url=config.base_url,
-                api_key="none" if config.api_key_env is None else os.environ.get(config.api_key_env, ""),
+                api_key="none" if config.api_key_env is None else keep_secret(os.environ.get(config.api_key_env, "")),
                 timeout=config.timeout_s,
                 max_retries=config.max_attempts - 1,
             )

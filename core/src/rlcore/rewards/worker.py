@@ -23,10 +23,16 @@ class Functions:
     sys_path: tuple[str, ...]
 
 
-def pool_of(paths: Sequence[str], num_processes: int) -> WorkerPool:
-    """Processes that compute these functions."""
+def pool_of(paths: Sequence[str], num_processes: int, pass_environment: tuple[str, ...] = ()) -> WorkerPool:
+    """Processes that compute these functions, given the variables of the environment that are named."""
     argument = Functions(paths=tuple(paths), sys_path=tuple(sys.path))
-    task = Task(name="rewards", handle="rlcore.rewards.worker:answer", argument=argument, shows_output=True)
+    task = Task(
+        name="rewards",
+        handle="rlcore.rewards.worker:answer",
+        argument=argument,
+        pass_environment=pass_environment,
+        shows_output=True,
+    )
     return WorkerPool(task, num_processes)
 
 

@@ -49,7 +49,7 @@ def not_empty(remedy: str = "") -> Constraint:
 
 
 KNOWN_HOME = Constraint(
-    "where a leading ~ or ~name is a user's home",
+    "without NUL, where a leading ~ or ~name is a user's home",
     has_home,
     "Name a user that there is, or write the whole path; a folder that is called so itself is ./~name.",
 )

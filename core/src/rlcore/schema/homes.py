@@ -11,5 +11,5 @@ def expanded(path: str | Path) -> Path:
 
 
 def has_home(path: str) -> bool:
-    """Whether the home that a path begins with, if any, is known."""
-    return not os.path.expanduser(path).startswith("~")
+    """Whether the home that a path begins with, if any, is known; no path has the character NUL."""
+    return "\0" not in path and not os.path.expanduser(path).startswith("~")

@@ -173,6 +173,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
             route = f"{request.method} {request.path[max(request.path.find('/v1'), 0) :]}"  # without a session's token
             message = f"found {route}; expected {ROUTES}, which are all that this server has"
         return web.json_response(RequestError(error.status, message).body(), status=error.status)
-    except Exception as error:
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic in a native library is no Exception, and a SystemExit would end the server
         failed = RequestError(500, f"the server failed: {type(error).__name__}: {error}")
         return web.json_response(failed.body(), status=500)

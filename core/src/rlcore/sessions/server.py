@@ -100,6 +100,8 @@ class _Thread(threading.Thread):
         if self.is_alive():
             self._loop.call_soon_threadsafe(self._ended.set)
         self.join(3 * CLOSE_S)
+        if self._error is not None:
+            raise self._error  # what ended the server while agents still asked it
 
     async def _serve(self) -> None:
         from aiohttp import web

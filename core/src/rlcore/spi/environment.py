@@ -82,7 +82,9 @@ class ResetResult:
     observation: Observation
     """The prompt."""
     state: Any
-    """Handed back to `step`; picklable, and never changed in place, since the samples of a group start from one reset."""
+    """Handed back to `step`, and never changed in place, since the samples of a group start from one reset. A checkpoint keeps
+    numbers, texts, bytes, dates, lists, tuples, sets, dicts, arrays, members of enumerations, and instances of attrs classes or
+    dataclasses; other states begin again."""
 
 
 @frozen(kw_only=True, eq=False)

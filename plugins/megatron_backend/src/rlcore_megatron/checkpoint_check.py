@@ -49,7 +49,7 @@ def read_metadata(state: Path) -> Metadata:
     try:
         with (state / ".metadata").open("rb") as file:
             metadata = _Unpickler(file).load()
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a damaged pickle leads to
         raise CheckpointError(f"{state}/.metadata cannot be read ({error}); resume from another checkpoint") from error
     if not isinstance(metadata, Metadata):
         raise CheckpointError(

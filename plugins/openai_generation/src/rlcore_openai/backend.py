@@ -11,7 +11,7 @@ from rlcore_openai.check import SECTION
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.samples import Sample, Wanted, result_of, wanted_of
-from rlcore_openai.tokenizer import decoder_of
+from rlcore_openai.tokenizer import decoder_of, vocab_size_of
 
 
 class OpenAIBackend:
@@ -19,7 +19,9 @@ class OpenAIBackend:
 
     def __init__(self, context: spi.GeneratorContext, config: OpenAIConfig) -> None:
         self._max_sequence_length = context.max_sequence_length
-        self._endpoints = Endpoints(config, context.max_sequence_length, decoder_of(context.model))
+        self._endpoints = Endpoints(
+            config, context.max_sequence_length, decoder_of(context.model), vocab_size_of(context.model)
+        )
 
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
@@ -68,7 +70,7 @@ class OpenAIBackend:
                 task.cancel()
 
     async def _one(self, wanted: Wanted, request: spi.GenerateRequest) -> Sample:
-        sample = await self._endpoints.complete(wanted, Sample())
+        sample = await self._endpoints.complete(wanted, self._endpoints.sample())
         if request.on_finished is not None:
             request.on_finished(wanted.number, result_of([sample], request.weight_version))
         return sample
@@ -114,18 +116,19 @@ class _Stream:
 
     def _begin(self, first: int, wanted: list[Wanted]) -> None:
         for number, one in enumerate(wanted, first):
-            sample = Sample()
+            sample = self._endpoints.sample()
             self._under_way[number] = (one, sample, asyncio.ensure_future(self._fill(number, one, sample)))
 
     async def _fill(self, number: int, wanted: Wanted, sample: Sample) -> None:
         try:
             await self._endpoints.complete(wanted, sample)
-        except Exception as error:
-            self._error = self._error or error
-            self._feed.end()
-        else:
             del self._under_way[number]
             self._deliver(number, sample)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # nobody awaits this task, and one that is no Exception would end the loop as well
+            self._error = self._error or error
+            self._feed.end()
 
     async def _cut(self, *, hand_out: bool) -> None:
         left, self._under_way = self._under_way, {}

@@ -10,13 +10,14 @@ from typing import Any
 import aiohttp
 from attrs import define
 
+from rlcore.secrets import masked
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.samples import Sample, Wanted
 
 AGAIN = (408, 409, 429)
 """Statuses besides 5xx that the same request may not meet again."""
-SHOWN = 300
-"""Characters of an endpoint's own words."""
+SHOWN, READ = 300, 2**16
+"""Characters of an endpoint's own words: in messages, and of those that are looked through for secrets."""
 
 
 @define(kw_only=True, eq=False)
@@ -38,7 +39,7 @@ class Endpoint:
         """Return the models that it lists."""
         async with self._answered("GET", "/models") as response:
             listed = await response.json(content_type=None)
-        return list(listed["data"])
+            return [dict(card) for card in listed["data"]]
 
     async def complete(self, wanted: Wanted, sample: Sample) -> None:
         """Fill a sample, token by token. LostAnswerError or WrongAnswerError where it does not come to its end."""
@@ -48,6 +49,8 @@ class Endpoint:
                     raise LostAnswerError(self._said(json.dumps(event["error"])))
                 for choice in event.get("choices", ()):
                     sample.add(choice)
+                    if len(sample.tokens) > wanted.max_tokens:
+                        raise WrongAnswerError(f"more than {wanted.max_tokens} tokens, the most that were asked for")
                     if choice.get("finish_reason") is not None:
                         return
         raise LostAnswerError("the answer broke off")
@@ -72,12 +75,18 @@ class Endpoint:
             raise LostAnswerError(f"no answer within {time.monotonic() - began:.1f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise LostAnswerError(self._said(f"{type(error).__name__}: {error}")) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # JSON that is none, or not of this form
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # JSON that is none, or not of this form
             raise WrongAnswerError(self._said(f"an answer of another form ({type(error).__name__}: {error})")) from error
 
     def _said(self, text: str) -> str:
         """An endpoint's words, without the key that it may repeat."""
-        return (text.replace(self.key, "…") if self.key else text)[:SHOWN]
+        return masked(text[:READ])[:SHOWN]
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
@@ -93,6 +102,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
     try:
-        return max(float(response.headers["Retry-After"]), 0.0)
+        told = float(response.headers["Retry-After"])
+        return max(told, 0.0) if told == told else None  # NaN differs from itself
     except (KeyError, ValueError):
         return None

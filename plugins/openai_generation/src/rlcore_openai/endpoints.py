@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from rlcore.secrets import keep_secret
 from rlcore.spi import ConfigError, PluginError, WorkerError
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoint import Endpoint
@@ -26,9 +27,11 @@ LONGEST_PAUSE_S = 60.0
 class Endpoints:
     """Answers samples, each by one of the endpoints. Any thread may call."""
 
-    def __init__(self, config: OpenAIConfig, max_sequence_length: int, decode: Decode) -> None:
-        """Ask each endpoint what it can. ConfigError with what any of them lacks."""
+    def __init__(self, config: OpenAIConfig, max_sequence_length: int, decode: Decode, vocab_size: int | None = None) -> None:
+        """Ask each endpoint what it can. ConfigError with what any of them lacks. Tokens are below `vocab_size`, where that is
+        known."""
         self._config = config
+        self._vocab_size = vocab_size
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="rlcore-openai")
         self._thread.start()
@@ -52,6 +55,10 @@ class Endpoints:
     def submit(self, work: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
         """Begin a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def sample(self) -> Sample:
+        """A sample of which nothing has come yet."""
+        return Sample(vocab_size=self._vocab_size)
 
     async def complete(self, wanted: Wanted, sample: Sample) -> Sample:
         """Fill a sample, in several attempts where it has to be. WorkerError where none succeeds, PluginError where an endpoint
@@ -96,14 +103,16 @@ class Endpoints:
 
     async def _open(self, max_sequence_length: int, decode: Decode) -> Probed:
         config = self._config
-        key = os.environ.get(config.api_key_env, "") if config.api_key_env else ""
+        key = keep_secret(os.environ.get(config.api_key_env, "")) if config.api_key_env else ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for url in config.base_urls:
             places = asyncio.Semaphore(config.max_concurrent)
             self._all.append(
                 Endpoint(url=url.rstrip("/"), session=self._session, key=key, timeout_s=config.timeout_s, places=places)
             )
-        found = await asyncio.gather(*(probe(endpoint, config.model, max_sequence_length, decode) for endpoint in self._all))
+        found = await asyncio.gather(
+            *(probe(endpoint, config.model, max_sequence_length, decode, self.sample()) for endpoint in self._all)
+        )
         problems = [problem for one in found for problem in one.problems]
         if problems:
             raise ConfigError(problems)

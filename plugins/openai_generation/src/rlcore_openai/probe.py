@@ -27,15 +27,14 @@ class Probed:
     """Whether log-probabilities are those of the model, before temperature, top-k and top-p."""
 
 
-async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int, decode: Decode) -> Probed:
+async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int, decode: Decode, sample: Sample) -> Probed:
     """Name the endpoint's model, and ask it for tokens, each among one: their log-probability is 0 where the distribution that
-    was sampled from is told. Their text is that of `decode` where the tokenizer is the recipe's."""
+    was sampled from is told. They fill `sample`. Their text is that of `decode` where the tokenizer is the recipe's."""
     count = min(TOKENS, max_sequence_length - 1)
     try:
         listed = await endpoint.models()
         if problem := _model_problem(endpoint, listed, model, max_sequence_length):
             return Probed(problems=[problem])
-        sample = Sample()
         sampling = SamplingParams(top_k=1)
         await endpoint.complete(Wanted(number=0, prompt=[1], seed=0, max_tokens=count, sampling=sampling), sample)
     except (LostAnswerError, WrongAnswerError) as error:

@@ -10,6 +10,8 @@ from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, SamplingPa
 from rlcore.spi.arrays import offsets_of
 from rlcore_openai.errors import WrongAnswerError
 
+MAX_NATS, TOLERANCE = 1e30, 1e-4
+"""What a log-probability is above and, but for rounding, at most."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -58,13 +60,22 @@ class Sample:
     text: str = ""
     """What the endpoint's own tokenizer makes of the tokens."""
     reason: FinishReason = FinishReason.ABORTED
+    vocab_size: int | None = None
+    """Tokens are below it; None where that is not known."""
 
     def add(self, choice: Mapping[str, Any]) -> None:
         """Add what one event of a stream brings. WrongAnswerError where it lacks what an answer has to have."""
         tokens, told = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if not isinstance(tokens, list) or not isinstance(told, list):
+            raise WrongAnswerError("token ids or log-probabilities that are no list")
         if len(told) < len(tokens) or (choice.get("text") and not tokens):
             lacking = "token ids (return_token_ids)" if len(told) >= len(tokens) else "log-probabilities (logprobs)"
             raise WrongAnswerError(f"an answer without {lacking}")
+        if wrong := [one for one in tokens if type(one) is not int or not 0 <= one < (self.vocab_size or 2**31)]:
+            below = "" if self.vocab_size is None else f", below {self.vocab_size}, the model's vocabulary"
+            raise WrongAnswerError(f"the token id {wrong[0]!r:.40}, where numbers from 0 on are ids{below}")
+        if wrong := [one for one in told if type(one) not in (int, float) or not -MAX_NATS < one <= TOLERANCE]:
+            raise WrongAnswerError(f"the log-probability {wrong[0]!r:.40}, where finite numbers up to 0.0 are")
         self.tokens += tokens
         self.text += choice.get("text") or ""
         self.logprobs += told[: len(tokens)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from rlcore.model_files import config_number
 from rlcore.spi import ModelSpec
 
 Decode = Callable[[Sequence[int]], Sequence[str]]
@@ -14,6 +15,17 @@ def decoder_of(model: ModelSpec) -> Decode:
 
     tokenizer = AutoTokenizer.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
     return lambda tokens: [str(tokenizer.decode(list(tokens), skip_special_tokens=skips)) for skips in (True, False)]
+
+
+def vocab_size_of(model: ModelSpec) -> int | None:
+    """How many tokens the model of model.path has; None where it does not say."""
+    if (stated := config_number(model.path, "vocab_size")) is not None:
+        return stated
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    found = getattr(config.get_text_config(), "vocab_size", None)
+    return found if isinstance(found, int) else None
 
 
 def same_text(told: str, own: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from rlcore.spi import PluginError
 from rlcore.worker_pool import WorkerPool
 
 
@@ -41,13 +42,15 @@ class Batches:
             self._under_way = [answer for _, answer in batch]
             self._asked = asked = asyncio.create_task(self._pool.call([item for item, _ in batch]))
             await asyncio.wait([asked])
+            found = None if asked.cancelled() else asked.exception() or asked.result()
+            if isinstance(found, list) and len(found) != len(batch):
+                found = PluginError(f"the reward model's process answered {len(found)} of {len(batch)} samples")
             for number, (_, answer) in enumerate(batch):
                 if answer.done():
                     continue
-                if asked.cancelled():
+                if found is None:
                     answer.cancel()
-                elif (error := asked.exception()) is not None:
-                    answer.set_exception(error)
+                elif isinstance(found, BaseException):
+                    answer.set_exception(found)
                 else:
-                    found = asked.result()
                     answer.set_result(found[number] if isinstance(found, list) else found)

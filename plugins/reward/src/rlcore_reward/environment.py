@@ -21,6 +21,9 @@ from rlcore_reward.batching import Batches
 from rlcore_reward.config import RewardModelConfig
 from rlcore_reward.scorer import Conversation, Failure, Scoring
 
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""What the process that loads the model may need to be let in."""
+
 
 class RewardModelEnvironment:
     """The reward of an answer is the model's value of prompt and answer."""
@@ -29,7 +32,12 @@ class RewardModelEnvironment:
         del context
         self._config = config
         scoring = Scoring(path=config.path, device=config.device, dtype=config.dtype)
-        task = Task(name="rlcore-reward-model", handle="rlcore_reward.scorer:score", argument=scoring)
+        task = Task(
+            name="rlcore-reward-model",
+            handle="rlcore_reward.scorer:score",
+            argument=scoring,
+            pass_environment=HUB_TOKENS,
+        )
         self._pool = WorkerPool(task, 1)
         self._batches: dict[asyncio.AbstractEventLoop, Batches] = {}
 

@@ -161,7 +161,7 @@ def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
 
     tokenizer = AutoTokenizer.from_pretrained(scoring.path)
     model, report = AutoModelForSequenceClassification.from_pretrained(
-        scoring.path, dtype=getattr(torch, scoring.dtype), output_loading_info=True
+        scoring.path, dtype=getattr(torch, scoring.dtype), output_loading_info=True, use_safetensors=True
     )
     if model.config.num_labels != 1:
         raise ValueError(f"found {model.config.num_labels} labels; expected 1")

@@ -14,6 +14,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rlcore.files import private
 from rlcore.spi import WorkerError
 from rlcore_sglang.host import READY
 
@@ -32,8 +33,10 @@ class Engine:
         self._calls: dict[int, Answers] = {READY: queue.SimpleQueue()}
         self._numbers = itertools.count()
         self._is_over = False
+        self._unread = ""
+        """Why no more answers are read, where the process itself is not to blame."""
         self._connection, child = Pipe()
-        with self._log_file.open("ab") as log:
+        with open(self._log_file, "ab", opener=private) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlcore_sglang.host", str(child.fileno())],
@@ -125,17 +128,22 @@ class Engine:
 
     def _read(self) -> None:
         """Hand answers to the calls that wait for them, until the process is gone."""
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
                 number, kind, content = self._connection.recv()
                 with self._lock:
                     answers = self._calls.get(number)
                 if answers is not None:
                     answers.put((kind, content))
-        with self._lock:
-            self._is_over = True
-            for answers in self._calls.values():
-                answers.put(("over", None))
+        except (EOFError, OSError):
+            pass
+        except BaseException as error:  # an answer that cannot be read, such as of a class that is only there
+            self._unread = f"found an answer that cannot be read ({type(error).__name__}: {error}). "
+        finally:
+            with self._lock:
+                self._is_over = True
+                for answers in self._calls.values():
+                    answers.put(("over", None))
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -145,7 +153,7 @@ class Engine:
         self._kill()
         code = self._process.wait(CLOSE_TIMEOUT_S)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return WorkerError(f"SGLang's process ended with {how}. {self._output_note()}")
+        return WorkerError(f"{self._unread}SGLang's process ended with {how}. {self._output_note()}")
 
     def _output_note(self) -> str:
         with self._log_file.open("rb") as log:

@@ -40,6 +40,8 @@ class Host:
                 while True:
                     loop.call_soon_threadsafe(self._start, *self._connection.recv())
             except (EOFError, OSError):
+                pass
+            finally:  # also where a message cannot be read: the parent then sees that this process has ended
                 loop.call_soon_threadsafe(closed.set)
 
         threading.Thread(target=read, daemon=True).start()
@@ -47,19 +49,23 @@ class Host:
         await closed.wait()
 
     def _start(self, call: int, method: str, arguments: Sequence[Any]) -> None:
-        task = asyncio.ensure_future(self._answer(call, method, arguments))
+        task = asyncio.ensure_future(self.answer(call, method, arguments))
         if method == "generate":
             self._generating[call] = task
             task.add_done_callback(lambda _task: self._generating.pop(call, None))
 
-    async def _answer(self, call: int, method: str, arguments: Sequence[Any]) -> None:
+    async def answer(self, call: int, method: str, arguments: Sequence[Any]) -> None:
+        """Make a call, and send what came of it."""
         try:
             kind, content = "result", await getattr(self, method)(call, *arguments)
         except asyncio.CancelledError:
             kind, content = "error", "cancelled"
-        except Exception as error:
+        except BaseException as error:
             kind, content = "error", f"{type(error).__name__}: {error}"
-        self._connection.send((call, kind, content))
+        try:
+            self._connection.send((call, kind, content))
+        except Exception as error:  # nobody awaits this task
+            self._connection.send((call, "error", f"its answer cannot be sent: {type(error).__name__}: {error}"))
 
     async def generate(self, call: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Sample, and send each sample as it ends."""

@@ -57,7 +57,7 @@ class BackgroundRestart:
                 while (restart := self._next()) is not None:
                     try:
                         restart()
-                    except Exception:
+                    except BaseException:  # the next restart needs this thread
                         logger.exception("an engine was not started anew; the next refit tries again")
 
         self._thread = threading.Thread(target=run, name="rlcore-vllm-restart", daemon=True)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlcore.files import private
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.environment import child_environment
 from rlcore_vllm.explain import explain
@@ -38,7 +39,7 @@ class Child:
         self._order = HostOrder(settings=settings, address=address, authkey=secrets.token_bytes(32), parent=os.getpid())
         self._killed_because: str | None = None
         self._host: Any = None
-        with log_file.open("ab") as log:
+        with open(log_file, "ab", opener=private) as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rlcore_vllm.host"],

@@ -150,8 +150,10 @@ class Engine:
                 future.set_result(command())
             except RlcoreError as error:
                 future.set_exception(error)
-            except Exception:
-                future.set_exception(WorkerError(_failure()))
+            except BaseException as error:
+                settle(future, WorkerError(_failure()))
+                if not isinstance(error, Exception):  # such as a panic in a native library, which ends the engine
+                    raise
 
     def _submit(self, command: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
@@ -324,7 +326,7 @@ class Engine:
         with self._lock:
             self._is_over = True
         while not self._commands.empty():
-            self._commands.get()[1].set_exception(self._error())
+            settle(self._commands.get()[1], self._error())
         left = [*self._samples.values(), *self._ended.values()]
         for job in {id(sample.job): sample.job for sample in left}.values():
             settle(job.done, self._error())

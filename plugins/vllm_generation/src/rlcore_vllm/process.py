@@ -123,7 +123,17 @@ class ProcessReplica:
         self._submit("cut", numbers)
 
     def _collect(self, child: Child | None) -> None:
-        """Deliver what ends until nothing is under way; a process that dies ends all calls."""
+        """Deliver what ends until nothing is under way; a process that dies ends all calls, as any other error does."""
+        try:
+            self._deliver_all(child)
+        except BaseException as error:  # which would be lost in this thread
+            with self._lock:
+                self._collector = None
+                numbers = list(self._calls)
+            for number in numbers:
+                self._end_call(number, error)
+
+    def _deliver_all(self, child: Child | None) -> None:
         limit_s = self._config.generate_timeout_s
         while True:
             with self._lock:
@@ -133,16 +143,8 @@ class ProcessReplica:
                     return
             if child is not None and time.monotonic() - min(call.began for call in calls.values()) > limit_s:
                 child.expire("generate", limit_s, "generate_timeout_s")
-            try:
-                # It is answered within COLLECT_S, whether samples have ended or not, unless the process stands still.
-                events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "refit_timeout_s")
-            except RlcoreError as error:
-                with self._lock:
-                    self._collector = None
-                    numbers = list(self._calls)
-                for number in numbers:
-                    self._end_call(number, error)
-                return
+            # It is answered within COLLECT_S, whether samples have ended or not, unless the process stands still.
+            events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "refit_timeout_s")
             for event in events:
                 call = self._calls.get(event.number)
                 if call is not None and event.finished:

@@ -32,7 +32,7 @@ class Stream:
         self._places: dict[int, int] = {}
         self.calls: dict[Future[None], int] = {}
         """Calls under way, and those that failed, with the number of their engine."""
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def add(self, request: GenerateRequest, limits: Int64Array) -> None:
         """Let a request join, each sample on the engine with the least to do; `limits` int64 [S]: tokens of each."""
@@ -76,17 +76,15 @@ class Stream:
     def _deliver(
         self, request: GenerateRequest, first: int, work: Int64Array, engine: int, finished: Sequence[FinishedSample]
     ) -> None:
-        numbers = np.array(sorted(sample.number for sample in finished))
-        with self._lock:
-            self._busy[engine] -= int(work[numbers].sum())
         try:
+            numbers = np.array(sorted(sample.number for sample in finished))
+            with self._lock:
+                self._busy[engine] -= int(work[numbers].sum())
             require_experts(finished)
-            result = joined(finished, request)
-        except Exception as error:  # raised where the stream is, and not in an engine's thread
-            self._error = error
+            self._feed.deliver(first + numbers, joined(finished, request))
+        except BaseException as error:  # raised where the stream is, and not in an engine's thread
+            self._error = self._error or error
             self._feed.end()
-        else:
-            self._feed.deliver(first + numbers, result)
 
     def _end(self, call: Future[None]) -> None:
         """Forget a call that is over; one that failed ends the stream."""

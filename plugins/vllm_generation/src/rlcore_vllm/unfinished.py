@@ -89,7 +89,7 @@ class Sample:
         )
 
 
-def settle(future: Future[None], error: BaseException | None) -> None:
+def settle(future: Future[Any], error: BaseException | None) -> None:
     """End a future that its owner may have cancelled, or that has failed."""
     with contextlib.suppress(InvalidStateError):
         if error is None:

@@ -310,15 +310,21 @@ def test_a_program_that_is_stopped_alone_is_left_to_the_resumed_run(evaluations_
 
 
 def test_ctrl_c_does_not_wait_for_a_program_and_a_resumed_run_measures_again(
-    run: Run, exporting: Registry, tmp_path: Path
+    run: Run, exporting: Registry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = f"echo $$ > {{output}}/own; kill -INT {os.getpid()}; sleep 1000"
     with pytest.raises(InterruptedRun, match="step 6"):
         run(*measuring(script), "checkpoint.every_n_steps=0", registry=exporting)
     folder = tmp_path / "runs" / "run"
     assert gone(int((folder / "evaluations" / "step-000006" / "output" / "own").read_text()))
-    script = f'test "$COLOUR$PYTHONHASHSEED" = green && {STEP}'
-    options = "checkpoint_evaluation.environment.COLOUR=green", "checkpoint_evaluation.environment.PYTHONHASHSEED=''"
+    script = f'test "$COLOUR$PYTHONHASHSEED$WANDB_API_KEY$NAMED_KEY" = greennamed && {STEP}'
+    monkeypatch.setenv("WANDB_API_KEY", "none of the program's")
+    monkeypatch.setenv("NAMED_KEY", "named")
+    options = (
+        "checkpoint_evaluation.environment.COLOUR=green",
+        "checkpoint_evaluation.environment.PYTHONHASHSEED=''",
+        "checkpoint_evaluation.pass_environment=['NAMED_KEY']",
+    )
     run(*measuring(script), *options, "checkpoint.every_n_steps=0", registry=exporting, resume=True)
     assert figures(folder) == {6: {"eval/accuracy": 6.5}}
 

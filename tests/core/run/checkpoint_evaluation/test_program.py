@@ -19,6 +19,7 @@ def outcome_of(tmp_path: Path) -> Any:
             "run_directory": tmp_path,
             "command": command,
             "variables": {**os.environ, "COLOUR": "green"},
+            "server_variables": {**os.environ},
             "serve": None,
             "result_file": None,
             "result_key": None,
@@ -38,6 +39,7 @@ def test_a_program_gets_its_places_and_variables(outcome_of: Any, tmp_path: Path
     assert (tmp_path / "seen").read_text().splitlines() == expected
     assert (own / "stderr.log").read_text() == "{} oops\n"
     assert (own / "output").is_dir()
+    assert {file.stat().st_mode & 0o777 for file in own.glob("*.log")} == {0o600}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,21 @@ def test_the_servers_port_is_kept_for_it_until_it_listens(outcome_of: Any, tmp_p
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(SERVER)
     variables = {**os.environ, "PYTHONPATH": str(package.parent)}
-    outcome = outcome_of("sh", "-c", 'echo "{\\"n\\": {port}}"', serve=(), variables=variables)
+    outcome = outcome_of("sh", "-c", 'echo "{\\"n\\": {port}}"', serve=(), server_variables=variables)
     assert outcome.failure is None
     assert outcome.figures["eval/n"] > 0
+
+
+def test_a_key_of_the_server_stands_in_no_list_of_processes(outcome_of: Any, tmp_path: Path) -> None:
+    package = tmp_path / "path" / "rlcore"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    seen = "import os, sys; print(sys.argv[1:], os.environ['RLCORE_API_KEY']); sys.exit(5)"
+    (package / "__main__.py").write_text(seen)
+    variables = {**os.environ, "PYTHONPATH": str(package.parent)}
+    for serve in (("--api-key", "one"), ("--api-key=one",)):
+        outcome = outcome_of("true", serve=(*serve, "model.dtype=float32"), server_variables=variables)
+        assert outcome.failure is not None
+        printed = (tmp_path / "step-000010" / "server.log").read_text()
+        assert printed.endswith("'model.dtype=float32'] one\n")
+        assert "--api-key" not in printed

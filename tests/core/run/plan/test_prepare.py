@@ -51,6 +51,11 @@ def test_who_evaluates_measures_whatever_the_recipe_says_of_a_training(tmp_path)
     assert prepare(recipe, registry=fake_registry(), evaluating=True).recipe.evaluates
 
 
+def test_a_recipe_that_was_written_without_its_secret_is_not_run(prepared: Prepare) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.MY_TOKEN: .*secret"):
+        prepared("checkpoint_evaluation.command=['true']", "checkpoint_evaluation.environment.MY_TOKEN='***'")
+
+
 @pytest.mark.parametrize(
     ("written", "there", "device"),
     [("auto", "cpu", "cpu"), ("auto", "cuda", "cuda"), ("cpu", "cuda", "cpu"), ("cuda", "cpu", "cuda")],

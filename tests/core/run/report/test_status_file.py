@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.run.report import status_file
 from rlcore.run.report.status_file import RunError, StatusFile, read_status
-from rlcore.spi import InterruptedRun, NonFiniteError
+from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError
 
 
 @pytest.fixture
@@ -82,8 +82,15 @@ def test_how_a_run_ended(tmp_path: Path, error: BaseException, state: str, told:
     assert (found.state, found.error) == (state, told)
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"state": "running"}', '{"error": null, "odd": 1}'])
-def test_a_file_that_is_no_status_is_none(tmp_path: Path, text: str | None) -> None:
+@pytest.mark.parametrize("text", [None, ""])
+def test_before_its_run_writes_there_is_no_status(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "status.json").write_text(text)
     assert read_status(tmp_path / "status.json") is None
+
+
+@pytest.mark.parametrize("text", ["[]", '{"state": "running"}', '{"error": null, "odd": 1}', "{"])
+def test_a_damaged_status_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"status\.json"):
+        read_status(tmp_path / "status.json")

@@ -79,3 +79,16 @@ def test_it_has_begun_once_the_generator_is_at_it() -> None:
     stream, _ = begun(generator, threading.Event())
     assert generator.is_at_it
     stream.end()
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3)], ids=["Exception", "SystemExit"])
+def test_what_is_raised_once_it_has_ended_is_raised_too(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    feed = RequestFeed(lambda _: None)
+    stream = BackgroundStream(feed, fail)
+    feed.begin(3)
+    stream.begin(Waits(), 3)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        stream.end()

@@ -641,3 +641,16 @@ def test_a_row_of_an_agent_is_what_it_was_too():
     finally:
         runner.close()
     assert row == {"messages": [{"role": "user", "content": "a"}]}
+
+
+def test_an_error_of_the_watch_ends_the_work_with_it(run, monkeypatch):
+    async def watch(calls):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(environment_calls.EnvironmentCalls, "watch", watch)
+
+    async def step(state):
+        await asyncio.sleep(60)
+
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        run(step, timeout_s=60.0)

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.run.train_step.reference_ahead import ReferenceAhead
-from rlcore.spi import Images, TokenBatch, WorkerError
+from rlcore.spi import ContractError, Images, TokenBatch, WorkerError
 from rlcore.spi.arrays import Float32Array, offsets_of
 
 WAIT_S = 20.0
@@ -111,3 +111,11 @@ def test_what_the_reference_raises_ends_the_batch(model: Model, ahead: Reference
     for _ in range(2):
         with pytest.raises(WorkerError, match="gone"):
             ahead.logprobs(batch_of([2]), np.arange(1))
+
+
+@pytest.mark.parametrize(
+    "found", [np.zeros(2, np.float32), np.zeros((3, 1), np.float32), None], ids=["short", "matrix", "none"]
+)
+def test_an_answer_of_another_form_ends_the_batch(found: object) -> None:
+    with closing(ReferenceAhead(lambda batch: found, keeps=1)) as opened, pytest.raises((ContractError, AttributeError)):  # type: ignore[arg-type,return-value]
+        opened.logprobs(batch_of([1, 2, 3]), np.arange(1))

@@ -249,8 +249,8 @@ class RowChangedInPlace(FakeEnvironment):
         return await super().reset(row, seed)
 
 
-@killed_by("test_states_can_be_sent")
-class StateThatCannotBePickled(FakeEnvironment):
+@killed_by("test_states_can_be_saved")
+class StateThatCannotBeSaved(FakeEnvironment):
     async def reset(self, row, seed):
         return evolve(await super().reset(row, seed), state=lambda: 0)
 
@@ -258,23 +258,16 @@ class StateThatCannotBePickled(FakeEnvironment):
         return await super().step(state(), turn)
 
 
-class Forgetful:
-    def __init__(self, number):
-        self.number = number
-
-    def __reduce__(self):
-        return Forgetful, (self.number + 1,)
-
-
-@killed_by("test_states_can_be_sent")
-class StateThatPicklesToAnother(FakeEnvironment):
+@killed_by("test_states_can_be_saved")
+class StateKnownByIdentity(FakeEnvironment):
     options = TWO_TURNS
 
     async def reset(self, row, seed):
-        return evolve(await super().reset(row, seed), state=Forgetful(0))
+        self.first = ["first"]
+        return evolve(await super().reset(row, seed), state=self.first)
 
     async def step(self, state, turn):
-        return await super().step(state.number, turn)
+        return await super().step(0 if state is self.first else 1, turn)
 
 
 @killed_by("test_cheap_resets_depend_on_the_row_alone")

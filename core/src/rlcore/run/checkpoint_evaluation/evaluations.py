@@ -15,12 +15,14 @@ from attrs import asdict, frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.files import write_atomically
+from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.secrets import child_environment
 from rlcore.spi import StorageError
 from rlcore.worker_pool import WorkerPool
 from rlcore.worker_process import Ended, Task, ending
@@ -136,9 +138,9 @@ class CheckpointEvaluations:
         """In the thread: the result, as it is in the folder or is written there. What ended with the run, or by a signal that
         may be to stop it, leaves none."""
         folder, start = self._folder(step), time.monotonic()
-        if (folder / RESULT).is_file():  # the run was killed before it had told the figures
-            return _Result(**json.loads((folder / RESULT).read_text(encoding="utf-8")))
         try:
+            if (folder / RESULT).is_file():  # the run was killed before it had told the figures
+                return read_record(folder / RESULT, _Result)
             outcome = Outcome(failure="the run ended") if self._closing.is_set() else asyncio.run(self._measured(step))
             result = _Result(**asdict(outcome), step=step, seconds=time.monotonic() - start)
             if result.failure is not None and not result.was_stopped:
@@ -158,7 +160,8 @@ class CheckpointEvaluations:
             step=step,
             run_directory=self._directory.path.absolute(),
             command=options.command,
-            variables={**os.environ, **options.environment},
+            variables={**child_environment(options.pass_environment), **options.environment},
+            server_variables={**os.environ, **options.environment},
             serve=(*_arguments_of_run(self._recipe), *options.serve_arguments) if options.serve else None,
             result_file=options.result_file,
             result_key=options.result_key,

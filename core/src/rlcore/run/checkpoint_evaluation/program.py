@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from attrs import field, frozen
 
 from rlcore.config.checkpoint_evaluation import filled
+from rlcore.files import private
+from rlcore.reading import numbers
 from rlcore.run.checkpoint_evaluation.result import NoFiguresError, read_figures
 from rlcore.worker_process import ending
 
@@ -40,7 +43,9 @@ class Evaluation:
     command: tuple[str, ...]
     """With its placeholders."""
     variables: Mapping[str, str]
-    """All that program and server get; this process has some of its own."""
+    """All that the program gets; this process has some of its own."""
+    server_variables: Mapping[str, str]
+    """All that the server gets."""
     serve: tuple[str, ...] | None
     """Arguments of `rlcore serve` besides model, address and name; None where nothing is served."""
     result_file: str | None
@@ -51,7 +56,8 @@ class Evaluation:
 class Outcome:
     """What came of it."""
 
-    figures: Mapping[str, float] = field(factory=dict)
+    figures: Mapping[str, Any] = field(factory=dict, validator=numbers)
+    """Numbers, which may be NaN."""
     failure: str | None = None
     """Why there are no figures."""
     was_stopped: bool = False
@@ -92,16 +98,17 @@ def evaluate(argument: None, wanted: Evaluation) -> Outcome:  # noqa: ARG001 - w
 
 
 def _run(command: Sequence[str], wanted: Evaluation) -> None:
-    with (wanted.directory / "stdout.log").open("wb") as out, (wanted.directory / "stderr.log").open("wb") as err:
-        program = _start(command, wanted, out.fileno(), err.fileno())
+    out_file, err_file = wanted.directory / "stdout.log", wanted.directory / "stderr.log"
+    with open(out_file, "wb", opener=private) as out, open(err_file, "wb", opener=private) as err:
+        program = _start(command, wanted.variables, out.fileno(), err.fileno())
         code = program.wait()
     if code != 0:
         raise _FailedError(f"{command[0]} ended with {ending(code)}", code)
 
 
-def _start(command: Sequence[str], wanted: Evaluation, out: int, err: int) -> "subprocess.Popen[bytes]":
+def _start(command: Sequence[str], variables: Mapping[str, str], out: int, err: int) -> "subprocess.Popen[bytes]":
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=wanted.variables)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=variables)
     except (OSError, ValueError) as error:
         raise _FailedError(f"{command[0]} does not start: {error}") from error
 
@@ -111,9 +118,10 @@ def _server(wanted: Evaluation, arguments: Sequence[str]) -> Iterator[int]:
     """The port of `rlcore serve`, once it answers."""
     with _reserved_port() as port:
         address = ("--host", HOST, "--port", str(port), "--name", SERVED_NAME)
+        arguments, key = _without_key(arguments)
         command = (sys.executable, "-m", "rlcore", "serve", str(wanted.directory / "model"), *address, *arguments)
-        with (wanted.directory / "server.log").open("wb") as log:
-            server = _start(command, wanted, log.fileno(), log.fileno())
+        with open(wanted.directory / "server.log", "wb", opener=private) as log:
+            server = _start(command, {**wanted.server_variables, **key}, log.fileno(), log.fileno())
         try:
             _wait_until_it_answers(server, port)
             yield port
@@ -123,6 +131,18 @@ def _server(wanted: Evaluation, arguments: Sequence[str]) -> Iterator[int]:
                 server.wait(END_S)
             server.kill()
             server.wait()
+
+
+def _without_key(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without `--api-key`, which everyone could read in the list of processes, and the variable in its place."""
+    left, key = list(arguments), {}
+    for place, argument in enumerate(arguments):
+        option, assigned, value = argument.partition("=")
+        if option == "--api-key":
+            value = value if assigned else "".join(arguments[place + 1 : place + 2])
+            key, left[place : place + (1 if assigned else 2)] = {"RLCORE_API_KEY": value}, []
+            break
+    return left, key
 
 
 @contextmanager

@@ -134,6 +134,8 @@ def _ask(way: _Address, limit_s: float, said: dict[_Address, str], is_reached: E
             return
         except OSError as error:
             reason = error.strerror or str(error)
+        except ValueError as error:  # such as a name that no host can have
+            reason = str(error)
         else:
             is_reached.set()
             return

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
-from rlcore.config.load import raw_from, read_raw
+from rlcore.config.load import RawRecipe, raw_from, read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import detect_device
 from rlcore.registry.binding import build_environment
@@ -21,6 +21,7 @@ from rlcore.run.plan.planned_options import with_planned_options
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.schedule_notes import schedule_notes
 from rlcore.run.plan.sections import convert_recipe, plugin_config, unread_options
+from rlcore.secrets import MASK, masked_keys
 from rlcore.spi import ConfigError, EnvironmentContext, Problem, RlcoreError
 
 
@@ -40,6 +41,8 @@ def prepare(
     for the installed plugins, in tests; `given` for parts of the recipe.
     """
     raw = read_raw(recipe, overrides) if isinstance(recipe, Path) else raw_from(recipe, overrides, "the recipe")
+    if problems := [_masked_problem(raw, key) for key in masked_keys(raw.values)]:
+        raise ConfigError(problems)
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
     plan = evolve(_plan(made, found if given is None else given.described(found), evaluating, continues), evaluating=evaluating)
     if not evaluating:
@@ -81,6 +84,12 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
         check_plan(plan)  # plans are made of sections that are right: what is wrong with the recipe comes first
         raise
     return evolve(plan, notes=(*plan.notes, *map(str, check_plan(plan))))
+
+
+def _masked_problem(raw: RawRecipe, key: str) -> Problem:
+    """A recipe that rlcore wrote, which holds no secret, is used as one."""
+    found, origin = f'"{MASK}", which stands for a secret', raw.origin(tuple(key.split("."))) or ""
+    return Problem(path=key, found=found, expected="the secret itself", remedy="Set it on the command line.", origin=origin)
 
 
 def require_device(prepared: RunPlan) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlcore.files import storage_errors
+from rlcore.reading import parse_json, read_bytes
 from rlcore.spi import CheckpointError
 
 
@@ -21,10 +22,7 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         return []
-    try:
-        *lines, rest = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    *lines, rest = read_bytes(path).split(b"\n")
     records, problems = [], []
     for number, line in enumerate([*lines, rest] if isinstance(_parse(rest), dict) else lines, start=1):
         record = _parse(line)
@@ -48,10 +46,14 @@ def _parse(line: bytes) -> dict[str, float] | str:
     shown = repr(line.decode(errors="backslashreplace"))
     shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or too deep
+        record = parse_json(line)
+    except ValueError:  # no JSON, no UTF-8, or too deep
         return shown
     if not isinstance(record, Mapping) or type(record.get("step")) is not int:
         return shown
-    wrong = [name for name, value in record.items() if type(value) not in (int, float)]
+    wrong = [
+        name
+        for name, value in record.items()
+        if type(value) not in (int, float) or (type(value) is int and abs(value) >= 2**63)
+    ]
     return f"{wrong[0]} = {record[wrong[0]]!r}" if wrong else dict(record)

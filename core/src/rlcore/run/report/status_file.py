@@ -10,6 +10,8 @@ from typing import Literal
 
 from attrs import asdict, define, evolve, field, frozen
 
+from rlcore.reading import read_record
+from rlcore.secrets import masked
 from rlcore.spi import InterruptedRun, RlcoreError
 
 UNEXPECTED = 70
@@ -44,9 +46,9 @@ class Status:
     """Steps that the run is to have; 0 while it is being set up."""
     phase: str
     phase_since: float
-    step_s: float | None
+    step_s: float | None = None
     """Seconds from one step's end to the next one's, evaluations and checkpoints included; None before there were two."""
-    error: RunError | None
+    error: RunError | None = None
 
 
 @define(eq=False)
@@ -121,13 +123,11 @@ class StatusFile:
 
 
 def read_status(path: Path) -> Status | None:
-    """What the file says; None where there is none, or it is no status."""
-    try:
-        found = json.loads(path.read_bytes())
-        error = None if found["error"] is None else RunError(**found["error"])
-        return Status(**{**found, "error": error})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    """What the file says; None where there is none, or it is empty, as before its run writes. CheckpointError where it is
+    damaged."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
         return None
+    return read_record(path, Status)
 
 
 def _told(error: BaseException) -> RunError:
@@ -136,4 +136,4 @@ def _told(error: BaseException) -> RunError:
     if isinstance(error, KeyboardInterrupt):
         return RunError(exit_code=INTERRUPTED, message="interrupted")
     lines = [f"{name}{error}", *getattr(error, "__notes__", ())]
-    return RunError(exit_code=code, message="\n".join(lines)[:MAX_MESSAGE_CHARACTERS])
+    return RunError(exit_code=code, message=masked("\n".join(lines))[:MAX_MESSAGE_CHARACTERS])

@@ -1,6 +1,7 @@
 """timeline.jsonl: what the driver and the workers did when, one JSON object for each thing done."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from attrs import asdict, define, field, frozen
 
 from rlcore.files import storage_errors, write_atomically
+from rlcore.reading import parse_json, read_bytes
 
 DRIVER = "driver"
 """The lane of the process that runs the loop; other lanes are pools of workers."""
@@ -69,10 +71,7 @@ def append_timeline(path: Path, spans: Sequence[Span]) -> None:
 
 def read_timeline(path: Path) -> list[Span]:
     """Every span of a file; a missing one has none. Lines that a crash cut short are left out: no figure depends on them."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
+    lines = read_bytes(path).splitlines() if path.exists() else []
     return [span for line in lines if (span := _parse(line)) is not None]
 
 
@@ -85,6 +84,9 @@ def rewind_timeline(path: Path, step: int) -> None:
 
 def _parse(line: bytes) -> Span | None:
     try:
-        return Span(**json.loads(line))
-    except (ValueError, TypeError, RecursionError):
+        span = Span(**parse_json(line))
+    except (ValueError, TypeError):
         return None
+    numbers = (span.start, *span.seconds)
+    is_span = type(span.step) is int and isinstance(span.lane, str) and isinstance(span.name, str)
+    return span if is_span and all(type(one) in (int, float) and math.isfinite(one) for one in numbers) else None

@@ -60,4 +60,7 @@ class BackgroundStream:
         except BaseException as error:  # which would be lost in this thread
             self._error = error
         self._feed.looked_at.set()
-        self._on_end()
+        try:
+            self._on_end()
+        except BaseException as error:
+            self._error = self._error or error

@@ -314,15 +314,18 @@ class _FirstFailure(Exception):
 
 
 async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
-    """The work with the watch beside it; what is left of either when it ends is cancelled."""
+    """The work with the watch beside it; what is left of either when it ends is cancelled. An error of the watch ends both."""
     calls.begin()
     watch = asyncio.create_task(calls.watch())
+    watch.add_done_callback(lambda done: None if done.cancelled() else calls.end())
     try:
         await begin(calls)
     finally:
         calls.state.over = True
         watch.cancel()
         await asyncio.wait([watch], timeout=environment_calls.GRACE_S)
+        if watch.done() and not watch.cancelled() and (error := watch.exception()) is not None:
+            raise error
 
 
 async def all_or_first(work: Sequence[Coroutine[Any, Any, None]]) -> None:

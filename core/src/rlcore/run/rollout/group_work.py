@@ -109,7 +109,7 @@ class GroupWork(ABC, Generic[GroupT]):
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:
-        """What a checkpoint pickles of a group; None where it begins again."""
+        """What a checkpoint keeps of a group; None where it begins again."""
 
     @abstractmethod
     def take_up(self, kept: Any) -> GroupT | None:

@@ -1,18 +1,20 @@
 """Open groups in a checkpoint: unfinished episodes, finished ones that no step has trained on, and the position in the data.
 
-They are pickled, since an environment's state may be anything: a checkpoint is as trustworthy as whoever may write to it.
+`rlcore.serialization` says what an environment's state may consist of.
 """
 
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, field, fields, frozen, has
+from attrs import evolve, field, frozen
 
 from rlcore.run.data.curriculum import CurriculumState
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.schedule import Position
 from rlcore.run.rollout.step_collector import Distribution
+from rlcore.serialization import SerializationError
+from rlcore.serialization import dumps as dump_object
+from rlcore.serialization import loads as load_object
 from rlcore.spi import CheckpointError
 
 
@@ -22,7 +24,7 @@ class SavedRollouts:
 
     position: Position
     groups: Mapping[int, bytes] = field(factory=dict)
-    """What the work keeps of each open group, pickled; one that is not there begins again."""
+    """What the work keeps of each open group, serialized; one that is not there begins again."""
     spared: Mapping[int, int] = field(factory=dict)
     """How many rows took the places of others, by step."""
     version_of_step: Mapping[int, int] = field(factory=dict)
@@ -34,20 +36,20 @@ class SavedRollouts:
 
 
 def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
-    """The open groups as they are at this moment; those that cannot be pickled are noted, and begin again."""
+    """The open groups as they are at this moment; those that cannot be serialized are noted, and begin again."""
     errors: list[str] = []
 
     def make(groups: Sequence[Any]) -> SavedRollouts:
-        pickled = {}
+        kept_groups = {}
         for group in groups:
             try:
                 if (kept := run.work.kept(group)) is not None:
-                    pickled[group.number] = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)
+                    kept_groups[group.number] = dump_object(kept)
             except Exception as error:  # whatever an environment's state raises
                 errors.append(f"{type(error).__name__}: {error}")
         return SavedRollouts(
             position=run.schedule.position(),
-            groups=pickled,
+            groups=kept_groups,
             spared=run.work.plans.spared(),
             version_of_step=dict(version_of_step),
         )
@@ -55,7 +57,7 @@ def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note
     saved = run.snapshot(make)
     if errors:
         note(
-            f"the states of {len(errors)} unfinished groups cannot be pickled ({errors[0]}): a run that is resumed from this "
+            f"the states of {len(errors)} unfinished groups cannot be saved ({errors[0]}): a run that is resumed from this "
             "checkpoint begins them again. Let the environment's `reset` and `step` return states that can"
         )
     return saved
@@ -94,7 +96,7 @@ def restore_rollouts(
 
 def dumps(saved: SavedRollouts) -> bytes:
     """As a checkpoint keeps it."""
-    return pickle.dumps(saved, pickle.HIGHEST_PROTOCOL)
+    return dump_object(saved)
 
 
 def loads(data: bytes) -> SavedRollouts:
@@ -105,31 +107,11 @@ def loads(data: bytes) -> SavedRollouts:
     return saved
 
 
-def _missing(part: Any) -> Iterator[str]:
-    """Attributes that came after it was pickled: unpickling sets those of then, and no default stands in for others."""
-    if isinstance(part, Mapping):
-        part = list(part.values())
-    if isinstance(part, list | tuple):
-        for each in part:
-            yield from _missing(each)
-    is_own = has(type(part)) and type(part).__module__.startswith("rlcore.")
-    for one in fields(type(part)) if is_own else ():
-        if hasattr(part, one.name):
-            yield from _missing(getattr(part, one.name))
-        else:
-            yield one.name
-
-
 def _loads(data: bytes) -> Any:
     try:
-        found = pickle.loads(data)
-    except Exception as error:  # whatever a class that has changed raises
+        return load_object(data)
+    except SerializationError as error:
         raise CheckpointError(
-            f"the checkpoint's rollouts cannot be read: {type(error).__name__}: {error}. They are of the environment and the "
-            "version of rlcore that wrote them"
+            f"the checkpoint's rollouts cannot be read: {error}. They are of the environment and the version of rlcore that "
+            "wrote them"
         ) from error
-    if missing := sorted(set(_missing(found))):
-        raise CheckpointError(
-            f"the checkpoint's rollouts have no {', '.join(missing)}: they are of another version of rlcore. Use that one"
-        )
-    return found

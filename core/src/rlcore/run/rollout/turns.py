@@ -215,7 +215,7 @@ class Turns:
             for episode in late:
                 episode.timed_out = True
                 self._lose(episode, f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)")
-        except Exception as error:  # which the event loop would only print
+        except BaseException as error:  # which the event loop would only print
             self.lanes.fail(error)
 
     async def _answer(self, episode: Episode) -> None:

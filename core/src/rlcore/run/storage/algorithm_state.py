@@ -7,11 +7,11 @@ algorithm/state.json   whose it is, its numbers, and the names of its arrays
 import json
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from attrs import frozen
 
+from rlcore.reading import read_json
 from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.spi import CheckpointError
 
@@ -45,11 +45,13 @@ def read_state(checkpoint: Path) -> SavedState | None:
     if not folder.is_dir():
         return None
     try:
-        described: Any = json.loads((folder / DESCRIPTION).read_bytes())
+        described: Any = read_json(folder / DESCRIPTION)
         with np.load(folder / ARRAYS, allow_pickle=False) as file:
             arrays = {name: file[f"arr_{index}"] for index, name in enumerate(described["arrays"])}
         return SavedState(algorithm=described["algorithm"], state={**described["numbers"], **arrays})
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged archive leads to
         raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
 
 

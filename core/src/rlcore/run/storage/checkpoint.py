@@ -2,7 +2,7 @@
 
 step-000010/manifest.json     every other file with its size and SHA-256
             loop.json         where the loop stands
-            rollouts.pickle   samples under way, and the position in the data, where they do not follow from the step
+            rollouts.state    samples under way, and the position in the data, where they do not follow from the step
             trainer/…         what the backends wrote
             critic/…          where one is trained
             generator/…
@@ -18,10 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from rlcore.files import storage_errors
+from rlcore.reading import numbers, parse_json, read_record
 from rlcore.run.storage.run_directory import step_of
+from rlcore.schema.constraints import Count
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckpointError
 
@@ -34,9 +36,9 @@ LOOP_STATE = "loop.json"
 class LoopState:
     """Where the loop stands between two steps; everything else follows from the recipe's seed."""
 
-    step: int
+    step: Count
     """The number of steps that are done."""
-    weight_version: int
+    weight_version: Count
     """The number of optimizer steps that are done."""
     model: str
     """Digest of the model that the run began with, or its Hub name: a checkpoint of another one is refused."""
@@ -52,7 +54,7 @@ class LoopState:
     """RowDigests.own of them."""
     critic_version: int = 0
     """The number of the critic's optimizer steps that are done."""
-    unlogged: Mapping[str, float] | None = None
+    unlogged: Mapping[str, Any] | None = field(default=None, validator=numbers)
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 
 
@@ -151,8 +153,8 @@ class _DamageError(Exception):
 def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
     """Size and digest by file; _DamageError where the file is no manifest of this version, OSError where it cannot be read."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or too deep
+        manifest = parse_json((checkpoint / MANIFEST).read_bytes())
+    except ValueError as error:  # no JSON, no UTF-8, or too deep
         raise _DamageError(f"{MANIFEST} is no JSON ({error})") from error
     if not isinstance(manifest, dict):
         raise _DamageError(f"{MANIFEST} holds a {type(manifest).__name__}; expected an object")
@@ -172,10 +174,7 @@ def _is_entry(entry: object) -> bool:
 
 def read_loop_state(checkpoint: Path) -> LoopState:
     """Raises CheckpointError where loop.json is not one of this version's."""
-    try:
-        return LoopState(**json.loads((checkpoint / LOOP_STATE).read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{checkpoint / LOOP_STATE} cannot be read: {error}") from error
+    return read_record(checkpoint / LOOP_STATE, LoopState)
 
 
 def _describe(directory: Path) -> dict[str, dict[str, object]]:

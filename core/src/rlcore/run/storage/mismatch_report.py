@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rlcore.files import storage_errors, write_atomically
+from rlcore.reading import write_parquet
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch
@@ -21,12 +21,7 @@ def save_disagreement(directory: Path, step: int, heading: str, worst: WorstSamp
     path = directory / f"step-{step:06d}.parquet"
     with storage_errors("the worst samples", directory):
         directory.mkdir(exist_ok=True)
-        partial = directory / f".{path.stem}.partial"
-        try:
-            pq.write_table(_table(step, worst, tokenizer), partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_parquet(_table(step, worst, tokenizer), path)
     write_atomically(path.with_suffix(".txt"), "\n".join(_lines(heading, path.name, worst, tokenizer)) + "\n")
     return path
 

@@ -80,8 +80,7 @@ def _figures(summary: Mapping[str, object]) -> str:
 
 def _versions(directory: RunDirectory) -> str:
     """Those that environment.json of the run has."""
-    found = json.loads((directory.path / "environment.json").read_text())
-    versions = {"Python": found["python"], **found["distributions"]}
+    versions = directory.versions
     return "\n".join(["| Package | Version |", "|---|---|", *(f"| {name} | {number} |" for name, number in versions.items())])
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import tomli
 from attrs import frozen
 
 from rlcore.config.data import DatasetConfig
+from rlcore.reading import parse_toml
 
 ANOTHER_RUN = (
     "run.seed",
@@ -60,7 +60,7 @@ def recipe_changes(before: str, after: str) -> list[Change]:
 
     Raises ValueError where `before` is no TOML.
     """
-    changes = _differences(tomli.loads(before), tomli.loads(after), "")
+    changes = _differences(parse_toml(before), parse_toml(after), "")
     return [change for change in changes if change.key not in LOCATION_KEYS]
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import tomli
-
+from rlcore.reading import read_toml
 from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
@@ -83,9 +82,9 @@ def _had_saved(directory: RunDirectory, records: Sequence[Mapping[str, float]]) 
     if directory.last_saved is not None:
         return f"that of step {directory.last_saved} was saved"
     try:
-        options = tomli.loads(directory.recipe_file.read_text(encoding="utf-8"))["checkpoint"]
+        options = read_toml(directory.recipe_file)["checkpoint"]
         every, at_end = int(options["every_n_steps"]), bool(options["at_end"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (CheckpointError, ValueError, LookupError, TypeError):
         return ""
     steps, is_complete = int(max((record["step"] for record in records), default=0)), directory.summary_file.exists()
     periodic = 0 < every <= (steps if is_complete else steps - 1)

@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from attrs import frozen
 
 from rlcore import __version__
 from rlcore.config.recipe import RunConfig
 from rlcore.files import storage_errors, write_atomically
+from rlcore.reading import read_bytes, read_json, write_parquet
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.report.timeline import rewind_timeline
@@ -48,6 +48,7 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError
 
 LAST_SAVED = ".last-saved"
+ENVIRONMENT, PYTHON = "environment.json", "Python"
 LOOKS_S = 5.0
 """Most seconds for those who look at the lock to give it back."""
 LOOK_POLL_S = 0.01
@@ -78,9 +79,9 @@ def _lock(file: IO[bytes]) -> None:
             return
 
 
-def step_of(path: Path) -> int | None:
+def step_of(path: Path, kind: str = "step") -> int | None:
     """N of a checkpoint step-N or of rollouts step-N.parquet; None where the name is another."""
-    match = re.fullmatch(r"step-([0-9]+)(\.parquet)?", path.name)
+    match = re.fullmatch(rf"{kind}-([0-9]{{1,18}})(\.parquet)?", path.name)
     return None if match is None else int(match[1])
 
 
@@ -167,14 +168,12 @@ class RunDirectory:
         self._write_recipe(plan.resolved, step)
         begin_schedule(self.schedule_file, plan, step)
         distributions = [entry.distribution for entry in (*plan.chosen.values(), *plan.sinks)]
-        write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
+        write_atomically(self.path / ENVIRONMENT, json.dumps(describe_environment(distributions), indent=2))
 
     def _write_recipe(self, recipe_toml: str, step: int) -> None:
         """recipe.toml is the newest; another one that steps were made with becomes recipe-N.toml, and stays."""
-        try:
-            before = self.recipe_file.read_text(encoding="utf-8", errors="replace") if step > 0 else None
-        except FileNotFoundError:
-            before = None
+        has_run = step > 0 and self.recipe_file.exists()
+        before = read_bytes(self.recipe_file).decode(errors="replace") if has_run else None
         if before is None:
             write_atomically(self.recipe_file, recipe_toml)
         elif _differ(before, recipe_toml):
@@ -195,10 +194,8 @@ class RunDirectory:
     @property
     def last_saved(self) -> str | None:
         """The step that was saved last, whether or not its checkpoint is still there; None where none was."""
-        try:
-            return (self.path / LAST_SAVED).read_text(errors="replace").strip()
-        except FileNotFoundError:
-            return None
+        file = self.path / LAST_SAVED
+        return read_bytes(file).decode(errors="replace").strip() if file.exists() else None
 
     def rewind(self, step: int, *, last_rollouts: int) -> None:
         """Forget what a resumed run will write again: metrics after `step`, rollouts and schedule after `last_rollouts`."""
@@ -210,7 +207,7 @@ class RunDirectory:
             if (step_of(file) or 0) > last_rollouts:
                 file.unlink()
         for file in self.rollouts.glob("evaluation-*.parquet"):
-            if int(file.stem.rpartition("-")[2]) > step:
+            if (step_of(file, "evaluation") or 0) > step:
                 file.unlink()
         for folder in self.evaluations.glob("step-*"):  # of a model that is forgotten, whether this run measures any or not
             if (step_of(folder) or 0) > step:
@@ -220,12 +217,21 @@ class RunDirectory:
         """rollouts/NAME.parquet."""
         with storage_errors("rollouts", self.rollouts):
             self.rollouts.mkdir(exist_ok=True)
-            partial = self.rollouts / f".{name}.partial"
-            try:
-                pq.write_table(table, partial)
-                partial.replace(self.rollouts / f"{name}.parquet")
-            finally:
-                partial.unlink(missing_ok=True)
+            write_parquet(table, self.rollouts / f"{name}.parquet")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions in environment.json, by what they are of; none where that is not there."""
+        file = self.path / ENVIRONMENT
+        if not file.exists():
+            return {}
+        found = read_json(file)
+        packages = found.get("distributions")
+        python = {PYTHON: found["python"]} if "python" in found else {}
+        versions = {**python, **packages} if isinstance(packages, dict) else {}
+        if not versions or not all(isinstance(version, str) for version in versions.values()):
+            raise CheckpointError(f"{file} is damaged: found no versions; expected those of `distributions` by name")
+        return {str(name): str(version) for name, version in versions.items()}
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         write_atomically(self.summary_file, json.dumps(summary, indent=2) + "\n")

@@ -103,6 +103,6 @@ def _lives(process: int) -> bool:
     with contextlib.suppress(PermissionError):
         try:
             os.kill(process, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
     return True

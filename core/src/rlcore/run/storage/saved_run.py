@@ -1,17 +1,15 @@
 """What a run has left in its directory, read back: figures as columns, samples as tables, checkpoints."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import tomli
 from attrs import frozen
 
+from rlcore.reading import read_json, read_parquet, read_toml
 from rlcore.run.storage.checkpoint import list_checkpoints
-from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.run_directory import RunDirectory, step_of
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError
 
@@ -39,13 +37,13 @@ class SavedRun:
     @property
     def recipe(self) -> dict[str, Any]:
         """The recipe as it ran, with every default."""
-        return tomli.loads((self.path / "recipe.toml").read_text(encoding="utf-8"))
+        return read_toml(self.path / "recipe.toml")
 
     @property
     def summary(self) -> dict[str, Any]:
         """The run's final figures; empty where it has not come to its last step."""
         file = RunDirectory(path=self.path).summary_file
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file) if file.exists() else {}
 
     @property
     def metrics(self) -> dict[str, Float64Array]:
@@ -68,7 +66,7 @@ class SavedRun:
     def saved_steps(self, kind: Kind = "step") -> list[int]:
         """The steps whose samples, or the answers of whose "evaluation", were kept, ascending."""
         files = RunDirectory(path=self.path).rollouts.glob(f"{kind}-*.parquet")
-        return sorted(int(file.stem.rpartition("-")[2]) for file in files)
+        return sorted(number for file in files if (number := step_of(file, kind)) is not None)
 
     def samples(self, step: int | None = None) -> pa.Table:
         """The samples of a step, by default of the last that were kept, one row each. CheckpointError where there are none."""
@@ -85,4 +83,4 @@ class SavedRun:
             wanted = "any step" if step is None else f"step {step}"
             raise CheckpointError(f"{self.path} has no {what} of {wanted}; found {kept}. {remedy}")
         number = steps[-1] if step is None else step
-        return pq.read_table(RunDirectory(path=self.path).rollouts / f"{kind}-{number:06d}.parquet")
+        return read_parquet(RunDirectory(path=self.path).rollouts / f"{kind}-{number:06d}.parquet")

@@ -29,14 +29,21 @@ from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
 
-ROLLOUTS = "rollouts.pickle"
+ROLLOUTS = "rollouts.state"
 """The file of a checkpoint that holds what was under way."""
+PICKLED_ROLLOUTS = "rollouts.pickle"
+"""What held it in checkpoints of before the first release."""
 SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
 
 
 def read_rollouts(checkpoint: Path) -> bytes | None:
     """What was under way when a checkpoint was written; None where nothing was."""
     path = checkpoint / ROLLOUTS
+    if (checkpoint / PICKLED_ROLLOUTS).exists():
+        raise CheckpointError(
+            f"{checkpoint / PICKLED_ROLLOUTS}: found a pickle; expected {ROLLOUTS}. Reading a pickle runs what it says. Resume "
+            "with the version of rlcore that wrote it, or resume from another checkpoint"
+        )
     try:
         return path.read_bytes() if path.is_file() else None
     except OSError as error:

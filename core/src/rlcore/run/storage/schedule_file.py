@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.files import storage_errors, write_atomically
+from rlcore.reading import parse_json, read_bytes
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.from_recipe import policy_of
 from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, wrong_with
@@ -141,15 +142,15 @@ def _append(path: Path, line: str) -> None:
 
 def _lines(path: Path) -> list[str]:
     """All lines; what a crash left of the last one is none."""
-    text = path.read_bytes().decode(errors="backslashreplace")
+    text = read_bytes(path).decode(errors="backslashreplace")
     *lines, rest = text.split("\n")
     return lines if _parse(rest) is None else [*lines, rest]
 
 
 def _parse(line: str) -> Mapping[str, Any] | None:
     try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
+        parsed = parse_json(line)
+    except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
 

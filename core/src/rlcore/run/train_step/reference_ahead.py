@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from attrs import define
 
-from rlcore.spi import Images, TokenBatch
+from rlcore.spi import ContractError, Images, TokenBatch
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array, offsets_of
 
 Compute = Callable[[TokenBatch], Float32Array]
@@ -87,15 +87,18 @@ class ReferenceAhead:
                 self._waiting = {}
             try:
                 found = self._compute(_batch_of([*taken.values()], tuple(images for _, images in taken)))
+                ends = np.cumsum([len(tokens) for tokens in taken.values()])
+                if found.shape != (ends[-1],):
+                    raise ContractError(f"the reference returned shape {found.shape} for {ends[-1]} tokens")
+                parts = np.split(found, ends[:-1])
             except BaseException as error:  # raised again where a batch asks
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
                 return
-            ends = np.cumsum([len(tokens) for tokens in taken.values()])
             with self._changed:
                 self._under_way = {}
-                for key, values in zip(taken, np.split(found, ends[:-1]), strict=True):
+                for key, values in zip(taken, parts, strict=True):
                     self._known[key] = _Known(values=values, asked=self._asked)
                 self._changed.notify_all()
 

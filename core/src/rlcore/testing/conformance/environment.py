@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from rlcore import serialization
 from rlcore.spi import ResetResult, Row, StepResult, Tool, capabilities
 from rlcore.testing.conformance.environment_fixtures import (
     MAX_TURNS,
@@ -77,7 +78,7 @@ class EnvironmentConformance(EnvironmentFixtures):
         asyncio.run(check())
 
     def test_calls_of_tools_are_answered(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
-        """Right calls and wrong ones, twice alike and by a pickled state too."""
+        """Right calls and wrong ones, twice alike and by a saved state too."""
 
         async def check() -> None:
             begun = await environment.reset(row)
@@ -96,10 +97,10 @@ class EnvironmentConformance(EnvironmentFixtures):
 
         async def check() -> None:
             begun = await environment.reset(row)
-            kept, before = pickle.dumps(dict(row)), pickled(begun.state)
+            kept, before = pickle.dumps(dict(row)), saved(begun.state)
             for what, turn in tool_turns(require_tools(environment, begun)).items():
                 await environment.call(begun.state, what, turn)
-                assert pickled(begun.state) == before, f"{what} changed the state in place"
+                assert saved(begun.state) == before, f"{what} changed the state in place"
             assert pickle.dumps(dict(row)) == kept, "the row has changed"
 
         asyncio.run(check())
@@ -133,22 +134,22 @@ class EnvironmentConformance(EnvironmentFixtures):
         async def check() -> None:
             kept = pickle.dumps(dict(row))
             begun = await environment.reset(row)
-            before = pickled(begun.state)
+            before = saved(begun.state)
             for answer in answers:
                 await environment.step(begun.state, answer)
-                assert pickled(begun.state) == before, f"the answer {answer[:20]!r} changed the state in place"
+                assert saved(begun.state) == before, f"the answer {answer[:20]!r} changed the state in place"
             assert pickle.dumps(dict(row)) == kept, "the row has changed"
 
         asyncio.run(check())
 
-    def test_states_can_be_sent(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
-        """An episode goes on in another process from a pickled state."""
+    def test_states_can_be_saved(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """An episode goes on from the state that a checkpoint keeps."""
 
         async def check() -> None:
             state = (await environment.reset(row)).state
             for answer in answers:
                 here, there = await environment.step(state, answer), await environment.step(sent(state), answer)
-                assert told(here) == told(there), "a pickled state leads elsewhere"
+                assert told(here) == told(there), "a saved state leads elsewhere"
 
         asyncio.run(check())
 
@@ -219,14 +220,14 @@ def batched(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def sent(state: object) -> object:
-    """The state as another process gets it."""
-    copy: object = pickle.loads(pickled(state))
+    """The state as a resumed run gets it."""
+    copy: object = serialization.loads(saved(state))
     return copy
 
 
-def pickled(state: object) -> bytes:
-    """The state as it is sent; fails where it cannot be."""
+def saved(state: object) -> bytes:
+    """The state as a checkpoint keeps it; fails where it cannot be kept."""
     try:
-        return pickle.dumps(state)
+        return serialization.dumps(state)
     except Exception as error:
-        pytest.fail(f"the state cannot be pickled: {error}", pytrace=False)
+        pytest.fail(f"the state cannot be saved in a checkpoint: {error}", pytrace=False)

@@ -165,6 +165,7 @@ def _load(model: ModelSpec, weights: _Weights) -> HuggingFacePolicy:
             attn_implementation="eager",
             trust_remote_code=model.trust_remote_code,
             output_loading_info=True,
+            use_safetensors=True,
         )
     wrong = {kind: found for kind, found in report.items() if found}
     assert not wrong, f"the exported weights are not those of the model: {wrong}"

@@ -25,7 +25,7 @@ def load_values(model: ModelSpec, weights: Values) -> "HuggingFaceValues":
         arrays = {key: np.ascontiguousarray(value) for key, value in weights.items()}
         save_file(arrays, Path(name) / "model.safetensors", metadata={"format": "pt"})
         options = {"dtype": "float32", "attn_implementation": "eager", "output_loading_info": True}
-        loaded, report = AutoModelForSequenceClassification.from_pretrained(name, **options)
+        loaded, report = AutoModelForSequenceClassification.from_pretrained(name, use_safetensors=True, **options)
     wrong = {kind: found for kind, found in report.items() if found}
     assert not wrong, f"the exported weights are not those of the model: {wrong}"
     return HuggingFaceValues(loaded)

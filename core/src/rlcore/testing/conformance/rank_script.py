@@ -1,12 +1,12 @@
 """What each of two ranks does in the kit: the same calls on both, each with its part of the data."""
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from attrs import evolve, frozen
 
+from rlcore import serialization
 from rlcore.registry.binding import build_trainer
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
@@ -76,7 +76,7 @@ class RankReport:
 
 
 def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
-    """The whole script on one rank; its report is pickled into job.directory."""
+    """The whole script on one rank; its report goes into job.directory."""
     entry = entry_of("trainer", job.provider, job.context.rank_info.device)
     rank_info = RankInfo(
         rank=rank, world_size=NUM_RANKS, local_rank=rank, device=job.context.rank_info.device, rendezvous=rendezvous
@@ -89,7 +89,7 @@ def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
         report = _play(trainer, job, barrier)
     finally:
         handle.close()
-    (job.directory / f"report-{rank}").write_bytes(pickle.dumps(report))
+    (job.directory / f"report-{rank}").write_bytes(serialization.dumps(report))
 
 
 def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:

@@ -242,7 +242,11 @@ class TrainerLifecycle(TrainerFixtures):
         from rlcore.testing.conformance.huggingface_reference import HuggingFacePolicy
 
         loaded = AutoModelForCausalLM.from_pretrained(
-            tmp_path, dtype="float32", attn_implementation="eager", trust_remote_code=model.trust_remote_code
+            tmp_path,
+            dtype="float32",
+            attn_implementation="eager",
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
         )
         expected, _ = reference_logprobs(HuggingFacePolicy(loaded), batch, 1.0)
         np.testing.assert_allclose(trainer.logprobs((batch,), 1)[0], expected, rtol=0, atol=trainer.tolerance)

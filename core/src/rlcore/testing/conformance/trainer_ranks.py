@@ -1,7 +1,6 @@
 """Checks that two ranks of a trainer are one: launched here, in processes of their own, on one machine."""
 
 import multiprocessing
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 
+from rlcore import serialization
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     PREVIOUS_LOGPROBS,
@@ -189,7 +189,7 @@ def launched(job: RankJob, attempts: int = 3) -> list[RankReport]:
         if attempts > 1 and any(sign in str(error).lower() for sign in PORT_TAKEN):
             return launched(job, attempts - 1)
         raise AssertionError(f"two ranks do not do what one does: {error}") from None
-    return [pickle.loads((job.directory / f"report-{rank}").read_bytes()) for rank in range(NUM_RANKS)]
+    return [serialization.loads((job.directory / f"report-{rank}").read_bytes()) for rank in range(NUM_RANKS)]
 
 
 def assert_two_or_one(layouts: Sequence[TrainerLayout]) -> None:

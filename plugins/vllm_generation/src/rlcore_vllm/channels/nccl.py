@@ -115,12 +115,12 @@ class _Broadcasts:
         return future
 
     def _make_calls(self) -> None:
-        torch.cuda.set_device(self._device)
         while (item := self._calls.get()) is not None:
             future, call = item
             try:
+                torch.cuda.set_device(self._device)
                 future.set_result(call())
-            except Exception as error:
+            except BaseException as error:  # raised where the call is waited for
                 future.set_exception(error)
 
     def _give_up(self) -> NoReturn:

@@ -2,13 +2,13 @@
 
 import contextlib
 import pickle
-import traceback
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
 from rlcore.registry.plugin_errors import message_of
+from rlcore.secrets import masked, masked_traceback
 from rlcore.spi import RlcoreError
 
 PoolName: TypeAlias = Literal["trainer", "reference"]
@@ -41,8 +41,8 @@ class RemoteError:
         return cls(
             pickled_classes=tuple(filter(None, map(_pickled, classes))),
             pickled_state=pickle.dumps((args, attributes)),
-            text=f"{type(error).__name__}: {message_of(error)}",
-            traceback="".join(traceback.format_exception(error)),
+            text=masked(f"{type(error).__name__}: {message_of(error)}"),
+            traceback=masked_traceback(error),
             is_ours=isinstance(error, RlcoreError),
             last_lines=last_lines(log_file),
         )

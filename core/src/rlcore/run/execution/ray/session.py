@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.config.cluster import ClusterConfig
+from rlcore.files import private
 from rlcore.run.execution.ray.last_words import leave, said_for_ray
 from rlcore.run.interrupt import sigterm_kept
 from rlcore.schema.homes import expanded
@@ -200,7 +201,7 @@ def _ray_output_to(directory: Path | None) -> Iterator[None]:
         if directory is not None and data.get("lines"):
             with lock:
                 directory.mkdir(parents=True, exist_ok=True)
-                with (directory / "ray.log").open("a") as file:
+                with open(directory / "ray.log", "a", opener=private) as file:
                     file.write("\n".join(map(str, data["lines"])) + "\n")
 
     printing = worker.print_to_stdstream

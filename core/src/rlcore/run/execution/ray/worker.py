@@ -46,6 +46,7 @@ from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.protocols import RefitCommand
+from rlcore.secrets import masked_traceback
 from rlcore.spi.arrays import Float32Array, Int64Array
 
 
@@ -87,7 +88,7 @@ class Worker:
             # To Ray, a plugin's SystemExit is an actor that ends as it was told to.
             failure = exit_error(name, raised) if isinstance(raised, SystemExit) else raised
             value, error = None, RemoteError.of(failure, self._log_file)
-            traceback.print_exception(raised)
+            print(masked_traceback(raised), file=sys.stderr)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -350,7 +351,7 @@ def _require_same_layout(policy: spi.TrainerLayout, critic: spi.TrainerLayout) -
 def _redirect_output(log_file: Path) -> None:
     """Append what this process and its children print to a file."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(descriptor, 1)

@@ -1,0 +1,146 @@
+"""Reading files that may be damaged: what cannot be read is an error that names the file, and the place in it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tomli
+
+from rlcore.schema.structure import structure
+from rlcore.spi import CheckpointError, RlcoreError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+MAX_DEPTH = 100
+"""Most tables and lists within each other: what reads them afterwards calls itself for each."""
+SUMS = "SHA256SUMS"
+"""The file of a folder that lists digests of others beside it, as sha256sum has them. Of a name the last one counts."""
+
+
+def parse_json(text: bytes | str) -> Any:
+    """What JSON stands for. ValueError says what is wrong with it, and where."""
+    try:
+        return _shallow(json.loads(text))
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML document. ValueError, or tomli's own of its kind, says what is wrong with it, and where."""
+    try:
+        found: dict[str, Any] = _shallow(tomli.loads(text))
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
+    return found
+
+
+def read_bytes(path: Path, error: type[RlcoreError] = CheckpointError) -> bytes:
+    """A file's content; `error` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as reason:  # ValueError: a NUL in its name
+        raise error(f"{path} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
+
+
+def read_json(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[str, Any]:
+    """The object in a JSON file; `error` where it is damaged."""
+    content = read_bytes(path, error)
+    try:
+        found = parse_json(content)
+    except ValueError as reason:
+        raise error(_damaged(path, f"no JSON ({reason})", "a JSON object")) from reason
+    if not isinstance(found, dict):
+        raise error(_damaged(path, f"a {type(found).__name__}", "a JSON object"))
+    return found
+
+
+def read_toml(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[str, Any]:
+    """The table of a TOML file; `error` where it is damaged."""
+    content = read_bytes(path, error)
+    try:
+        return parse_toml(content.decode())
+    except ValueError as reason:
+        raise error(_damaged(path, f"no TOML ({reason})", "a recipe")) from reason
+
+
+def read_record(path: Path, cls: type[T], error: type[RlcoreError] = CheckpointError) -> T:
+    """The instance of an attrs class in a JSON file; `error` names each key that is missing, unknown or of another type."""
+    found, problems = structure(_without_null(read_json(path, error)), cls, str(path))
+    if problems:
+        raise error("\n".join(map(str, problems)))
+    record: T = found
+    return record
+
+
+def numbers(instance: object, attribute: Any, value: Mapping[str, Any] | None) -> None:  # noqa: ARG001 - the form of attrs
+    """A validator of attrs: a mapping of numbers, which may be NaN, as no recipe's may."""
+    if wrong := [name for name, one in (value or {}).items() if type(one) not in (int, float)]:
+        raise ValueError(f"{wrong[0]} = {(value or {})[wrong[0]]!r} is no number")
+
+
+def read_parquet(path: Path) -> "pa.Table":
+    """The table of a Parquet file. CheckpointError where it is damaged, or is another than the digest beside it says."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = read_bytes(path)
+    expected = _sums(path.parent).get(path.name)
+    if expected not in (None, hashlib.sha256(content).hexdigest()):
+        raise CheckpointError(_damaged(path, "another content than was written", f"the digest that {SUMS} beside it has"))
+    try:
+        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as reason:
+        raise CheckpointError(_damaged(path, f"no Parquet ({str(reason).strip()})", "a table of samples")) from reason
+
+
+def write_parquet(table: "pa.Table", path: Path) -> None:
+    """Write a table as a file that no reader sees half of, and its digest beside it."""
+    import pyarrow.parquet as pq
+
+    partial = path.with_name(f".{path.stem}.partial")
+    try:
+        pq.write_table(table, partial, write_page_checksum=True)
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+        with (path.parent / SUMS).open("a") as sums:  # before the file: one without its digest would pass for damaged
+            sums.write(f"{digest}  {path.name}\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _without_null(value: Any) -> Any:
+    """Keys that are null are left out, as a recipe leaves out what is None."""
+    return {name: _without_null(one) for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+def _sums(folder: Path) -> Mapping[str, str]:
+    try:
+        lines = (folder / SUMS).read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition("  ") for line in lines)
+    return {name: digest for digest, separator, name in pairs if separator}
+
+
+def _damaged(path: Path, found: str, expected: str) -> str:
+    return f"{path} is damaged: found {found}; expected {expected}"
+
+
+def _shallow(value: T) -> T:
+    """The value, once it is known that it is not too deep."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {MAX_DEPTH} deep")

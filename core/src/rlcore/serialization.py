@@ -1,0 +1,203 @@
+"""Objects as bytes that can be read without trust: what is read is data, and no code that the bytes name is run.
+
+Eight bytes say how long the JSON behind them is; behind that come the arrays' own bytes. The JSON lists each object once,
+behind those that it consists of.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import cached_property
+from inspect import getattr_static
+from math import prod
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import attrs
+import numpy as np
+
+_INLINE = (type(None), bool, int, float, str)
+"""What JSON holds by itself."""
+_SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {one.__name__: one for one in (list, tuple, set, frozenset)}
+_TEXTS: Mapping[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    "datetime": (datetime.isoformat, datetime.fromisoformat),
+    "date": (date.isoformat, date.fromisoformat),
+    "time": (time.isoformat, time.fromisoformat),
+    "Decimal": (str, Decimal),
+    "Fraction": (str, Fraction),
+    "UUID": (str, UUID),
+}
+"""Classes with a text that says all of a value, by name: how it is written and read."""
+_TEXT_CLASSES = (datetime, date, time, Decimal, Fraction, UUID)
+_NUMBERS = "biufcSUMm"
+"""Kinds of numpy arrays that hold no objects."""
+_Node: TypeAlias = list[Any]
+
+
+class SerializationError(ValueError):
+    """Bytes that `dumps` did not make, or that need other classes than are there."""
+
+
+def dumps(value: object) -> bytes:
+    """`value` as bytes: numbers, texts, bytes, dates, lists, tuples, sets, dicts, arrays, members of enumerations, and
+    instances of classes of attrs or dataclasses. TypeError names what is none of these, ValueError what contains itself."""
+    writer = _Writer()
+    root = writer.reference(value)
+    described = json.dumps([writer.nodes, root, writer.num_bytes], separators=(",", ":")).encode()
+    return b"".join([len(described).to_bytes(8, "little"), described, *writer.parts])
+
+
+def loads(data: bytes) -> Any:
+    """The object that `dumps` was given. Classes are those of loaded modules, and none of their functions is called.
+    SerializationError where the bytes are damaged, or a class is missing or has other fields."""
+    try:
+        size = 8 + int.from_bytes(data[:8], "little")
+        nodes, root, num_bytes = json.loads(data[8:size])
+        if len(data) != size + num_bytes:
+            raise SerializationError(f"found {len(data)} bytes; expected {size + num_bytes}")
+        reader = _Reader(memoryview(data)[size:])
+        for kind, *rest in nodes:
+            reader.made.append(reader.made_of(kind, rest))
+        return reader.value(root)
+    except SerializationError:
+        raise
+    except Exception as error:  # whatever damaged bytes lead to
+        raise SerializationError(f"{type(error).__name__}: {error}") from error
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.nodes: list[_Node] = []
+        self.parts: list[bytes | memoryview] = []
+        self.num_bytes = 0
+        self._places: dict[int, int | None] = {}
+        """The place of each object among the nodes, by identity; None while it is being written."""
+        self._alive: list[object] = []
+        """What was written, so that no identity is given twice."""
+
+    def reference(self, value: Any) -> Any:
+        if type(value) in _INLINE:
+            return value
+        if id(value) not in self._places:
+            self._places[id(value)] = None
+            self._alive.append(value)
+            node = self._node(value)
+            self._places[id(value)] = len(self.nodes)
+            self.nodes.append(node)
+        place = self._places[id(value)]
+        if place is None:
+            raise ValueError(f"a {type(value).__name__} contains itself")
+        return [place]
+
+    def _node(self, value: Any) -> _Node:
+        cls = type(value)
+        if cls in _SEQUENCES.values():
+            return [cls.__name__, *map(self.reference, value)]
+        if cls is dict:
+            return ["dict", *map(self.reference, value), *map(self.reference, value.values())]
+        if cls is bytes:
+            return ["bytes", self._append(value), len(value)]
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS:
+            kind, array = "array" if isinstance(value, np.ndarray) else "number", np.ascontiguousarray(value)
+            return [kind, array.dtype.str, list(np.shape(value)), self._append(array.tobytes())]
+        if cls in _TEXT_CLASSES:
+            return [cls.__name__, _TEXTS[cls.__name__][0](value)]
+        name = _name_of(cls)
+        if isinstance(value, Enum):
+            return ["enum", name, value.name]
+        names = _fields_of(cls)
+        more = [one for one in getattr(value, "__dict__", ()) if one not in names and not _is_cached(cls, one)]
+        if more:
+            raise TypeError(f"found a {name} with {', '.join(more)} beside its fields; expected {_EXPECTED}")
+        return ["object", name, {field: self.reference(getattr(value, field)) for field in names}]
+
+    def _append(self, data: bytes) -> int:
+        self.parts.append(data)
+        self.num_bytes += len(data)
+        return self.num_bytes - len(data)
+
+
+class _Reader:
+    def __init__(self, data: memoryview) -> None:
+        self.made: list[Any] = []
+        self._data = data
+
+    def value(self, reference: Any) -> Any:
+        return self.made[reference[0]] if isinstance(reference, list) else reference
+
+    def made_of(self, kind: str, rest: list[Any]) -> Any:
+        if kind in _SEQUENCES:
+            return _SEQUENCES[kind]([self.value(one) for one in rest])
+        if kind == "dict":
+            values = [self.value(one) for one in rest]
+            return dict(zip(values[: len(values) // 2], values[len(values) // 2 :], strict=True))
+        if kind == "bytes":
+            start, length = rest
+            return bytes(self._data[start : start + length])
+        if kind in ("array", "number"):
+            dtype, shape, start = rest
+            found = np.frombuffer(self._data, np.dtype(dtype), prod(shape), start).reshape(shape).copy()
+            return found if kind == "array" else found[()]
+        if kind in _TEXTS:
+            return _TEXTS[kind][1](rest[0])
+        cls = _class_named(rest[0])
+        if kind == "enum":
+            return cls.__members__[rest[1]]
+        return self._instance(cls, rest[0], rest[1])
+
+    def _instance(self, cls: Any, name: str, values: Mapping[str, Any]) -> Any:
+        expected = set(_fields_of(cls))
+        for differing, what in ((expected - values.keys(), "no"), (values.keys() - expected, "an unknown")):
+            if differing:
+                other = ", ".join(sorted(differing))
+                raise SerializationError(f"{name} has {what} {other}: it is of another version of its package. Use that one")
+        made = object.__new__(cls)  # not cls(...), which runs what its class says
+        for field, reference in values.items():
+            object.__setattr__(made, field, self.value(reference))
+        return made
+
+
+def _fields_of(cls: type) -> list[str]:
+    if attrs.has(cls):
+        return [field.name for field in attrs.fields(cls)]
+    return [field.name for field in dataclass_fields(cls)]
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return isinstance(getattr_static(cls, name, None), cached_property)
+
+
+def _name_of(cls: type) -> str:
+    """What `_class_named` finds a class by. TypeError where it finds none, or one whose instances hold more than fields."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    try:
+        found = _class_named(name)
+    except SerializationError as error:
+        raise TypeError(f"{error}; expected {_EXPECTED}") from None
+    if found is not cls:
+        raise TypeError(f"found a {name} that is not the module's own; expected {_EXPECTED}")
+    return name
+
+
+_EXPECTED = (
+    "None, numbers, texts, bytes, dates, lists, tuples, sets, dicts, arrays of numbers, members of enumerations, or instances "
+    "of a module's classes of attrs or dataclasses"
+)
+
+
+def _class_named(name: str) -> Any:
+    """The class "module:qualified name" of a module that this process has loaded: importing one would run it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = vars(found).get(part) if found is not None else None
+    is_plain = isinstance(found, type) and (issubclass(found, Enum) or attrs.has(found) or is_dataclass(found))
+    if not is_plain or hasattr(found, "__del__"):
+        raise SerializationError(f"found {name}, which is no class of attrs, dataclasses or enumerations of a loaded module")
+    return found

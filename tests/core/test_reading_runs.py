@@ -1,0 +1,196 @@
+"""Each file of a run directory, damaged in each way: every command names it, or does without it, and none crashes."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlcore.cli.main import cli
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import Progress
+from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
+from rlcore.run.storage.resuming import newest
+from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.saver import read_rollouts
+from rlcore.run.train import train
+from rlcore.spi import CheckpointError, RlcoreError
+from rlcore.testing.fakes import FakeTokenizer, fake_registry
+
+RECIPE = """
+model.path = "none"
+algorithm = { name = "fake", fake = { generation_ratio = true } }
+environment.name = "fake"
+run.num_steps = 2
+training = { prompts_per_step = 2, updates_per_step = 1 }
+rollout = { max_prompt_tokens = 16, max_response_tokens = 8 }
+logging = { rollouts_every_n_steps = 1, evaluation_answers = true }
+sinks.names = []
+async.max_staleness = 1
+checkpoint.every_n_steps = 1
+[data.evaluation]
+"""
+COMMANDS = (
+    ("status",),
+    ("status", "--json"),
+    ("show",),
+    ("show", "--evaluation"),
+    ("trace", "-o", "trace"),
+    ("report", "-o", "page"),
+)
+PARQUET, LAST = "rollouts/step-000002.parquet", "checkpoints/step-000002"
+FILES = (
+    *("recipe.toml", "metrics.jsonl", "status.json", "summary.json", "environment.json", "timeline.jsonl", "schedule.jsonl"),
+    *(".lock", ".last-saved", PARQUET, "rollouts/SHA256SUMS", "rollouts/evaluation-000002.parquet"),
+    *(f"{LAST}/{name}" for name in (MANIFEST, LOOP_STATE, "rollouts.state")),
+)
+DEEP = 20_000
+MADE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "truncated": lambda content: content[: len(content) * 2 // 3],
+    "flipped": lambda content: bytes(
+        [*content[: len(content) // 2], content[len(content) // 2] ^ 1, *content[len(content) // 2 + 1 :]]
+    ),
+    "a list": lambda _: b"[1, 2]\n",
+    "a text for each number": lambda content: _with_texts(content),
+    "deep JSON": lambda _: b'{"step": ' + b"[" * DEEP + b"]" * DEEP + b"}\n",
+    "deep TOML": lambda _: b"a = " + b"[" * DEEP + b"]" * DEEP,
+    "deep keys": lambda _: b".".join([b"a"] * DEEP) + b" = 1",
+    "NUL": lambda content: content[: len(content) // 2] + b"\0" * 9 + content[len(content) // 2 :],
+    "no UTF-8": lambda content: b"\xff\xfe" + content,
+    "large numbers": lambda _: b'{"step": 1' + b"0" * 400 + b"}\n",
+    "a folder": lambda content: content,
+}
+
+
+def _with_texts(content: bytes) -> bytes:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return b'{"step": "one"}\n'
+    if not isinstance(found, dict):
+        return b"two"
+    texts = {name: str(value) if type(value) in (int, float) else value for name, value in found.items()}
+    return json.dumps(texts).encode()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "recipe.toml").write_text(RECIPE)
+    plan = prepare(folder / "recipe.toml", [f"run.directory={folder}"], registry=fake_registry())
+    train(plan, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
+    return folder / "run"
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlcore.html_report.data.pieces_of", lambda _: (None, ""))  # a tokenizer is no file of the run
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def outcomes(run: Path) -> Iterator[tuple[str, int, str]]:
+    """What each command comes to, and its message."""
+    for command, *options in COMMANDS:
+        result = CliRunner().invoke(cli, [command, str(run), *options])
+        yield " ".join([command, *options]), result.exit_code, result.stderr
+    yield "resume", *_resumed(run)
+
+
+def _resumed(run: Path) -> tuple[int, str]:
+    """What is read of a run before it goes on."""
+    directory = RunDirectory(path=run)
+    try:
+        if (checkpoint := newest(directory, lambda note: None)) is not None:
+            state = read_loop_state(checkpoint)
+            read_rollouts(checkpoint)
+            directory.rewind(state.step, last_rollouts=state.step)
+        directory.versions  # noqa: B018
+    except RlcoreError as error:
+        return error.exit_code, str(error)
+    return 0, ""
+
+
+def test_a_run_that_is_whole_is_shown_and_resumed(run: Path) -> None:
+    assert {file for file in FILES if not (run / file).is_file()} == set()
+    assert [(name, code) for name, code, _ in outcomes(run) if code] == []
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """Each file with what can be wrong with one of its form."""
+    of_toml = ("deep TOML", "deep keys")
+    of_json = ("deep JSON", "a list", "a text for each number", "large numbers")
+    for file in FILES:
+        suffix = Path(file).suffix
+        for damage in MADE:
+            if (damage in of_toml and suffix != ".toml") or (damage in of_json and suffix not in (".json", ".jsonl")):
+                continue
+            yield file, damage
+
+
+@pytest.mark.parametrize(("file", "damage"), cases())
+def test_a_damaged_file_crashes_nothing(run: Path, file: str, damage: str) -> None:
+    path = run / file
+    content = MADE[damage](path.read_bytes())
+    if damage == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    for name, code, said in outcomes(run):
+        assert code in (0, 1, 2, CheckpointError.exit_code), f"{name}: {said}"
+        assert code == 0 or path.name in said or run.name in said, f"{name}: {said}"
+
+
+@pytest.mark.parametrize("file", [PARQUET, "rollouts/evaluation-000002.parquet"])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 0.999])
+def test_a_flipped_bit_in_rollouts_is_told(run: Path, file: str, share: float) -> None:
+    content = bytearray((run / file).read_bytes())
+    content[int(len(content) * share)] ^= 4
+    (run / file).write_bytes(content)
+    said = {name: (code, text) for name, code, text in outcomes(run)}
+    for command in ("show --evaluation" if "evaluation" in file else "show", "report -o page"):
+        assert said[command][0] == CheckpointError.exit_code
+        assert f"{file} is damaged: found another content than was written" in said[command][1]
+
+
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        ({"step": "two"}, "loop.json.step"),
+        ({"step": -1}, "loop.json.step"),
+        ({"step": None}, "loop.json.step"),
+        ({"weight_version": 1.5}, "loop.json.weight_version"),
+        ({"model": 3}, "loop.json.model"),
+        ({"odd": 1}, "loop.json.odd"),
+        ({"unlogged": {"loss": "low"}}, "loss"),
+        ({"unlogged": [1]}, "loop.json.unlogged"),
+    ],
+    ids=str,
+)
+def test_a_loop_state_of_other_types_names_them(run: Path, state: dict[str, object], named: str) -> None:
+    """The manifest has its digest, as where a program wrote both."""
+    file = run / LAST / LOOP_STATE
+    file.write_text(json.dumps(json.loads(file.read_text()) | state))
+    manifest = json.loads((run / LAST / MANIFEST).read_text())
+    content = file.read_bytes()
+    manifest["files"][LOOP_STATE] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (run / LAST / MANIFEST).write_text(json.dumps(manifest))
+    code, said = _resumed(run)
+    assert code == CheckpointError.exit_code
+    assert named in said
+
+
+def test_a_manifest_that_names_no_possible_file_is_damage(run: Path) -> None:
+    manifest = json.loads((run / LAST / MANIFEST).read_text())
+    manifest["files"]["a\0b"] = {"bytes": 1, "sha256": ""}
+    (run / LAST / MANIFEST).write_text(json.dumps(manifest))
+    notes: list[str] = []
+    checkpoint = newest(RunDirectory(path=run), notes.append)
+    assert checkpoint is not None
+    assert checkpoint.name == "step-000001"
+    assert "is damaged and passed over" in notes[0]

@@ -1,0 +1,120 @@
+"""Secrets are masked wherever they stand, and programs of others are given those alone that are named."""
+
+import json
+import sys
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from rlcore.secrets import child_environment, is_secret_name, keep_secret, masked, masked_keys, masked_table, unset_problems
+
+KEY = 'very/secret+"value"'
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process knows of secrets is this test's alone."""
+    monkeypatch.setattr(sys, "argv", ["rlcore"])
+
+
+@pytest.mark.parametrize("form", [KEY, quote(KEY, safe=""), json.dumps(KEY), f"'{KEY}'", f"({KEY}{KEY})"], ids=str)
+@pytest.mark.parametrize("source", ["environment", "option", "option=", "override", "kept"])
+def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"the endpoint says: no such key {form}"
+    if source == "kept":
+        text = text.replace("very", "kept")
+        keep_secret(KEY.replace("very", "kept"))
+    else:
+        assert masked(text) == text
+    if source == "environment":
+        monkeypatch.setenv("SOME_API_KEY", KEY)
+    elif source != "kept":
+        arguments = {
+            "option": ["--api-key", KEY],
+            "option=": [f"--api-key={KEY}"],
+            "override": [f"environment.mine.api_key={KEY}"],
+        }
+        monkeypatch.setattr(sys, "argv", ["rlcore", *arguments[source]])
+    assert "secret" not in masked(text)
+    assert "the endpoint says: no such key" in masked(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://user:word@host/v1 and https://token@host", "http://***@host/v1 and https://***@host"),
+        ("rlcore serve --api-key x1", "rlcore serve --api-key ***"),
+        ("rlcore serve --hf-token=x1 --port 1", "rlcore serve --hf-token=*** --port 1"),
+        ("password=x1, next", "password=***, next"),
+        ('{"api_key": "x1", "a": 1}', '{"api_key": ***, "a": 1}'),
+        ("{'Authorization': 'Basic x1'}", "{'Authorization': ***}"),
+        ("Authorization: Bearer abcdefgh1", "Authorization: Bearer ***"),
+        ("Incorrect API key provided: sk-abcdefghijklmnop.", "Incorrect API key provided: ***."),
+        ("hf_abcdefghijklmnopqrst", "***"),
+    ],
+)
+def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expected: str) -> None:
+    assert masked(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "environment.judge.api_key_env: found X, which is not set; expected a variable of the environment",
+        "environment.mine.api_key: found none; expected a text",
+        "rollout.max_tokens = 5, eos_token = '</s>', token: 7",
+        "a_" * 20_000,
+        "http://host/path@2",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *(
+            (name, True)
+            for name in ("api_key", "x.api_key", "apiKey", "token", "hf_token", "password", "client_secret", "HF_TOKEN")
+        ),
+        *((name, True) for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "MY_TOKEN", "DB_PASSWORD")),
+        *(
+            (name, False)
+            for name in ("api_key_env", "eos_token", "max_tokens", "key", "result_key", "PATH", "TOKENIZERS_PARALLELISM")
+        ),
+    ],
+)
+def test_names_of_secrets(name: str, expected: bool) -> None:
+    assert is_secret_name(name) == expected
+
+
+def test_a_table_keeps_what_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", KEY)
+    table: dict[str, Any] = {
+        "mine": {"api_key": "x", "api_key_env": "X", "eos_token": "</s>", "number": 1, "none": None, "text": f"with {KEY}"},
+        "environment": {"OPENAI_API_KEY": "k", "CUDA_VISIBLE_DEVICES": "0"},
+        "command": ["--api-key", "q", "--api-key=q", "--model", "m"],
+        "urls": ["http://u:p@host"],
+    }
+    assert masked_table(table) == {
+        "mine": {"api_key": "***", "api_key_env": "X", "eos_token": "</s>", "number": 1, "none": None, "text": "with ***"},
+        "environment": {"OPENAI_API_KEY": "***", "CUDA_VISIBLE_DEVICES": "0"},
+        "command": ["--api-key", "***", "--api-key=***", "--model", "m"],
+        "urls": ["http://***@host"],
+    }
+    assert list(masked_keys(masked_table(table))) == ["mine.api_key", "environment.OPENAI_API_KEY"]
+
+
+def test_others_programs_get_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "NAMED_KEY", "SOMETHING", "LC_ALL", "HF_HOME"):
+        monkeypatch.setenv(name, "value")
+    monkeypatch.setenv("HTTPS_PROXY", "http://u:p@proxy")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy")
+    found = child_environment(["NAMED_KEY", "NOT_SET"])
+    assert {"NAMED_KEY", "LC_ALL", "HF_HOME", "PATH", "HTTP_PROXY"} <= found.keys()
+    assert not {"WANDB_API_KEY", "HF_TOKEN", "SOMETHING", "HTTPS_PROXY", "NOT_SET"} & found.keys()
+    (problem,) = unset_problems("environment.agent", ["NAMED_KEY", "NOT_SET"])
+    assert str(problem).startswith("environment.agent.pass_environment: found NOT_SET, which is not set")

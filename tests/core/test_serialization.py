@@ -1,0 +1,159 @@
+"""Objects as bytes: what is read is what was written, and nothing that the bytes name is run."""
+
+import json
+import pickle
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from attrs import define, frozen
+
+from rlcore.serialization import SerializationError, dumps, loads
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@frozen(kw_only=True)
+class Inner:
+    value: Any
+    _private: int = 3
+
+
+@dataclass
+class Record:
+    name: str
+    parts: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        CALLS.append(self.name)
+
+
+@define
+class Closing:
+    path: str
+
+    def __del__(self) -> None:
+        CALLS.append(self.path)
+
+
+CALLS: list[str] = []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 0, -(2**80), 1.5, float("inf"), "text \udc80 \x00", b"", b"\x00\xff"),
+        *([], (), {}, set(), frozenset({1, "a"}), [1, [2, (3, {"a": {4}})]], {(1, "a"): 2, None: 3}),
+        *(datetime(2025, 1, 2, 3, 4, 5, 6, UTC), date(2025, 1, 2), time(3, 4), Decimal("1.10"), Fraction(1, 3), UUID(int=7)),
+        *(Colour.RED, Inner(value=(Colour.RED, Inner(value=b"1", private=4))), Record("a", [Record("b")])),
+    ],
+    ids=repr,
+)
+def test_what_is_read_is_what_was_written(value: Any) -> None:
+    found = loads(dumps(value))
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "float16", "<U3", "S2", "datetime64[s]", "complex64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_arrays_keep_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+    value = np.zeros(shape, dtype)
+    found = loads(dumps([value, value, value.T]))
+    assert found[0] is found[1]
+    assert found[0].flags.writeable
+    np.testing.assert_array_equal(found[2], value.T, strict=True)
+
+
+def test_a_number_of_numpy_stays_one() -> None:
+    assert type(loads(dumps(np.float32(1.5)))) is np.float32
+
+
+class Plain:
+    pass
+
+
+def with_more() -> Record:
+    value = Record("a")
+    vars(value)["more"] = 1
+    return value
+
+
+def contains_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Plain(), Plain, with_more(), len, object(), OrderedDict(), np.zeros(1, object), Path("a"), Closing("kept")),
+        *({"a": [lambda: None]}, contains_itself(), type("Local", (Inner,), {})(value=1)),
+    ],
+    ids=str,
+)
+def test_what_no_bytes_can_hold_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        dumps(value)
+
+
+def written(nodes: list[Any], root: Any = None, data: bytes = b"") -> bytes:
+    described = json.dumps([nodes, [len(nodes) - 1] if root is None else root, len(data)]).encode()
+    return len(described).to_bytes(8, "little") + described + data
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        *(["object", "os:system", {"command": "true"}], ["object", "builtins:eval", {}], ["enum", "os:environ", "HOME"]),
+        *(["object", "subprocess:Popen", {"args": "true"}], ["object", "antigravity:fly", {}], ["object", "os.path:join", {}]),
+        *(["object", f"{__name__}:Closing", {"path": "run"}], ["object", f"{__name__}:Record.__init__", {}]),
+        *(
+            ["object", f"{__name__}:Inner", {"value": 1}],
+            ["object", f"{__name__}:Record", {"name": "a", "parts": 1, "more": 2}],
+        ),
+        *(["array", "O", [1], 0], ["array", "f4", [4], 0], ["dict", 1], ["set", [9]], ["tuple", [5]]),
+        *(["number"], ["Decimal", "a"], ["lambda", 1], ["enum", f"{__name__}:Colour", "BLUE"], []),
+    ],
+    ids=str,
+)
+def test_bytes_that_name_anything_but_data_are_refused(node: list[Any]) -> None:
+    CALLS.clear()
+    with pytest.raises(SerializationError):
+        loads(written([node], data=bytes(8)))
+    assert not CALLS
+
+
+def test_reading_calls_nothing_of_a_class() -> None:
+    data = dumps(Record("a"))
+    CALLS.clear()
+    assert loads(data) == Record.__new__(Record).__class__("a")
+    assert CALLS == ["a"]  # the one to compare with
+
+
+GOOD = dumps({"a": np.arange(3), "b": [Inner(value=1), b"bytes"]})
+
+
+@pytest.mark.parametrize("end", [0, 1, 7, 8, 9, len(GOOD) // 2, len(GOOD) - 1])
+def test_truncated_bytes_are_refused(end: int) -> None:
+    with pytest.raises(SerializationError):
+        loads(GOOD[:end])
+
+
+@pytest.mark.parametrize(
+    "data", [pickle.dumps(1), GOOD + b"0", b"\xff" * 64, written([]), b"x" * 8, (10**6).to_bytes(8, "little") + b"[" * 10**6]
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(SerializationError):
+        loads(data)

@@ -1,0 +1,119 @@
+"""No pickle is read from a file: reading one runs what it says, and whoever can write to a checkpoint could write one."""
+
+import ast
+import re
+
+import pytest
+
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
+BETWEEN_PROCESSES = {
+    "core/src/rlcore/run/execution/ray/commands.py": "options, from the driver to its workers",
+    "core/src/rlcore/run/execution/ray/failures.py": "errors, from a worker to its driver",
+    "core/src/rlcore/run/execution/ray/worker.py": "options and the tokenizer, from the driver",
+    "core/src/rlcore/worker_process.py": "requests and answers, by a pipe",
+    "plugins/vllm_generation/src/rlcore_vllm/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
+    "plugins/vllm_generation/src/rlcore_vllm/child.py": "what an engine begins with, by its standard input",
+    "plugins/vllm_generation/src/rlcore_vllm/host.py": "what an engine begins with, by its standard input",
+    "plugins/vllm_generation/src/rlcore_vllm/versions.py": "vLLM's own messages between its processes",
+    "benchmarks/scale_workers.py": "what a simulated worker is sent",
+}
+"""Where a process reads what another process of the same run has just sent."""
+COMPARED = {
+    "core/src/rlcore/testing/conformance/algorithm_batches.py": "whether something was changed",
+    "core/src/rlcore/testing/conformance/environment.py": "whether something was changed",
+    "core/src/rlcore/testing/conformance/environment_fixtures.py": "whether something was changed",
+}
+"""Where bytes are compared, or read where they were made."""
+ONLY_RECORDS = {
+    "plugins/megatron_backend/src/rlcore_megatron/checkpoint_check.py": "torch's index of a distributed checkpoint",
+}
+"""Where a format of others is a pickle, which is read by an Unpickler whose `find_class` admits named records alone."""
+WORDS = re.compile("|".join(UNPICKLERS) + r"|\.load\(|yaml|read_pickle|load_extension|from_pretrained")
+"""One of which stands in whatever file the rules are about."""
+FILES = ("open", "read_bytes", "read", "rb", "BytesIO")
+
+
+@pytest.fixture(scope="module")
+def trees(root, core_files, torchkit_files, plugin_files):
+    others = [path for folder in ("benchmarks", "release", "demo", "recipes") for path in (root / folder).rglob("*.py")]
+    files = sorted({*core_files, *torchkit_files, *plugin_files, *others})
+    assert len(files) > 500
+    texts = {path.relative_to(root).as_posix(): path.read_text() for path in files}
+    return {name: ast.parse(text) for name, text in texts.items() if WORDS.search(text)}
+
+
+def test_pickles_are_read_only_where_they_are_listed(trees):
+    found = {name for name, tree in trees.items() if imported(tree) & UNPICKLERS}
+    assert found == {*BETWEEN_PROCESSES, *COMPARED, *ONLY_RECORDS}
+
+
+def test_pickles_between_processes_come_from_no_file(trees):
+    for name in (*BETWEEN_PROCESSES, *COMPARED):
+        for call in calls(trees[name]):
+            text = ast.unparse(call)
+            if text.startswith(("pickle.load(", "pickle.Unpickler(")):
+                assert text == "pickle.load(sys.stdin.buffer)", f"{name}: {text}"
+            elif text.startswith(("pickle.loads(", "cloudpickle.loads(")):
+                assert not any(word in text for word in FILES), f"{name}: {text}"
+
+
+def test_unpicklers_of_others_formats_admit_records_alone(trees):
+    for name in ONLY_RECORDS:
+        classes = [node for node in ast.walk(trees[name]) if isinstance(node, ast.ClassDef)]
+        (unpickler,) = [one for one in classes if any(ast.unparse(base) == "pickle.Unpickler" for base in one.bases)]
+        assert [one.name for one in unpickler.body if isinstance(one, ast.FunctionDef)] == ["find_class"]
+        assert not [
+            ast.unparse(call) for call in calls(trees[name]) if ast.unparse(call.func) in ("pickle.load", "pickle.loads")
+        ]
+
+
+def test_libraries_read_no_pickle(trees):
+    """What torch, numpy, yaml, pandas and transformers read is told to be data."""
+    found = [
+        f"{name}:{call.lineno}: {ast.unparse(call)}"
+        for name, tree in trees.items()
+        for call in calls(tree)
+        if runs_what_it_reads(ast.unparse(call.func), {one.arg: ast.unparse(one.value) for one in call.keywords}, call)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path)",
+        "numpy.load(path, allow_pickle=True)",
+        "pd.read_pickle(path)",
+        "yaml.load(text, yaml.Loader)",
+        "yaml.unsafe_load(text)",
+        "AutoModelForCausalLM.from_pretrained(path)",
+    ],
+)
+def test_a_read_that_runs_what_it_reads_is_found(text):
+    (call,) = calls(ast.parse(text))
+    assert runs_what_it_reads(ast.unparse(call.func), {one.arg: ast.unparse(one.value) for one in call.keywords}, call)
+
+
+def runs_what_it_reads(function, options, call):
+    owner, _, name = function.rpartition(".")
+    if name == "load" and owner == "torch":
+        return options.get("weights_only") != "True"
+    if name == "load" and owner in ("np", "numpy"):
+        return options.get("allow_pickle") != "False"
+    if owner == "yaml" and name.endswith(("load", "load_all")) and not name.startswith("safe"):
+        return name != "load" or [ast.unparse(one) for one in call.args[1:]] not in (["_Loader"], ["yaml.SafeLoader"])
+    if name == "from_pretrained" and owner.startswith("AutoModel"):
+        return options.get("use_safetensors") != "True" and "gguf_file" not in options
+    return name in ("read_pickle", "load_extension")
+
+
+def imported(tree):
+    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {module.partition(".")[0] for module in modules}
+
+
+def calls(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
