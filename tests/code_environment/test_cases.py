@@ -34,6 +34,9 @@ def test_the_three_forms():
         ("assert abs(f(1) - 2) < 1e-6", ["f(1)"], "abs(_0 - 2) < 1e-06", ()),
         ("assert math.isclose(f(g(1)), 2.5), 'close'", ["f(g(1))"], "math.isclose(_0, 2.5)", ("math",)),
         ("assert not Solver(3).solve()[0]", ["Solver(3).solve()[0]"], "not _0", ()),
+        ("assert Graph([1]).has_path(1, 2)", ["Graph([1]).has_path(1, 2)"], "_0", ()),
+        ("assert is_prime(7) and not is_prime(8)", ["is_prime(7)", "is_prime(8)"], "_0 and (not _1)", ()),
+        ("assert is_sorted(f([2, 1]))", ["is_sorted(f([2, 1]))"], "_0", ()),
         ("assert f(1) == f(2)", ["f(1)", "f(2)"], "_0 == _1", ()),
         ("assert 3 == sorted(f(1))[0]", ["f(1)"], "3 == sorted(_0)[0]", ()),
         ("assert f(1) == set([1, 2])", ["f(1)"], "_0 == set([1, 2])", ()),
@@ -65,11 +68,104 @@ def test_forms_may_be_mixed_in_a_table(tests, num_streams, num_values):
     assert cases.values[0] == ValueCase(question="add(1)", expected=None, is_json=True)
 
 
+RIGHT = 987654
+NEVER_SHOWN = [
+    "assert f(1).__eq__(987654)",
+    "assert f(1).startswith('987654')",
+    "assert not f(1).isdisjoint({987654})",
+    "assert f(1).issuperset([987654]) and f(2)",
+    "assert f(1).count(987654) == 1",
+    "assert f(1)[0].count(987654) == 1",
+    "assert f(1).index(987654) >= 0",
+    "assert Solution().f(1).__contains__(987654)",
+    "assert f(1)['987654']",
+    "assert {987654}.issubset(f(1))",
+    "assert 987654 in f(1)",
+    "assert (f(1) == 987654) is True",
+    "assert sorted(f(1)) == [987654]",
+    "assert math.isclose(f(1), 987654)",
+    "assert f(1) == 987654 if f(2) else f(3) == 987654",
+    "assert [f(1), 987654] == [987654, f(1)]",
+    "assert f'{f(1)}' == '987654'",
+    "assert near(f(1), 987654)",
+    "assert near(f(1), LIMIT)",
+    "assert Checker(987654).accepts(f(1))",
+    "assert not near(f(1), 987654 + 1) and helper(f(2))",
+]
+SETUP = """
+import math
+LIMIT = 987654
+def near(found, right): return abs(found - right) < 1
+def _right(): return 987654
+def helper(found): return found == _right()
+class Checker:
+    known = 987654
+    def __init__(self, right): self.right = right
+    def accepts(self, found): return found == self.right
+class Node: pass
+def shown(node): return node
+"""
+
+
+@pytest.mark.parametrize("text", NEVER_SHOWN)
+def test_what_is_right_is_in_no_question(text):
+    cases = read("assert helper(f(0)) and near(f(1), LIMIT) and Checker(LIMIT)", text, setup=SETUP)
+    for case in [*cases.values, *cases.asserts]:
+        assert not any(str(RIGHT) in question for question in case.questions), case
+    assert str(RIGHT) not in cases.given_setup
+    assert {"class Node", "def shown", "import math"} <= {
+        line.partition(":")[0].partition("(")[0] for line in cases.given_setup.split("\n")
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assert check(f(1), 987654)",
+        "assert not differs(f(1), 987654)",
+        "assert check(f(1), 987654) == True",
+        "assert check(f(1), 987654) is not False",
+        "assert f(2) and check(right=987654, found=f(1))",
+        "assert bool(check(f(1), 987654))",
+        "assert np.allclose(f(1), [987654])",
+        "assert np.abs(f(1) - 987654) < 1e-6",
+        "assert Tester().equal(f(1), 987654)",
+    ],
+)
+def test_a_helper_that_nobody_defines_is_refused(text):
+    with pytest.raises(DataError, match="helper"):
+        read(text)
+
+
+def test_what_questions_name_is_given_to_the_program():
+    setup = "LIMIT = 3\ndef make(n): return LIMIT * n\ndef right(n): return make(n) == 3"
+    cases = read("assert right(f(make(1)))", setup=setup)
+    assert cases.given_setup == "LIMIT = 3\ndef make(n):\n    return LIMIT * n"
+    assert cases.setup == setup
+
+
 def test_names_of_the_setup_are_no_questions():
     setup = ["from math import isclose as near", "import numpy as np\nLEAST = 3\ndef twice(x): return 2 * x"]
     [case] = read("assert near(twice(f(1)), np.pi) and f(2) > LEAST", setup=setup).asserts
     assert case.questions == ("f(1)", "f(2)")
     assert case.condition == "near(twice(_0), np.pi) and _1 > LEAST"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "f(1)[-1:]",
+        "solve(1)[0].value",
+        "LRUCache(2).get(1)",
+        "Stack().push(3).pop()",
+        "add(mul(2, 3), 4)",
+        "decode(encode('ab'), 3)",
+        "table[3]",
+    ],
+)
+def test_what_only_the_program_can_work_out_is_one_question(question):
+    [case] = read(f"assert {question} == 4").values
+    assert case.question == question
 
 
 @pytest.mark.parametrize(
@@ -88,6 +184,7 @@ def test_names_of_the_setup_are_no_questions():
         ({"tests": ["assert f( == 1"]}, "expected one statement of Python"),
         ({"tests": ["assert f() == 1; assert f() == 2"]}, "expected one statement of Python"),
         ({"tests": ["f() == 1"]}, "expected assert CONDITION"),
+        ({"tests": ["assert f() == " + "(" * 5000 + ")" * 5000]}, "expected one statement of Python"),
         ({"tests": ["assert 1 + 1 == 2"]}, "expected calls of the program's functions"),
         ({"tests": ["assert all(f(x) == x for x in [1, 2])"]}, "outside comprehensions and lambdas"),
         ({"tests": ["assert f() == 1"], "setup": 3}, "setup: found 3; expected Python code"),

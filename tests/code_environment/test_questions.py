@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_code.questions import answered, pack, unpack
+from rlcore_code.questions import is_right, pack, unpack
 
 HASHABLE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -51,13 +51,44 @@ def test_other_objects_are_no_answers(value):
         '{"value": {"list": 1}}',
     ],
 )
-def test_what_is_no_answer_is_refused(line):
-    with pytest.raises(ValueError):
-        answered(line)
+def test_what_is_no_answer_is_wrong(line):
+    assert not is_right({"lines": [line], "condition": "True", "modules": []}, "")
 
 
 @pytest.mark.parametrize("kind", ["deep", "long"])
-def test_what_is_too_large_to_read_is_refused(kind):
+def test_what_is_too_large_to_read_is_wrong(kind):
     content = '{"list": [' * 5000 + "]}" * 5000 if kind == "deep" else "9" * 5000
-    with pytest.raises(ValueError):
-        answered(f'{{"value": {content}}}')
+    assert not is_right({"lines": [f'{{"value": {content}}}'], "condition": "True", "modules": []}, "")
+
+
+@pytest.mark.parametrize(
+    ("condition", "setup", "right"),
+    [
+        ("abs(_0 - 3) < 1e-6", "", True),
+        ("math.isclose(_0, 3.0) and _0 > 2", "", True),
+        ("near(_0)", "def near(value): return value == 3", True),
+        ("_0 < 'a'", "", False),
+        ("missing(_0)", "", False),
+        ("_0 == 3", "raise SystemExit(0)", False),
+    ],
+)
+def test_conditions_are_of_answers_and_the_setup(condition, setup, right):
+    assert is_right({"lines": ['{"value": 3}'], "condition": condition, "modules": ["math"]}, setup) is right
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "is_json", "right"),
+    [
+        ((1, (2,)), [1, [2]], True, True),
+        ({1: "a"}, {"1": "a"}, True, True),
+        ({1}, [1], True, False),
+        (float("nan"), None, True, False),
+        ((1, 2), [1, 2], False, False),
+        ({1, 2}, {2, 1}, False, True),
+        (b"x", b"x", False, True),
+        ("3", 3, True, False),
+    ],
+)
+def test_values_are_compared_as_python_or_json_has_them(value, expected, is_json, right):
+    line = json.dumps({"value": pack(value)})
+    assert is_right({"lines": [line], "expected": pack(expected), "is_json": is_json}, "") is right

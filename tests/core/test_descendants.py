@@ -98,3 +98,62 @@ def test_nobody_descends_from_a_process_that_is_gone() -> None:
     gone.wait()
     assert descendants(gone.pid) == set()
     end_descendants(gone.pid)
+
+
+SLEEPING = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1000)"
+LEAVING = f"""
+import os, subprocess, sys
+for _ in range(2):
+    if os.fork() == 0:
+        os.setsid()
+    subprocess.Popen([sys.executable, "-c", {SLEEPING!r}, *sys.argv[1:]], start_new_session=True)
+os.execv(sys.executable, [sys.executable, "-c", {SLEEPING!r}, *sys.argv[1:]])
+"""
+"""Leaves processes in sessions of their own, and daemons of these, and sleeps."""
+KINDS = {
+    "an agent": """
+import asyncio
+from rlcore.agents.process import run_process
+asyncio.run(run_process([sys.executable, "-c", LEAVING, marked], {}, ""))
+""",
+    "a reward in a worker pool": """
+import asyncio
+from rlcore.worker_pool import WorkerPool
+from rlcore.worker_process import Task
+asyncio.run(WorkerPool(Task(name="rewards", handle="tests_left:call"), 1).call([sys.executable, "-c", LEAVING, marked]))
+""",
+    "a supervised program": """
+import subprocess
+from rlcore.descendants import supervised
+subprocess.run(supervised([sys.executable, "-c", LEAVING, marked]))
+""",
+}
+"""What a run starts."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_a_killed_run_has_started_ends(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "tests_left.py").write_text("import subprocess\ndef call(argument, request): return subprocess.call(request)\n")
+    mark = tmp_path / "started"
+    script = f"import sys\nLEAVING, marked = {LEAVING!r}, {str(mark)!r}\n{KINDS[kind]}"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment) as process:
+        while (not mark.exists() or mark.stat().st_size < 4) and process.poll() is None:
+            time.sleep(0.01)
+        assert process.poll() is None
+        process.kill()
+    deadline = time.monotonic() + 30
+    while living(str(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert living(str(mark)) == []
+
+
+def living(word: str) -> list[bytes]:
+    """Command lines with a word in them."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            if word.encode() in (line := file.read_bytes()):
+                found.append(line)
+    return found

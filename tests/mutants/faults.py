@@ -1450,9 +1450,9 @@ FAULTS = (
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",
-        "rlcore.run.checkpoint_evaluation.evaluations",
-        "ends_descendants=True,",
-        "ends_descendants=False,",
+        "rlcore.worker_pool",
+        "end_descendants(self._process.pid)",
+        "pass",
         "tests/core/run/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",
     ),
     Fault(

@@ -24,6 +24,7 @@ from .system_support import (  # type: ignore[import-not-found]
 
 JUDGE = '''
 import asyncio
+import time
 from typing import Literal
 from attrs import frozen
 from rlcore.spi import Observation, Provider, ResetResult, StepResult, capabilities
@@ -31,7 +32,7 @@ from rlcore.spi import Observation, Provider, ResetResult, StepResult, capabilit
 @frozen(kw_only=True)
 class JudgeConfig:
     """`[environment.verdict]`"""
-    failure: Literal["none", "raises", "hangs", "nan"] = "none"
+    failure: Literal["none", "raises", "hangs", "blocks", "nan"] = "none"
     """What happens to the prompt in `on`."""
     on: str = "6="
     """The prompt."""
@@ -52,6 +53,8 @@ class Judge:
             raise ConnectionError("the judge does not answer")
         if failure == "hangs":
             await asyncio.sleep(3600)
+        if failure == "blocks":
+            time.sleep(2.5)
         reward = float("nan") if failure == "nan" else sum(map(turn.text.count, "13579"))
         return StepResult(reward=reward, done=True, success=reward > 1)
 
@@ -129,6 +132,7 @@ def poison(site: Site) -> None:
     [
         ("raises", ("raised ConnectionError: the judge does not answer", "episode 8 of 16")),
         ("hangs", ("took longer than 2 s (rollout.environment_timeout_s)",)),
+        ("blocks", ("neither returned nor let itself be cancelled within 2 s", "acme_judge.py", "in step", "episode 8 of 16")),
         ("nan", ("returned the reward nan; expected a finite number", "episode 8 of 16")),
     ],
 )

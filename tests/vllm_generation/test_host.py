@@ -13,8 +13,8 @@ from rlcore_vllm import host
 def test_an_engine_ends_with_its_parent(tmp_path):
     """The parent is killed, so that it can do nothing about it."""
     script = (
-        "import os, sys; from rlcore_vllm.host import _end_with; "
-        "open(sys.argv[2], 'w').write(str(os.getpid())); _end_with(int(sys.argv[1]))"
+        "import os, sys, time; from rlcore_vllm.host import end_with; end_with(int(sys.argv[1])); "
+        "open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(600)"
     )
     parent = (
         "import os, subprocess, sys, time; "

@@ -1,18 +1,27 @@
-"""What a process has started, and what that has started: found by their parents, whatever sessions they have made."""
+"""What a process has started, and what that has started: found by their parents, whatever sessions they have made.
+
+It is a script too, `python -I -S descendants.py PARENT COMMAND...`, which runs a program and ends with it and with its own
+parent, however that ends: all that the program has started ends then. So it imports the standard library alone.
+"""
 
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SET_CHILD_SUBREAPER = 36
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 END_S = 10.0
 """Most seconds for killed processes to be gone."""
 POLL_S = 0.01
+PARENT_POLL_S = 0.2
+NOT_STARTED = 126
+"""The exit code of a supervisor whose program does not start; its last line on standard error says why."""
 ENDED = frozenset("ZXx")
 """States of a process or thread that runs nothing any more."""
 
@@ -22,6 +31,24 @@ def adopt_orphans() -> None:
     alone knows this; elsewhere nothing happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def supervised(command: Sequence[str]) -> list[str]:
+    """The command under a supervisor, which is this process's child in its place and has its exit code. All that the program
+    starts ends with it, and all of it with this process, also where that is killed. SIGTERM ends it too."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def end_with(parent: int) -> None:
+    """Kill all descendants of this process, its group and itself as soon as its parent is another: `parent` has ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        end_descendants(os.getpid())
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def end_descendants(process: int) -> None:
@@ -66,3 +93,51 @@ def _state_and_parent(folder: Path) -> tuple[str, int]:
     # What stands before the last parenthesis is the command's name, which may hold anything.
     state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     return state, int(parent)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a command as the supervisor."""
+    program = 0
+    signal.signal(signal.SIGTERM, lambda *_: _leave(program, -signal.SIGKILL))
+    adopt_orphans()
+    end_with(int(arguments[0]))
+    program = os.fork()
+    if program == 0:
+        _become(arguments[1:])
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)  # whoever reads the program's output sees its end
+    _leave(program, os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
+
+
+def _become(command: Sequence[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        os.write(2, f"{error}\n".encode(errors="replace"))
+        os._exit(NOT_STARTED)
+
+
+def _leave(program: int, code: int) -> None:
+    """End what the program has left behind, then end as it has: negative codes are signals."""
+    if sys.platform != "linux":  # where no descendants are found, and no orphans adopted
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(program, signal.SIGKILL)
+    with suppress(ChildProcessError):  # nothing is left
+        os.waitpid(-1, os.WNOHANG)
+        end_descendants(os.getpid())
+    if code >= 0:
+        os._exit(code)
+    with suppress(OSError, ValueError):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    time.sleep(END_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -154,11 +154,10 @@ class _Process:
         return self._connection.recv()
 
     def kill(self) -> None:
-        """End its whole session, and what else its task ends with it; from any thread, and more than once."""
+        """End it and all that it has started; from any thread, and more than once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
             if self._process.returncode is None:  # else its number may be another's by now
-                if self._task.ends_descendants:
-                    end_descendants(self._process.pid)
+                end_descendants(self._process.pid)
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

@@ -59,9 +59,9 @@ class Task:
     """Whether what is printed goes to this process's standard error; else nobody sees it."""
     is_tried_once: bool = False
     """Whether a request that ended a process is given to no other one, whatever ended it: for what may not happen twice."""
-    ends_descendants: bool = False
-    """Whether all that a request has started ends with this process, also what has a session of its own (on Linux). Signals
-    that stop whole jobs are then left to what was started, and to who asks."""
+    leaves_signals: bool = False
+    """Whether signals that stop whole jobs are left to what a request has started, and to who asks. In any case all that it has
+    started ends with this process, also what has a session of its own (on Linux)."""
 
 
 @frozen
@@ -128,8 +128,10 @@ def ending(exit_code: int) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Answer until the connection ends, then end every process of the group."""
     gone = contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, _CallerIsGone)
-    with contextlib.ExitStack() as at_end, gone:
-        _answer_all(Connection(int(arguments[0])), at_end)
+    adopt_orphans()
+    with gone:
+        _answer_all(Connection(int(arguments[0])))
+    end_descendants(os.getpid())
     os.killpg(0, signal.SIGKILL)  # what a request started must not outlive this process, which leads a session of its own
 
 
@@ -146,12 +148,10 @@ def ask_child(request: bytes, child: Child | None, task: Task, caller: Connectio
     return pickle.dumps(Ended(ended)), None
 
 
-def _answer_all(caller: Connection, at_end: contextlib.ExitStack) -> None:
+def _answer_all(caller: Connection) -> None:
     try:
         task: Task = caller.recv()
-        if task.ends_descendants:
-            adopt_orphans()
-            at_end.callback(end_descendants, os.getpid())
+        if task.leaves_signals:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs would inherit
         os.dup2(2 if task.shows_output else os.open(os.devnull, os.O_WRONLY), 1)

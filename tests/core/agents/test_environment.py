@@ -179,7 +179,7 @@ def test_no_proxy_stands_between_an_agent_and_its_session(monkeypatch: pytest.Mo
     assert not any(transport is not None for transport in client._client._mounts.values())
 
 
-def test_what_left_the_group_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_left_the_group_ends_too(tmp_path: Path) -> None:
     """It holds the output open, in which the reward stands."""
     file = tmp_path / "pid"
     text = (
@@ -187,10 +187,22 @@ def test_what_left_the_group_is_not_waited_for(tmp_path: Path) -> None:
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
         "open(sys.argv[1], 'w').write(str(child.pid))\nprint(1)"
     )
-    try:
-        assert run(command=program(text, str(file))).reward == 1.0
-    finally:
-        os.kill(int(file.read_text()), signal.SIGKILL)
+    assert run(command=program(text, str(file))).reward == 1.0
+    assert is_gone(int(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os; os.kill(0, 9)", "signal SIGKILL"),
+        ("import os; os.kill(0, 15)", "signal SIGTERM"),
+        ("import os; os.abort()", "signal SIGABRT"),
+        ("raise SystemExit(126)", "exit code 126"),
+    ],
+)
+def test_how_a_program_ended_is_told(text: str, said: str) -> None:
+    with pytest.raises(RewardError, match=f"the agent ended with {said}"):
+        run(command=program(f"print(1, flush=True); {text}"))
 
 
 def test_a_program_that_is_cancelled_as_it_starts_is_killed(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
-"""Agents that are programs: each episode is a process group of its own, which does not outlive it."""
+"""Agents that are programs: nothing that an episode has started outlives it, or the run, however that ends."""
 
 import asyncio
 import contextlib
 import json
-import os
-import signal
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
+from rlcore.descendants import NOT_STARTED, supervised
 from rlcore.secrets import child_environment, masked
 from rlcore.spi import PluginError, RewardError
 from rlcore.worker_process import ending
@@ -15,8 +14,8 @@ from rlcore.worker_process import ending
 MAX_BYTES = 64 * 2**10
 """What is kept of the end of an agent's output."""
 SHOWN = 400
-KILL_S = 1.0
-"""Most seconds that a killed process takes to be gone, and that what it had printed takes to be read."""
+KILL_S = 5.0
+"""Most seconds that a program and all that it started take to be gone, and that what it had printed takes to be read."""
 STDIN, STDOUT, STDERR = range(3)
 
 
@@ -24,23 +23,25 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     """Return the JSON in the last line that a program prints, given variables and a text on its standard input. Of this
     process's own variables it has those of `child_environment`.
 
-    However it ends, no process of its group is left. RewardError where it fails, or prints no JSON there; PluginError where it
-    does not start.
+    However it ends, nothing is left that it has started. RewardError where it fails, or prints no JSON there; PluginError where
+    it does not start.
     """
     starting = asyncio.create_task(_start(command, variables))
     try:
         program = await asyncio.shield(starting)
     except asyncio.CancelledError:  # in the middle of its start
-        starting.add_done_callback(_kill)
+        starting.add_done_callback(_end)
         raise
     try:
         program.write(text)
         await program.has_exited.wait()
     finally:
-        program.kill_group()  # what it started must not go on, or hold its output open
+        program.end()
         # Shielded, since the process has to be waited for although the episode is over.
         await asyncio.shield(program.close())
     output, errors = program.printed(STDOUT), program.printed(STDERR)
+    if program.exit_code == NOT_STARTED and not output:
+        raise PluginError(f"the agent {command[0]!r} does not start: {errors[-SHOWN:]}")
     if program.exit_code != 0:
         raise RewardError(
             f"the agent ended with {ending(program.exit_code)}. The last it printed: {masked(errors or output)[-SHOWN:]}"
@@ -56,8 +57,8 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """A program that runs. asyncio's own `Process.wait` also waits for its output to end, which programs that it has started
-    hold open."""
+    """A program that runs, below its supervisor. asyncio's own `Process.wait` also waits for its output to end, which programs
+    that it has started hold open."""
 
     def __init__(self) -> None:
         self.has_exited = asyncio.Event()
@@ -95,13 +96,13 @@ class _Program(asyncio.SubprocessProtocol):
         pipe.write(text.encode())
         pipe.write_eof()
 
-    def kill_group(self) -> None:
-        """Kill what is left of its process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
-            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+    def end(self) -> None:
+        """Have its supervisor end it, and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            self._transport.terminate()
 
     async def close(self) -> None:
-        """Wait until it is gone and its output read. What holds that open still has left the group: it is not waited for."""
+        """Wait until all of it is gone and its output read."""
         for _ in range(2):  # once more where it is cancelled: an event loop that closes has to hear of the end before
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([self._is_gone], timeout=KILL_S)
@@ -121,15 +122,16 @@ async def _start(command: Sequence[str], variables: Mapping[str, str]) -> _Progr
     loop, environment = asyncio.get_running_loop(), {**child_environment(), **variables}
     try:
         _, program = await loop.subprocess_exec(
-            _Program, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True
+            _Program, *supervised(command), stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True
         )
     except OSError as error:
         raise PluginError(f"the agent {command[0]!r} does not start: {error}") from error
     return program
 
 
-def _kill(starting: "asyncio.Task[_Program]") -> None:
-    """Kill what has started after all, though no one waits for it any more."""
+def _end(starting: "asyncio.Task[_Program]") -> None:
+    """End what has started after all, though no one waits for it any more."""
     if not starting.cancelled() and starting.exception() is None:
-        starting.result().kill_group()
-        starting.result().forget()
+        program = starting.result()
+        program.end()
+        asyncio.get_running_loop().call_later(KILL_S, program.forget)

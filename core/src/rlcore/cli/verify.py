@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import asdict, frozen
 
+from rlcore.descendants import supervised
 from rlcore.gpu import detect_device
 from rlcore.registry.discovery import Entry, Registry, discover
 from rlcore.registry.selection import select
@@ -145,7 +146,7 @@ def _results(job: dict[str, Any], *, shows: bool) -> Iterator[dict[str, Any]]:
     from rich.console import Console
 
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", _MODULE, json.dumps(job)]
+    command = supervised([sys.executable, "-m", _MODULE, json.dumps(job)])
     console = Console(stderr=True, quiet=not shows)
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
@@ -163,7 +164,7 @@ def _results(job: dict[str, Any], *, shows: bool) -> Iterator[dict[str, Any]]:
                 yield result
             code = process.wait()
         finally:
-            process.kill()
+            process.terminate()
         if code not in (0, 1) or not is_done:  # 1 is both a check that failed, for pytest, and an error, for Python
             log.seek(0)
             last = "".join(log.readlines()[-MAX_LINES:])

@@ -4,15 +4,19 @@ import ast
 import builtins
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from rlcore.spi import DataError, Row
 from rlcore_code.config import CodeConfig
+from rlcore_code.questions import pack
 
 FORMS = '{"input": text, "output": text}, {"call": name, "arguments": [...], "result": value} or "assert f(2) == 4"'
+NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What Python raises of a text that it does not read."""
+_PLAIN_METHODS = {name for kind in (str, bytes, complex, float, int, list, tuple, dict, set) for name in dir(kind)}
 _SCOPES = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.NamedExpr)
 
 
@@ -33,6 +37,11 @@ class ValueCase:
     is_json: bool
     """Whether `expected` comes from JSON, which has no tuples and sets and whose keys are texts."""
 
+    @property
+    def questions(self) -> tuple[str]:
+        """The one question."""
+        return (self.question,)
+
 
 @frozen(kw_only=True)
 class AssertCase:
@@ -52,6 +61,8 @@ class Cases:
     values: tuple[ValueCase, ...] = ()
     asserts: tuple[AssertCase, ...] = ()
     setup: str = ""
+    given_setup: str = ""
+    """The setup without what conditions alone name: helpers that know what is right are not given to the program."""
 
     def __len__(self) -> int:
         return len(self.streams) + len(self.values) + len(self.asserts)
@@ -75,7 +86,10 @@ def read_cases(row: Row, config: CodeConfig) -> Cases:
     if problems:
         raise DataError("\n".join([f"found {len(problems)} problem(s) with the tests of a row:", *problems]))
     groups = {kind: tuple(case for case in cases if isinstance(case, kind)) for kind in (StreamCase, ValueCase, AssertCase)}
-    return Cases(streams=groups[StreamCase], values=groups[ValueCase], asserts=groups[AssertCase], setup=setup)
+    given = given_setup(setup, [*groups[ValueCase], *groups[AssertCase]])
+    return Cases(
+        streams=groups[StreamCase], values=groups[ValueCase], asserts=groups[AssertCase], setup=setup, given_setup=given
+    )
 
 
 def _read_setup(row: Row, config: CodeConfig) -> tuple[str, list[str]]:
@@ -86,22 +100,44 @@ def _read_setup(row: Row, config: CodeConfig) -> tuple[str, list[str]]:
     code = "\n".join(lines)
     try:
         ast.parse(code)
-    except (SyntaxError, ValueError) as error:
+    except NO_PYTHON as error:
         return "", [f"{config.setup_field}: found {code!r:.80}, which is no Python: {error}"]
     return code, []
 
 
 def _known_names(setup: str) -> set[str]:
     """Names that are not the program's: Python's, and what the setup defines."""
-    known = set(dir(builtins))
-    for node in ast.walk(ast.parse(setup)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            known.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            known.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            known.add(node.id)
-    return known
+    return set(dir(builtins)).union(*map(_defined, ast.walk(ast.parse(setup))))
+
+
+def _defined(node: ast.AST) -> set[str]:
+    """The names that a node of a syntax tree gives a meaning to."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    return {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
+
+
+def given_setup(setup: str, tests: Sequence[ValueCase | AssertCase]) -> str:
+    """The setup but for the definitions that conditions name and no question does, each with what it names in turn."""
+    statements = ast.parse(setup).body
+    defined = [set().union(*map(_defined, ast.walk(statement))) for statement in statements]
+    used = [{node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} for statement in statements]
+
+    def reached(expressions: Iterable[str]) -> set[int]:
+        names = {node.id for text in expressions for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        found: set[int] = set()
+        while new := {number for number, own in enumerate(defined) if own & names} - found:
+            found |= new
+            names = names.union(*(used[number] for number in new))
+        return found
+
+    conditions = reached(test.condition for test in tests if isinstance(test, AssertCase))
+    hidden = conditions - reached(question for test in tests for question in test.questions)
+    imports = (ast.Import, ast.ImportFrom)
+    kept = [one for number, one in enumerate(statements) if number not in hidden or isinstance(one, imports)]
+    return setup if len(kept) == len(statements) else "\n".join(map(ast.unparse, kept))
 
 
 def _of_text(value: Any, opening: str) -> Any:
@@ -146,26 +182,35 @@ def _read_call(test: Mapping[str, Any]) -> ValueCase:
 def _read_assert(text: str, known: set[str]) -> ValueCase | AssertCase:
     try:
         [statement] = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError) as error:
+    except NO_PYTHON as error:
         raise ValueError(f"found {text!r:.80}; expected one statement of Python, assert CONDITION ({error})") from error
     if not isinstance(statement, ast.Assert):
         raise ValueError(f"found {text!r:.80}; expected assert CONDITION")
     split = _Questions(known)
+    split.look_at_truth(statement.test)
     condition = split.visit(statement.test)
+    if split.judges_itself:
+        expected = (
+            "a comparison, or a helper that the setup defines: the program would be shown what is right, and would judge itself"
+        )
+        raise ValueError(f"found {text!r:.80}, where {split.judges_itself} is the program's; expected {expected}")
     if not split.questions or split.is_bound:
         raise ValueError(f"found {text!r:.80}; expected calls of the program's functions, outside comprehensions and lambdas")
     match condition:
         case ast.Compare(left=ast.Name(id="_0"), ops=[ast.Eq()], comparators=[right]) if len(split.questions) == 1:
             try:
-                return ValueCase(question=split.questions[0], expected=ast.literal_eval(right), is_json=False)
-            except ValueError:
+                expected = ast.literal_eval(right)
+                pack(expected)
+                return ValueCase(question=split.questions[0], expected=expected, is_json=False)
+            except (ValueError, TypeError):
                 pass  # it is worked out beside the answers
     return AssertCase(questions=tuple(split.questions), condition=ast.unparse(condition), modules=tuple(sorted(split.modules)))
 
 
 class _Questions(ast.NodeTransformer):
     """Puts `_0`, `_1` in place of what the program has to answer: the outermost calls that begin with a name of its own, and
-    such names by themselves. The rest of a condition, with the values that are right, is not shown to the program."""
+    such names by themselves. The rest of a condition, with the values that are right, is not shown to the program: nor are the
+    arguments of methods that plain data have, and keys, which are asked of the answer."""
 
     def __init__(self, known: set[str]) -> None:
         self._known = known
@@ -173,20 +218,90 @@ class _Questions(ast.NodeTransformer):
         self.questions: list[str] = []
         self.is_bound = False
         """Whether a question depends on a variable of the condition itself."""
+        self.judges_itself = ""
+        """A function of the program's that is to say whether an answer is right."""
         self.modules: set[str] = set()
 
+    def look_at_truth(self, node: ast.expr) -> None:
+        """See whether the program itself would compare an answer with another value: by a call whose truth is the condition."""
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                self.look_at_truth(operand)
+            case ast.BoolOp(values=values):
+                for value in values:
+                    self.look_at_truth(value)
+            case ast.Compare(left=left, comparators=[ast.Constant(value=bool())]):
+                self.look_at_truth(left)
+            case ast.Call(func=ast.Name(id="bool"), args=[value]):
+                self.look_at_truth(value)
+            case ast.Call(func=function, args=arguments, keywords=keywords) if self._is_programs(function):
+                asks = [self._asks(one) for one in [*arguments, *(keyword.value for keyword in keywords)]]
+                if any(asks) and not all(asks):
+                    self.judges_itself = ast.unparse(function)
+
     def visit(self, node: ast.AST) -> ast.AST:
-        root, above = node, None
-        while isinstance(root, (ast.Call, ast.Attribute, ast.Subscript)):
-            root, above = root.func if isinstance(root, ast.Call) else root.value, root
+        root, above = _root(node)
         if isinstance(root, ast.Name) and isinstance(above, ast.Attribute) and root.id in sys.stdlib_module_names - self._known:
             self.modules.add(root.id)
             self._known = self._known | {root.id}
-        if isinstance(node, ast.expr) and isinstance(root, ast.Name) and root.id not in self._known:
-            self.is_bound |= self._depth > 0
-            self.questions.append(ast.unparse(node))
-            return ast.Name(id=f"_{len(self.questions) - 1}", ctx=ast.Load())
+        if isinstance(node, ast.expr) and self._is_programs(node):
+            if not _asks_plain_data(node):
+                return self._question(node)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                node.func.value = self.visit(node.func.value)
+                node.args = [self.visit(one) for one in node.args]
+                node.keywords = [self.visit(one) for one in node.keywords]
+                return node
         self._depth += isinstance(node, _SCOPES)
         visited = self.generic_visit(node)
         self._depth -= isinstance(node, _SCOPES)
         return visited
+
+    def _question(self, node: ast.expr) -> ast.Name:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=module)), args=arguments):
+                if module[:1].islower() and any(map(self._asks, arguments)):
+                    self.judges_itself = ast.unparse(node.func)  # what the setup does not import
+        self.is_bound |= self._depth > 0
+        self.questions.append(ast.unparse(node))
+        return ast.Name(id=f"_{len(self.questions) - 1}", ctx=ast.Load())
+
+    def _is_programs(self, node: ast.AST) -> bool:
+        """Whether a chain begins with a name of the program's, which may be one of the standard library's modules."""
+        root, above = _root(node)
+        is_module = isinstance(root, ast.Name) and root.id in sys.stdlib_module_names and isinstance(above, ast.Attribute)
+        return isinstance(root, ast.Name) and root.id not in self._known and not is_module
+
+    def _asks(self, node: ast.expr) -> bool:
+        return any(isinstance(one, ast.Call) and self._is_programs(one) for one in ast.walk(node))
+
+
+def _root(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
+    """What a chain of calls, attributes and subscripts begins with, and the link above it."""
+    above = None
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+        node, above = node.func if isinstance(node, ast.Call) else node.value, node
+    return node, above
+
+
+def _asks_plain_data(node: ast.expr) -> bool:
+    """Whether the last link of a chain is a key, or a method of plain data with arguments, of what a function has returned."""
+    match node:
+        case ast.Subscript(slice=key):
+            return not _is_position(key)
+        case ast.Call(func=ast.Attribute(value=receiver, attr=name)):
+            while isinstance(receiver, ast.Subscript):
+                receiver = receiver.value
+            called = receiver.func if isinstance(receiver, ast.Call) else None
+            last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            return bool(node.args or node.keywords) and name in _PLAIN_METHODS and last[:1].islower()
+    return False
+
+
+def _is_position(key: ast.expr) -> bool:
+    """Whether a subscript is a number, or a range of numbers."""
+    parts = [key.lower, key.upper, key.step] if isinstance(key, ast.Slice) else [key]
+    try:
+        return all(part is None or isinstance(ast.literal_eval(part), int) for part in parts)
+    except ValueError:
+        return False

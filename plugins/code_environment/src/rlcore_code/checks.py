@@ -8,8 +8,8 @@ from rlcore_code.config import PROBLEM, CodeConfig
 from rlcore_code.sandbox import GRACE_S, Sandbox
 
 LIMITS_NOTE = (
-    "programs of the policy run without namespaces: they can read what their user can read, use the network, and send signals "
-    "to its processes; use it inside a container that holds nothing else"
+    "programs of the policy run without namespaces. On a kernel without Landlock they can read what their user can read; use "
+    "it inside a container that holds nothing else"
 )
 
 

@@ -32,8 +32,8 @@ class CodeConfig:
     one that fails."""
     isolation: Literal["namespaces", "limits"] = "namespaces"
     """"namespaces": a program has a file system, processes and a network of its own, by Linux namespaces; where the kernel
-    refuses these, the run is refused. "limits": limits of resources alone. A program can then read what its user can read, use
-    the network, and send signals to its user's processes: only inside a container that holds nothing else."""
+    refuses these, the run is refused. "limits": a filter of system calls, limits of resources and, where the kernel has it,
+    Landlock. Without Landlock a program can read what its user can read: only inside a container that holds nothing else."""
     cpu_time_s: Positive = 5
     """Most seconds of a processor's time of each of a program's processes, for one test of input and output or for all tests
     of functions."""
@@ -55,8 +55,7 @@ class CodeConfig:
     """Interpreter of the programs, 3.11 or newer, with its installed packages; none: this one, and of its packages the standard
     library alone."""
     readable: tuple[Path, ...] = ()
-    """With "namespaces": more folders that programs can read, such as that of `python`, besides this interpreter's own, /usr,
-    /bin and /lib."""
+    """More folders that programs can read, besides what their interpreter and its packages need."""
 
 
 def num_processes(config: CodeConfig) -> int:

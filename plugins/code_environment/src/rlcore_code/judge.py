@@ -1,7 +1,7 @@
-"""Whether a program passes its tests. Values that are right stay in this process, or go to one that runs no program."""
+"""Whether a program passes its tests. Values that are right stay in this process, or go to a sandbox without the program, which
+reads the answers: whatever they hold, they cost this process what their length does."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
@@ -11,10 +11,12 @@ from attrs import frozen
 
 from rlcore_code import questions
 from rlcore_code.cases import AssertCase, Cases, ValueCase
-from rlcore_code.questions import answered, pack
+from rlcore_code.questions import pack
 from rlcore_code.sandbox import Execution, Sandbox
 
-ASKING = Path(questions.__file__).read_text(encoding="utf-8")
+SCRIPT = Path(questions.__file__).read_text(encoding="utf-8")
+
+VALUE = '{"value": '
 
 
 @frozen(kw_only=True)
@@ -38,7 +40,7 @@ class Judge:
         """Run the tests; with `to_the_end` also those behind one that fails."""
         passed = []
         for case in cases.streams:
-            execution = await self._run({"main.py": program, "stdin": case.input})
+            execution = await self._run({"main.py": program}, case.input)
             passed.append(execution.exit_code == 0 and is_same_output(execution.output, case.output))
             if not (passed[-1] or self._to_the_end):
                 break
@@ -47,43 +49,34 @@ class Judge:
         return Verdict(num_passed=sum(passed), timed_out=self._timed_out)
 
     async def _judge_functions(self, program: str, cases: Cases) -> list[bool]:
-        asked = [case.question for case in cases.values]
-        asked += [question for case in cases.asserts for question in case.questions]
-        answers = iter(await self._answers([cases.setup, program], asked))
-        passed = [is_right(next(answers), case) for case in cases.values]
-        given = [[next(answers) for _ in case.questions] for case in cases.asserts]
-        for case, lines in zip(cases.asserts, given, strict=True):
-            if not (all(passed) or self._to_the_end):
-                break
-            passed.append(await self._holds(case, lines, cases.setup))
-        return passed
+        tests = [*cases.values, *cases.asserts]
+        asked = [question for test in tests for question in test.questions]
+        request = json.dumps({"sources": [cases.given_setup, program], "questions": asked})
+        answers = iter(await self._lines({"main.py": SCRIPT, "request.json": request}, len(asked)))
+        answered = [[next(answers) for _ in test.questions] for test in tests]
+        verdicts = [_verdict(test, lines) for test, lines in zip(tests, answered, strict=True)]
+        if not self._to_the_end and False in verdicts:
+            verdicts = verdicts[: verdicts.index(False) + 1]
+        open_tests = [number for number, verdict in enumerate(verdicts) if verdict is None]
+        if open_tests:
+            judged = [{"lines": answered[number], **_expected(tests[number])} for number in open_tests]
+            told = json.dumps({"setup": cases.setup, "cases": judged})
+            for number, line in zip(open_tests, await self._lines({"main.py": SCRIPT}, len(open_tests), told), strict=True):
+                verdicts[number] = line == "true"
+        return [verdict is True for verdict in verdicts]
 
-    async def _answers(self, sources: list[str], asked: list[str], values: Sequence[Any] = ()) -> list[str]:
-        """A line for each question, empty where none came."""
-        request = {"sources": sources, "questions": asked, "values": list(values)}
-        execution = await self._run({"main.py": ASKING, "request.json": json.dumps(request)})
+    async def _lines(self, files: dict[str, str], number: int, stdin: str = "") -> list[str]:
+        """The first lines of an output, empty where none came."""
+        execution = await self._run(files, stdin)
         lines = execution.output.decode(errors="replace").split("\n")
-        return (lines + [""] * len(asked))[: len(asked)]
+        return (lines[:-1] + [""] * number)[:number]  # a line that was cut off is none
 
-    async def _holds(self, case: AssertCase, lines: Sequence[str], setup: str) -> bool:
-        """Whether the condition of an assert is true of the answers, in a process without the program."""
-        try:
-            values = [pack(answered(line)) for line in lines]
-        except (ValueError, TypeError, RecursionError):
-            return False
-        imports = "\n".join(f"import {name}" for name in case.modules)
-        [line] = await self._answers([imports, setup], [f"bool({case.condition})"], values)
-        try:
-            return answered(line) is True
-        except ValueError:  # such as a comparison of a number with a text
-            return False
-
-    async def _run(self, files: dict[str, str]) -> Execution:
+    async def _run(self, files: dict[str, str], stdin: str) -> Execution:
         left_s = self._deadline - monotonic()
         if left_s <= 0:
             self._timed_out = True
             return Execution(output=b"", exit_code=None, timed_out=True)
-        execution = await self._sandbox.run(files, wall_time_s=left_s)
+        execution = await self._sandbox.run(files, stdin=stdin, wall_time_s=left_s)
         self._timed_out |= execution.timed_out
         return execution
 
@@ -97,25 +90,17 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def is_right(line: str, case: ValueCase) -> bool:
-    """Whether a program's answer is the value expected."""
-    try:
-        value = answered(line)
-        return bool((as_json(value) if case.is_json else value) == case.expected)
-    except (ValueError, TypeError, RecursionError):
+def _verdict(test: ValueCase | AssertCase, lines: Sequence[str]) -> bool | None:
+    """What can be said of answers without reading them: that one is missing or an error, or is the expected text. Else None."""
+    if not all(line.startswith(VALUE) for line in lines):
         return False
+    if isinstance(test, ValueCase) and lines[0] == json.dumps({"value": pack(test.expected)}):
+        return True
+    return None
 
 
-def as_json(value: Any) -> Any:
-    """What JSON makes of it: tuples are lists, and keys texts. ValueError where it makes nothing of it."""
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    if isinstance(value, dict):
-        return json.loads(json.dumps(value, default=_refuse))
-    if isinstance(value, (frozenset, bytes, complex)) or (isinstance(value, float) and not math.isfinite(value)):
-        return _refuse(value)
-    return value
-
-
-def _refuse(value: Any) -> Any:
-    raise ValueError(f"JSON has no {type(value).__name__}")
+def _expected(test: ValueCase | AssertCase) -> dict[str, Any]:
+    """What the sandbox that judges is told of a test."""
+    if isinstance(test, ValueCase):
+        return {"expected": pack(test.expected), "is_json": test.is_json}
+    return {"condition": test.condition, "modules": test.modules}

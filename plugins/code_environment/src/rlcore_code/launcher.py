@@ -3,17 +3,21 @@
 It is a script of its own, started as `python -I -S launcher.py`, with a request as JSON on its standard input. The program's
 output is its standard output; how the program ended is one line of JSON on standard error.
 
-With "namespaces" the program has a file system of its own (Python, the system's libraries, a small writable folder), no
-network, and no process but its own. Three processes: this one waits, the first of the new process namespace keeps the time, and
-its child becomes the program; where the first one ends, the kernel ends all others.
+There are three processes. This one waits, and ends with the trainer. The keeper keeps the time, and ends what the program
+leaves behind. Its child becomes the program. With "namespaces" the keeper is the first process of a process namespace: the
+kernel ends all others with it. The program has a file system of its own (Python, its library, a small writable folder) and no
+network. With "limits" all that a program starts stays in its process group, which the keeper kills. A filter of system calls
+bounds both.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -23,22 +27,44 @@ READ_ONLY, NOSUID, NODEV, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 32, 4096, 16384
 KEPT_FLAGS = 2 | 4 | 8 | 1024 | 2048
 """nosuid, nodev, noexec, noatime, nodiratime: what a remount in a user namespace must not take away."""
 DETACH = 2
-SET_PDEATHSIG, SET_DUMPABLE, SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS = 1, 4, 36, 38
+SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+SECCOMP_FILTER = 2
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+"""Landlock's system calls, whose numbers are those of every architecture."""
+NUM_RIGHTS = (0, 13, 14, 15, 15, 16)
+"""Rights to files that each version of Landlock knows; version 6 adds signals and abstract sockets."""
+TO_READ, TO_READ_FILES, TO_REMOVE = 0b1101, 0b101, 0b10000
+"""Execute, read files, list folders; the first two; remove folders."""
+PATH_BENEATH = 1
 NOBODY = 65534
+OWN_USERS = 1 << 30
+"""With "limits", programs of a root's run have users of their own from here on, so that none reaches another."""
 BOX = "/box"
 STAGE = "/proc"
 """Where the new root is mounted before it becomes the root: a folder that is always there and holds nothing that it needs."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 MAX_OPEN_FILES = 32
+MAX_FILES = 1024
+OWN_BYTES = 1 << 20
+"""What the program itself and the blocks of a disk take beside its files."""
+LOOK_S = 0.05
 REFUSED = 3
+SEALED = 0xF
+"""No writes, no other size, and no other seals."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # the first process of a namespace hears only signals that it handles
     request = json.loads(sys.stdin.buffer.read())
+    prctl(SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != request["parent"]:
+        os._exit(REFUSED)
     request["report"] = os.dup(2)  # which the program does not inherit
+    with contextlib.suppress(OSError):
+        write_text("/proc/self/oom_score_adj", "1000")  # where memory is short, programs end before the run
     try:
         code = run_isolated(request) if request["isolation"] == "namespaces" else run_limited(request)
     except OSError as error:
@@ -51,30 +77,48 @@ def run_isolated(request: dict) -> int:
     was_root = os.geteuid() == 0
     unshare(was_root)
     build_root(request)
-    keeper = os.fork()
-    if keeper == 0:
-        prctl(SET_PDEATHSIG, signal.SIGKILL)
-        prctl(SET_DUMPABLE, 0)
-        guarded(keep_time, request, was_root)
-    return os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+    request["user"] = NOBODY if was_root else None
+    return run_keeper(request, signal.SIGKILL)
 
 
 def run_limited(request: dict) -> int:
-    prctl(SET_CHILD_SUBREAPER, 1)
     os.chdir(request["folder"])
     write_files(request)
-    was_root = os.geteuid() == 0
-    if was_root:
-        os.chown(".", NOBODY, NOBODY)
-    keep_time(request, was_root)
-    end_descendants()
-    return 0
+    request["user"] = own_user() if os.geteuid() == 0 else None
+    return run_keeper(request, signal.SIGTERM)
 
 
-def guarded(body: Callable[[dict, bool], None], request: dict, was_root: bool) -> None:
+def own_user() -> int:
+    """Give the folder to a user that no other program has at this moment, where this user namespace knows one."""
+    for user in (OWN_USERS + os.getpid(), NOBODY):
+        try:
+            os.chown(".", user, user)
+            return user
+        except OSError:
+            if user == NOBODY:
+                raise
+    raise AssertionError
+
+
+def run_keeper(request: dict, with_launcher: int) -> int:
+    """Fork the keeper, which hears this signal when the launcher ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+    launcher = os.getpid()
+    prctl(SET_DUMPABLE, 0)  # its file descriptors are for no other process
+    keeper = os.fork()
+    if keeper == 0:
+        os.setsid()
+        prctl(SET_PDEATHSIG, with_launcher)
+        if os.getppid() not in (launcher, 0):  # 0: it is of another namespace
+            os._exit(REFUSED)
+        guarded(keep, request)
+    return os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+
+
+def guarded(body: Callable[[dict], None], request: dict) -> None:
     """Run the body of a forked process, which must not return into its parent's code."""
     try:
-        body(request, was_root)
+        body(request)
     except OSError as error:
         report(request, {"refused": str(error)})
         os._exit(REFUSED)
@@ -86,40 +130,92 @@ def report(request: dict, outcome: dict) -> None:
     os.write(request["report"], json.dumps(outcome).encode() + b"\n")
 
 
-def keep_time(request: dict, was_root: bool) -> None:
-    """Start the program, wait for its end or that of its time, and report which it was."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+def keep(request: dict) -> None:
+    """Start the program, wait for its end or that of its time, end what it left, and report which it was."""
+    prctl(SET_CHILD_SUBREAPER, 1)
     program = os.fork()
     if program == 0:
-        guarded(become_program, request, was_root)
+        guarded(become_program, request)
+    ended = wait_for(program, request)
+    if ended["exit"] is None:
+        os.kill(program, signal.SIGKILL)  # it has not been waited for, so that the number is its own
+    if request["isolation"] == "limits":
+        end_group(program)
+    report(request, ended)
+
+
+def wait_for(program: int, request: dict) -> dict:
+    """How the program ended; an exit code of None where it is to be ended."""
+    is_limited = request["isolation"] == "limits"
     deadline = time.monotonic() + request["wall_time_s"]
     while (left := deadline - time.monotonic()) > 0:
-        signal.sigtimedwait({signal.SIGCHLD}, left)
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == program:
-                report(request, {"exit": os.waitstatus_to_exitcode(ended[1])})
-                return
-    os.kill(program, signal.SIGKILL)
-    report(request, {"exit": None})
+        if is_limited and is_overfull(request["disk_bytes"]):
+            return {"exit": None, "cpu_time_s": 0.0, "timed_out": False}
+        heard = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, min(left, LOOK_S) if is_limited else left)
+        if is_limited and heard is not None and heard.si_signo == signal.SIGTERM:
+            break  # the launcher has ended
+        number = -1
+        while number not in (0, program):
+            number, status, used = os.wait4(-1, os.WNOHANG)
+        if number == program:
+            cpu_time_s = used.ru_utime + used.ru_stime
+            return {"exit": os.waitstatus_to_exitcode(status), "cpu_time_s": cpu_time_s, "timed_out": False}
+    return {"exit": None, "cpu_time_s": 0.0, "timed_out": True}
 
 
-def become_program(request: dict, was_root: bool) -> None:
+def is_overfull(disk_bytes: int) -> bool:
+    """Whether the files of the working folder are too many or too large together."""
+    num_files = num_bytes = 0
+    with os.scandir(".") as entries:
+        for entry in entries:
+            num_files += 1
+            with contextlib.suppress(OSError):
+                num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+            if num_files > MAX_FILES or num_bytes > disk_bytes + OWN_BYTES:
+                return True
+    return False
+
+
+def end_group(program: int) -> None:
+    """Kill what the program has left behind, which has its process group and was adopted, and wait until it is gone."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program, signal.SIGKILL)
+                os.waitpid(-1, 0)
+
+
+def become_program(request: dict) -> None:
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, signal.SIGTERM})
     arguments = [request["python"], "-P", "-s", "-B", "-X", "utf8", *request["python_flags"], "main.py"]
-    for number, path, flags in ((0, "stdin", os.O_RDONLY), (2, "/dev/null", os.O_WRONLY)):
-        os.dup2(os.open(path, flags), number, inheritable=True)
-    if was_root:
+    os.dup2(sealed(request["stdin"]), 0, inheritable=True)
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2, inheritable=True)
+    if request["user"] is not None:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(*[request["user"]] * 3)
+        os.setresuid(*[request["user"]] * 3)
     if request["isolation"] == "namespaces":
         # A user that no namespace knows has no rights there, and its processes are counted in this namespace alone.
         call("unshare", NEWUSER)
     prctl(SET_NO_NEW_PRIVS, 1)
     prctl(SET_PDEATHSIG, signal.SIGKILL)
+    if request["isolation"] == "limits":
+        restrict_files(request)
     limit(request)
+    filter_calls(request["call_filter"])
     os.execve(request["python"], arguments, request["environment"])
+
+
+def sealed(text: str) -> int:
+    """A file in memory that holds a text and never anything else: no other process finds it by a path."""
+    file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="", closefd=False) as opened:
+        opened.write(text)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALED)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def limit(request: dict) -> None:
@@ -128,12 +224,48 @@ def limit(request: dict) -> None:
         "RLIMIT_FSIZE": request["disk_bytes"],
         "RLIMIT_NOFILE": MAX_OPEN_FILES,
         "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_SIGPENDING": MAX_OPEN_FILES,
         "RLIMIT_NPROC": request["max_processes"],
+        "RLIMIT_CPU": request["cpu_time_s"],  # whose end no program can ignore: the hard limit kills
     }.items():
         resource.setrlimit(getattr(resource, name), (most, most))
-    cpu_time_s = request["cpu_time_s"]
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_time_s, cpu_time_s + 1))  # SIGXCPU first, which tells it from other ends
+
+
+def filter_calls(instructions: list) -> None:
+    """Refuse the system calls that a filter does not allow, from now on and in all that this process becomes."""
+    own = {"own process": os.getpid()}
+    code = b"".join(struct.pack("=HBBI", *numbers, own.get(operand, operand)) for *numbers, operand in instructions)
+    content = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("@HP", len(instructions), ctypes.addressof(content))
+    call("prctl", SET_SECCOMP, ctypes.c_ulong(SECCOMP_FILTER), program, ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock that the kernel has; below 1 where it has none."""
+    return libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+
+
+def restrict_files(request: dict) -> None:
+    """Let this process read what Python needs, and write in its folder alone, where the kernel has Landlock."""
+    version = landlock_version()
+    if version < 1:
+        return
+    rights = (1 << NUM_RIGHTS[min(version, len(NUM_RIGHTS) - 1)]) - 1
+    attributes = struct.pack("=QQQ", rights, 0, 3 if version >= 6 else 0)
+    ruleset = libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(24 if version >= 6 else 8), ctypes.c_uint32(0))
+    for path in (*request["visible"], *DEVICES, "."):
+        try:
+            file = os.open(path, os.O_PATH)
+        except OSError:  # this user cannot see it
+            continue
+        readable = TO_READ if os.path.isdir(path) else TO_READ_FILES
+        allowed = rights & ~TO_REMOVE if path == "." else readable | (2 if path in DEVICES else 0)
+        call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", allowed, file), ctypes.c_uint32(0))
+        os.close(file)
+    call("syscall", RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
+    os.close(ruleset)
 
 
 def unshare(was_root: bool) -> None:
@@ -145,13 +277,14 @@ def unshare(was_root: bool) -> None:
 
 
 def build_root(request: dict) -> None:
-    """Make the new root, with Python and the system's libraries to be read and BOX to be written, and move into it."""
+    """Make the new root, with Python to be read and BOX to be written, and move into it."""
     mount("none", "/", "", REC | PRIVATE)
-    with contextlib.suppress(OSError):  # segments outlive processes; kernels before 5.19 let no user switch them off
-        write_text("/proc/sys/kernel/shmmni", "0")
     mount("tmpfs", STAGE, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
-    for source in (*SYSTEM, *DEVICES, *request["visible"]):
+    for source in (*request["visible"], *DEVICES):
         show(source)
+    for folder in request["hidden"]:
+        if os.path.isdir(STAGE + folder):
+            mount("tmpfs", STAGE + folder, "tmpfs", READ_ONLY | NOSUID | NODEV, "size=4k,nr_inodes=1")
     os.mkdir(STAGE + BOX)
     mount("tmpfs", STAGE + BOX, "tmpfs", NOSUID | NODEV, f"size={request['disk_bytes']},nr_inodes=1024,mode=777")
     os.chdir(STAGE + BOX)
@@ -191,19 +324,6 @@ def write_files(request: dict) -> None:
 def write_text(path: str, text: str) -> None:
     with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
         file.write(text)
-
-
-def end_descendants() -> None:
-    """Kill what the program has left behind, which became this process's children."""
-    while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            children = [int(word) for word in file.read().split()]
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:

@@ -9,17 +9,29 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 from attrs import frozen
 
 from rlcore.spi import PluginError
 from rlcore_code.config import CodeConfig
+from rlcore_code.interpreter import needed_by
+from rlcore_code.system_calls import call_filter, unsupported
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 GRACE_S = 15.0
 """What starting and ending a program may take on a busy machine, beyond the program's own time."""
 MAX_REPORT_BYTES = 1 << 16
+INTERPRETER = (sys.executable, "-I", "-S")
+"""What runs the launcher."""
+NUM_STARTS = 2
+SHOWN = 2000
+CPU_SIGNALS = (-signal.SIGKILL, -signal.SIGXCPU)
+CPU_SHARE = 0.5
+"""A program that was killed after this share of its processor time, and more, ran out of it. The kernel's limit counts whole
+ticks of its clock, which may be more than what was used."""
 
 
 @frozen(kw_only=True)
@@ -28,7 +40,8 @@ class Execution:
 
     output: bytes
     exit_code: int | None
-    """The program's, or the negative number of the signal that ended it; None where the clock or too much output did."""
+    """The program's, or the negative number of the signal that ended it. None where the clock, too much output or too many
+    files did, or where its launcher failed."""
     timed_out: bool
 
 
@@ -36,43 +49,72 @@ class Refused(PluginError):
     """The machine does not let a program be isolated."""
 
 
+class _LauncherFailed(Exception):
+    """A launcher did not report how its program ended."""
+
+
 class Sandbox:
     """Starts programs, each in processes and a folder of its own, which do not outlast it."""
 
     def __init__(self, config: CodeConfig) -> None:
         self._config = config
-        python = Path(sys.executable).resolve() if config.python is None else config.python
+        self._python = Path(sys.executable).resolve() if config.python is None else config.python
+        self._flags = ("-S",) if config.python is None else ()
         library = [name for name in ("LD_LIBRARY_PATH",) if name in os.environ]  # which some interpreters need to start
         self._launcher_environment = {name: os.environ[name] for name in library}
-        self._request = {
-            "isolation": config.isolation,
-            "cpu_time_s": config.cpu_time_s,
-            "memory_bytes": config.max_memory_mib * 2**20,
-            "disk_bytes": config.max_disk_mib * 2**20,
-            "max_processes": config.max_processes,
-            "python": str(python),
-            "python_flags": ["-S"] if config.python is None else [],
-            "visible": [sys.base_prefix, *map(str, config.readable)],
-            "environment": {
-                **self._launcher_environment,
-                "HOME": "/box",
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
-                "LANG": "C.UTF-8",
-                "PYTHONHASHSEED": "0",
-                "OPENBLAS_NUM_THREADS": "1",
-            },
+        self._program_environment = {
+            **self._launcher_environment,
+            "HOME": "/box",
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "OPENBLAS_NUM_THREADS": "1",
         }
 
-    async def run(self, files: Mapping[str, str], *, wall_time_s: float) -> Execution:
-        """Run main.py of the files, with the file stdin as its input. Refused where it cannot be isolated; where this is
-        cancelled, the program and all that it started are ended."""
+    async def run(self, files: Mapping[str, str], *, wall_time_s: float, stdin: str = "") -> Execution:
+        """Run main.py of the files. Whatever a program does, to its launcher too, is how it ended: it is run once more, and
+        Refused where not even an empty program runs. Where this is cancelled, the program and all that it started are ended."""
+        deadline = monotonic() + wall_time_s
+        for _ in range(NUM_STARTS):
+            with suppress(_LauncherFailed):
+                return await self._run_once(files, stdin, max(deadline - monotonic(), 0.0))
+        try:
+            await self._run_once({"main.py": ""}, "", self._config.wall_time_s)
+        except _LauncherFailed as error:
+            raise Refused(
+                f"this machine does not let programs be isolated: {error}. See environment.code.isolation and "
+                "environment.code.python"
+            ) from None
+        return Execution(output=b"", exit_code=None, timed_out=False)
+
+    async def _run_once(self, files: Mapping[str, str], stdin: str, wall_time_s: float) -> Execution:
+        if reason := unsupported():
+            raise _LauncherFailed(reason)
+        needed = needed_by(self._python, self._flags, tuple(self._program_environment.items()))
         with _folder(self._config.isolation) as folder:
-            request = {**self._request, "files": {"stdin": "", **files}, "wall_time_s": wall_time_s, "folder": folder}
+            request = {
+                "isolation": self._config.isolation,
+                "parent": os.getpid(),
+                "folder": folder,
+                "files": files,
+                "stdin": stdin,
+                "wall_time_s": wall_time_s,
+                "cpu_time_s": self._config.cpu_time_s,
+                "memory_bytes": self._config.max_memory_mib * 2**20,
+                "disk_bytes": self._config.max_disk_mib * 2**20,
+                "max_processes": self._config.max_processes,
+                "python": str(self._python),
+                "python_flags": self._flags,
+                "environment": self._program_environment,
+                "visible": sorted({*needed.visible, *map(str, self._config.readable)}),
+                "hidden": needed.hidden,
+                "call_filter": call_filter(self._config.isolation),
+            }
             return await self._launch(json.dumps(request).encode(), wall_time_s + GRACE_S)
 
     async def _launch(self, request: bytes, limit_s: float) -> Execution:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(LAUNCHER)),
+            *(*INTERPRETER, str(LAUNCHER)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -97,7 +139,10 @@ class Sandbox:
         finally:
             _kill(process)
             await _finish(process, process.stdout, process.stderr)
-        return Execution(output=output[:max_bytes], **_ending(told, flooded=len(output) > max_bytes))
+        if len(output) > max_bytes:
+            return Execution(output=output[:max_bytes], exit_code=None, timed_out=False)
+        exit_code, timed_out = _ending(told, self._config.cpu_time_s)
+        return Execution(output=output, exit_code=exit_code, timed_out=timed_out)
 
 
 def _folder(isolation: str) -> contextlib.AbstractContextManager[str]:
@@ -113,11 +158,13 @@ def _temporary_folder():
     try:
         yield folder
     finally:
+        with suppress(OSError):
+            os.chmod(folder, 0o700)  # the program may have changed it
         shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _send(stream: asyncio.StreamWriter, request: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its report says why it ended
+    with suppress(BrokenPipeError, ConnectionResetError):  # its report says why it ended
         stream.write(request)
         await stream.drain()
         stream.close()
@@ -137,7 +184,7 @@ async def _read(stream: asyncio.StreamReader, max_bytes: int, process: asyncio.s
 
 async def _finish(process: asyncio.subprocess.Process, *streams: asyncio.StreamReader) -> None:
     """Wait for a process that was killed. asyncio takes it for ended once its pipes are read to their ends."""
-    with contextlib.suppress(TimeoutError):  # what escaped from "limits" may hold a pipe
+    with suppress(TimeoutError):  # what escaped from "limits" may hold a pipe
         async with asyncio.timeout(GRACE_S):
             for stream in streams:
                 while await stream.read(1 << 16):
@@ -148,27 +195,18 @@ async def _finish(process: asyncio.subprocess.Process, *streams: asyncio.StreamR
 def _kill(process: asyncio.subprocess.Process) -> None:
     """End the launcher and the first process of its namespace, with which the kernel ends all others in it."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ending(told: bytes, *, flooded: bool) -> dict[str, object]:
-    """What the launcher reports. Refused where it started no program; PluginError where it failed otherwise."""
-    reports = []
-    for line in told.splitlines():
-        with contextlib.suppress(ValueError):
-            reports.append(json.loads(line))
-    for report in reports:
+def _ending(told: bytes, cpu_time_s: float) -> tuple[int | None, bool]:
+    """The exit code that the launcher reports, and whether the program's time ran out; _LauncherFailed where it does not."""
+    try:
+        *_, report = [json.loads(line) for line in told.splitlines() if line.startswith(b"{")]
         if "refused" in report:
-            raise Refused(
-                f"this machine does not let programs be isolated: {report['refused']}. See environment.code.isolation and "
-                "environment.code.python"
-            )
-    if flooded:
-        return {"exit_code": None, "timed_out": False}
-    if not reports:
-        raise PluginError(
-            f"the launcher of programs ({LAUNCHER}) failed: {told.decode(errors='replace') or 'killed from outside'}"
-        )
-    code = reports[0]["exit"]
-    return {"exit_code": code, "timed_out": code in (None, -signal.SIGXCPU)}
+            raise _LauncherFailed(report["refused"])
+        code, used_s, timed_out = report["exit"], report["cpu_time_s"], report["timed_out"]
+    except (ValueError, KeyError, TypeError):
+        found = told.decode(errors="replace")[-SHOWN:] or "it was ended from outside"
+        raise _LauncherFailed(f"the launcher of programs ({LAUNCHER}) failed: {found}") from None
+    return code, timed_out or (code in CPU_SIGNALS and used_s > CPU_SHARE * cpu_time_s)

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlcore.descendants import end_with
+
 READY = -1
 """The call that the answer of the start is for."""
 IDLE_TIMEOUT_S = 60.0
@@ -173,6 +175,7 @@ def _start_engine(arguments: Mapping[str, Any]) -> Any:
 def main() -> None:
     """Start the engine with the arguments that come first, then serve until the parent closes the connection or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(os.getppid())  # also while the engine starts
     connection = Connection(int(sys.argv[1]))
     arguments = connection.recv()
     engine = _start_engine(arguments)

@@ -1,13 +1,10 @@
 """`python -m rlcore_vllm.host`: an engine in a process of its own, which its parent calls through a multiprocessing manager."""
 
 import contextlib
-import os
 import pickle
 import queue
 import signal
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing.managers import BaseManager
@@ -15,12 +12,11 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.descendants import end_with
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore.spi.errors import ProblemsError
 from rlcore_vllm.sampling import Event, Samples
 from rlcore_vllm.settings import EngineSettings
-
-PARENT_POLL_S = 0.5
 
 
 @frozen(kw_only=True)
@@ -124,7 +120,7 @@ def main() -> None:
     """Start the engine, then serve until the parent ends the process or ends itself."""
     order: HostOrder = pickle.load(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(order.parent,), daemon=True).start()
+    end_with(order.parent)
     host = Host(order.settings)
     HostManager.register("host", callable=lambda: host, exposed=_exposed())
     HostManager(address=order.address, authkey=order.authkey).get_server().serve_forever()
@@ -132,13 +128,6 @@ def main() -> None:
 
 def _exposed() -> list[str]:
     return [name for name in vars(Host) if not name.startswith("_")]
-
-
-def _end_with(parent: int) -> None:
-    """Kill this process and those that vLLM started in its group as soon as the parent is gone, however it ended."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__mp_main__":

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,6 +101,11 @@ def blocking_in_a_system_call(_state):
     time.sleep(3)
 
 
+def blocking_for_a_moment(_state):
+    time.sleep(0.45)
+    return done(7.0)
+
+
 async def uncancellable(_state):
     end = time.monotonic() + 3
     while time.monotonic() < end:
@@ -125,6 +131,7 @@ BAD_STEPS = [
     (sleeping_in_a_thread, r"took longer than 0\.3 s"),
     (blocking, r"neither returned nor let itself be cancelled within 0\.3 s.*test_environment_runner\.py:\d+ in blocking"),
     (blocking_in_a_system_call, "neither returned nor let itself be cancelled"),
+    (blocking_for_a_moment, "neither returned nor let itself be cancelled"),
     (uncancellable, "neither returned nor let itself be cancelled"),
     (exiting, "raised SystemExit: 3"),
     (cancelling_itself, "raised CancelledError"),
@@ -137,6 +144,7 @@ IDS = [
     "sleeps in thread",
     "blocks",
     "blocks in system call",
+    "blocks for a moment",
     "uncancellable",
     "exits",
     "cancels itself",
@@ -422,6 +430,62 @@ def test_a_call_that_was_given_up_ends_no_run_however_long_it_goes_on():
     while not driven.poll(0.01):
         pass
     assert len(begun) == 2
+    runner.close()
+
+
+@pytest.mark.parametrize(("blocks_s", "poll_s"), [(0.6, 0.0), (0.6, 0.2), (5.0, 0.2), (5.0, 1.1)])
+def test_a_blocking_call_is_late_however_seldom_somebody_looks(blocks_s, poll_s):
+    """A generator looks between its own steps, which take long; what the call came to after its time does not count."""
+    released = threading.Event()
+
+    def step(_state):
+        released.wait(blocks_s)
+        return done(1.0)
+
+    runner, outcomes = EpisodeRunner(StepEnvironment(step), 0.3, "mask"), []
+
+    async def begin(calls):
+        outcomes.append(await calls.make(runner.step(0, turn(), (0, 1))))
+
+    driven, began = started(runner, begin), time.monotonic()
+    while True:
+        time.sleep(poll_s or 0.8)
+        if driven.poll(0.0):
+            break
+    released.set()
+    assert time.monotonic() - began < 4.5
+    assert [type(outcome) for outcome in outcomes] == [Failure]
+    assert "rollout.environment_timeout_s" in outcomes[0].reason
+    runner.close()
+
+
+def test_a_process_that_stood_still_finds_no_call_late(monkeypatch):
+    """The time that passes between two looks while nothing runs counts for no call."""
+    stood_still_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stood_still_s[0])
+    monkeypatch.setattr(environment_runner, "time", clock)
+    ended = threading.Event()
+
+    async def step(_state):
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+        return done(1.0)
+
+    runner, outcomes = EpisodeRunner(StepEnvironment(step), 5.0, "mask"), []
+
+    async def begin(calls):
+        outcomes.append(await calls.make(runner.step(0, turn(), (0, 1))))
+
+    driven = started(runner, begin)
+    for _ in range(3):
+        driven.poll(0.0)
+        stood_still_s[0] += 3600.0
+        driven.poll(0.0)
+        time.sleep(0.1)
+    ended.set()
+    while not driven.poll(0.01):
+        pass
+    assert (rewards(outcomes), driven.num_stuck) == ([1.0], 0)
     runner.close()
 
 

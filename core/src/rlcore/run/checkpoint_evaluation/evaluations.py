@@ -32,7 +32,7 @@ TASK = Task(
     name="rlcore-evaluation",
     handle=f"{evaluate.__module__}:{evaluate.__name__}",
     is_tried_once=True,
-    ends_descendants=True,
+    leaves_signals=True,
 )
 NUM_SHOWN = 5
 """Figures that a note tells."""

@@ -70,7 +70,8 @@ class EnvironmentCalls:
         task, state = asyncio.current_task(), self.state
         assert task is not None
         self._require_going_on()
-        self._running[task] = (call, self.now())
+        started_at = self.now()
+        self._running[task] = (call, started_at)
         outcome: Result | Failure
         try:
             try:
@@ -83,7 +84,12 @@ class EnvironmentCalls:
             if self._cancelled and task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
                 self._cancelled.discard(task)
                 task.uncancel()
-                outcome = Failure(reason=f"took longer than {self.timeout_s:g} s (rollout.environment_timeout_s)")
+                outcome = Failure(reason=self._late)
+            elif self.now() - started_at > self.timeout_s and not isinstance(outcome, Failure):
+                # What it came to after its time counts no more than that of a call which could be cancelled.
+                outcome = Failure(
+                    reason=f"{self._late}, and the event loop could not end it: a call blocks that does not await"
+                )
         finally:
             del self._running[task]
         if state.over:
@@ -134,6 +140,10 @@ class EnvironmentCalls:
         current = asyncio.current_task(loop)
         running = dict(self._running)
         return [call for task, (call, _) in running.items() if current not in running or task is current]
+
+    @property
+    def _late(self) -> str:
+        return f"took longer than {self.timeout_s:g} s (rollout.environment_timeout_s)"
 
     def _require_going_on(self) -> None:
         if self.state.over:

@@ -32,6 +32,8 @@ Begin: TypeAlias = Callable[[EnvironmentCalls], Coroutine[Any, Any, None]]
 """What runs on the event loop, given the calls that it may make there."""
 MAX_CONCURRENT = 256
 """Calls in flight at once; one that waits for its place is not yet on the clock."""
+LONG_S = 1.0
+"""Seconds between two looks at an event loop in which the whole process may have stood still."""
 MAX_STUCK = 8
 """Stuck calls in one batch after which even masking gives up: each costs the time limit and a fresh event loop."""
 
@@ -249,9 +251,9 @@ class Driven:
 
     def poll(self, timeout_s: float) -> bool:
         """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck. From
-        any thread.
+        any thread, as seldom as it likes.
 
-        Of the time between two polls no more counts than one takes: a process that was stopped and continued must not find all
+        A long time between two polls counts from the next one on: a process that was stopped and continued must not find all
         its calls overdue."""
         with self._polling:
             if self._future is None:
@@ -266,13 +268,22 @@ class Driven:
                 self.start()
                 return False
             state, now = self.calls.state, time.monotonic()
-            passed_s = min(now - self._polled, max(timeout_s, POLL_S))
-            self._quiet_s = self._quiet_s + passed_s if state.heartbeats == self._seen else 0.0
+            passed_s = now - self._polled
+            before_s, self._quiet_s = (
+                (self._quiet_s, self._quiet_s + passed_s) if state.heartbeats == self._seen else (0.0, 0.0)
+            )
             self._seen, self._polled = state.heartbeats, now
-            if self._quiet_s > self.calls.timeout_s + environment_calls.GRACE_S or self.calls.uncancellable:
+            if self._is_blocked(self._quiet_s if passed_s < LONG_S else before_s) or self.calls.uncancellable:
                 self._give_up()
                 self.start()
             return False
+
+    def _is_blocked(self, quiet_s: float) -> bool:
+        """Whether the event loop has been quiet for too long: the limit of a call, where it executes one."""
+        limit_s = self.calls.timeout_s
+        if quiet_s > limit_s + environment_calls.GRACE_S:
+            return True
+        return quiet_s > limit_s and self._runner.executing(self._thread.loop) is not None
 
     def cancel(self) -> None:
         """Let the work end where it is: it changes nothing any more when this returns."""
