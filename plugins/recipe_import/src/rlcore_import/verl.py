@@ -54,8 +54,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         _optimizer(source, values)
         _trainer(source, values)
         _generator(source, values)
-    unmapped, num_off = source.unmapped()
-    return ImportedRecipe(values=values, unmapped=unmapped, num_off=num_off)
+    return source.recipe(values)
 
 
 def _run(source: Source, values: dict[str, Any]) -> None:
