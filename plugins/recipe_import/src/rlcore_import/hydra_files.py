@@ -83,7 +83,7 @@ class _Choices:
     named: dict[str, str] = field(factory=dict)
     """Names by group, or group@package, behind the file."""
     overridden: dict[str, str] = field(factory=dict)
-    """Those of `override` in `defaults`; the outermost counts."""
+    """Names by group that entries `override` of `defaults` give; the outermost counts."""
     added: list[tuple[str, str | None, str]] = field(factory=list)
     removed: list[str] = field(factory=list)
     made: dict[str, str] = field(factory=dict)
