@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rlcore.cli.import_recipe import recipe_text
+from rlcore.run.plan.prepare import prepare
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, ConfigError, ImportedRecipe, ModelSpec
 from rlcore_grpo.check import check as check_grpo
@@ -294,3 +296,69 @@ def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> No
     alone = import_recipe(config, ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"])
     assert alone.values["algorithm.grpo.advantage_baseline"] == "none"
     assert "actor_rollout_ref.rollout.n" in told(alone)
+
+
+OF_MACHINES = (
+    "with a vLLM that was built for cpu",
+    "with no TransformerEngine",
+    "TransformerEngine is not installed",
+    "expected a model directory, or a name on the Hub",
+    "parquet",
+)
+"""What is said of this machine and of files that are not there."""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.experiment_name=..", "+trainer.critic_warmup=3", "+critic.model.path=acme/other"],
+        ["algorithm.adv_estimator=rloo", "algorithm.filter_groups={enable: true}", "trainer.experiment_name=''"],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.strategy=megatron",
+            "+actor_rollout_ref.actor.megatron={tensor_model_parallel_size: 2, virtual_pipeline_model_parallel_size: 2}",
+            "+actor_rollout_ref.model.lora={rank: 8}",
+        ],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.strategy=veomni",
+            "+actor_rollout_ref.actor.veomni={ulysses_parallel_size: 2, expert_parallel_size: 2, fsdp_size: 4}",
+            "actor_rollout_ref.rollout.top_p=0.9",
+        ],
+        [
+            "+distillation={enabled: true, teacher_models: {t: {model_path: acme/large}}, distillation_loss: {loss_mode: k1, "
+            "use_task_rewards: false, use_policy_gradient: true}}",
+            "algorithm.filter_groups={enable: true, max_num_gen_batches: 5}",
+        ],
+    ],
+    ids=["critic", "groups of one", "megatron", "veomni", "distillation"],
+)
+def test_what_is_written_passes_the_whole_check(config: Path, tmp_path: Path, overrides: list[str]) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe_text(import_recipe(config, overrides), "a test"))
+    try:
+        prepare(recipe)
+    except ConfigError as error:
+        problems = [str(one) for one in error.problems]
+        assert not [one for one in problems if not any(words in one for words in OF_MACHINES)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["+trainer.critic_warmup=41"], "trainer.critic_warmup"),
+        (
+            ["actor_rollout_ref.actor.strategy=megatron", "+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3"],
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+        ),
+        (
+            ["+actor_rollout_ref.actor.ulysses_sequence_parallel_size=16"],
+            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_are_refused_by_their_key(config: Path, overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: found"):
+        import_recipe(config, overrides)

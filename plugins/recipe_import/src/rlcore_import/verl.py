@@ -50,7 +50,8 @@ def _run(source: Source, values: dict[str, Any]) -> None:
         source.report("trainer.total_training_steps", "not told, so that epochs count there: 100 steps are written")
     values["run.num_steps"] = steps or 100
     values["run.directory"] = f"runs/{source.text('trainer.project_name', 'verl')}"
-    values["run.name"] = str(source.text("trainer.experiment_name", "run")).replace("/", "-")
+    name = str(source.text("trainer.experiment_name", "run")).replace("/", "-")
+    values["run.name"] = "run" if name in ("", ".", "..") else name
     if seed := source.integer("data.seed", least=0):
         values["run.seed"] = seed
     values["checkpoint.every_n_steps"] = max(0, source.integer("trainer.save_freq", 0))
@@ -86,6 +87,9 @@ def _step(source: Source, values: dict[str, Any]) -> None:
     if longest < prompt + answer:
         source.report(f"{ROLLOUT}.max_model_len", "an answer may be as long as rollout.max_response_tokens behind any prompt")
     refills = source.flag("algorithm.filter_groups.enable")
+    if refills and samples == 1:
+        source.report("algorithm.filter_groups.enable", "the rewards of a group of one are always equal: none is replaced")
+        refills = False
     values["rollout.refill_equal_rewards"] = refills
     most = source.integer("algorithm.filter_groups.max_num_gen_batches", 0)
     if refills and most > 1:

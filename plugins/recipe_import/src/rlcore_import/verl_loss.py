@@ -146,6 +146,10 @@ def _critic(source: Source, values: dict[str, Any]) -> None:
     values["critic.max_grad_norm"] = source.number("critic.optim.clip_grad", source.number("critic.grad_clip", 1.0, least=0))
     if (steps := source.integer("trainer.critic_warmup", 0)) > 1:
         values["critic.warmup_steps"] = steps - 1  # there the policy trains from the step of this number on, from 1
+        if steps > values["run.num_steps"]:
+            source.refuse(
+                "trainer.critic_warmup", f"at most the run's {values['run.num_steps']} steps, for the policy to train"
+            )
     path = source.text("critic.model.path")
     if path and path != values["model.path"]:
         values["critic.path"] = path
