@@ -135,7 +135,7 @@ def _evaluation(source: Source, values: dict[str, Any]) -> None:
     samples, temperature = source.flag(f"{prefix}.do_sample"), source.number(f"{prefix}.temperature", 0.0, least=0)
     values["evaluation.temperature"] = temperature if samples else 0.0
     is_greedy = values["evaluation.temperature"] == 0
-    top_k, top_p = max(0, source.integer(f"{prefix}.top_k", -1)), source.number(f"{prefix}.top_p", 1.0, least=0)
+    top_k, top_p = max(0, source.integer(f"{prefix}.top_k", -1)), source.number(f"{prefix}.top_p", 1.0, above=0, most=1)
     if not is_greedy:
         values |= {"evaluation.top_k": top_k, "evaluation.top_p": top_p}
     number = source.integer(f"{prefix}.n", 1, least=1)

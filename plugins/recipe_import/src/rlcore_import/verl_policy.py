@@ -153,8 +153,9 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     prefix = f"{ACTOR}.optim"
     values["optimizer.learning_rate"] = source.number(f"{prefix}.lr", 1e-6, above=0)
     values["optimizer.weight_decay"] = source.number(f"{prefix}.weight_decay", 0.01, least=0)
-    betas = source.take(f"{prefix}.betas", (0.9, 0.999))
-    values["optimizer.betas"] = [float(beta) for beta in betas]
+    values["optimizer.betas"] = betas = [float(beta) for beta in source.take(f"{prefix}.betas", (0.9, 0.999))]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        source.refuse(f"{prefix}.betas", "two numbers of at least 0 and below 1")
     if eps := source.number(f"{prefix}.eps", above=0):
         values["optimizer.eps"] = eps
     # Engines since 2026 read optim.clip_grad; FSDP's workers before them grad_clip.
