@@ -116,6 +116,13 @@ def test_all_problems_are_told_at_once_and_infinity_where_it_may_be() -> None:
     assert [one.path for one in error.value.problems] == ["n", "a.b"]
 
 
+def test_a_long_value_is_shown_in_short() -> None:
+    values = source(n={str(number): number for number in range(100)})
+    with pytest.raises(ConfigError) as error, values.checked():
+        values.text("n")
+    assert len(error.value.problems[0].found) <= 80
+
+
 @pytest.mark.parametrize("compute", [lambda found: 1 // found, lambda found: int(float("inf")) + found])
 def test_arithmetic_that_fails_names_the_last_key(compute: Any) -> None:
     values = source(n=0)

@@ -14,6 +14,7 @@ from rlcore.spi.importing import ImportedRecipe, Unmapped
 UNKNOWN = "not known to this importer: look up what it does"
 UNREAD = "not read in a recipe of this kind"
 SWITCHES = ("enabled", "enable")
+LONGEST_VALUE = 80
 OFF: tuple[Any, ...] = (None, False, [], {}, "")
 """Values that switch off what a key is about, where its row names no others."""
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
@@ -136,12 +137,12 @@ class Source:
         return found if isinstance(found, Mapping) else self._wrong(key, found, "a table", {})
 
     def _wrong(self, key: str, found: Any, expected: str, default: Any) -> Any:
-        self.problems.append(Problem(path=key, found=repr(found), expected=expected))
+        self.problems.append(Problem(path=key, found=_shown(found), expected=expected))
         return default
 
     def refuse(self, key: str, expected: str, remedy: str = "") -> None:
         """Note a problem with a key's value; `recipe` tells all."""
-        self.problems.append(Problem(path=key, found=repr(self.look(key)), expected=expected, remedy=remedy))
+        self.problems.append(Problem(path=key, found=_shown(self.look(key)), expected=expected, remedy=remedy))
 
     @contextmanager
     def checked(self) -> Iterator[None]:
@@ -151,7 +152,7 @@ class Source:
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             key = next(reversed(self.taken), "")
             expected = "a value of the type that the key has in that library"
-            self.problems.append(Problem(path=key, found=f"{self.look(key)!r} ({error})", expected=expected))
+            self.problems.append(Problem(path=key, found=f"{_shown(self.look(key))} ({error})", expected=expected))
             raise ConfigError(self.problems) from error
         if self.problems:
             raise ConfigError(self.problems)
@@ -217,3 +218,8 @@ class Source:
 def _is_within(key: str, tables: Container[str]) -> bool:
     names = key.split(".")
     return any(".".join(names[:depth]) in tables for depth in range(1, len(names) + 1))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

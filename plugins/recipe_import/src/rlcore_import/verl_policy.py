@@ -194,6 +194,8 @@ def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
     values |= {"schedule.decay": decay, "schedule.min_learning_rate_ratio": min(1.0, ratio)}
     if ratio > 1:
         source.report(f"{prefix}.{engine.least}", "a decay ends at the peak at most")
+    if values.get("critic.warmup_steps"):
+        source.report("trainer.critic_warmup", "the policy's decay ends with the run, there as many steps behind it")
     length = source.integer(f"{prefix}.lr_decay_steps", least=1)
     if engine is _MEGATRON and length not in (None, values["run.num_steps"]):
         source.report(f"{prefix}.lr_decay_steps", f"the decay ends with the run, where there it ends after {length} steps")
