@@ -298,6 +298,23 @@ def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> No
     assert "actor_rollout_ref.rollout.n" in told(alone)
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("[a/train.parquet]", {"": "a/train.parquet"}),
+        ("[a/train.parquet,b/train.parquet]", {"mix.a_train.": "a/train.parquet", "mix.b_train.": "b/train.parquet"}),
+        ("[x.parquet,x.parquet]", {"mix.x_1.": "x.parquet", "mix.x_2.": "x.parquet"}),
+    ],
+)
+def test_several_files_are_several_sets(config: Path, valid, files: str, expected: dict[str, str]) -> None:
+    found = import_recipe(config, [f"data.train_files={files}", f"data.val_files={files}"])
+    for split in ("train", "evaluation"):
+        paths = {key: value for key, value in found.values.items() if key.startswith(f"data.{split}.") and key.endswith("path")}
+        assert paths == {f"data.{split}.{within}path": path for within, path in expected.items()}
+    assert found.values["evaluation.every_n_steps"] == 5
+    valid(found)
+
+
 OF_MACHINES = (
     "with a vLLM that was built for cpu",
     "with no TransformerEngine",

@@ -1,5 +1,6 @@
 """`rlcore import verl`: PPO, GRPO and their kin of verl's hydra configuration and the arguments behind it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,25 +106,34 @@ def _data(source: Source, values: dict[str, Any]) -> None:
     ):
         files = source.take(key)
         limit = source.integer(limit_key, -1)
+        files = [file for file in (files if isinstance(files, list) else [files]) if file]
+        if not all(isinstance(file, str) for file in files):
+            source.refuse(key, "a file, or a list of files")
         if not files:
             continue
-        if isinstance(files, list):
-            if len(files) > 1:
-                source.report(key, "the first of several files: [data.train.mix] has others")
-            files = files[0]
-        if not isinstance(files, str):
-            source.refuse(key, "a file, or a list of files")
-        values |= {f"data.{split}.source": "parquet", f"data.{split}.path": str(files), f"data.{split}.prompt_field": field}
+        if len(files) > 1:
+            source.report(key, "prompts come from each file alike, where there from each row: set weights in [data.train.mix]")
+        sets = [""] if len(files) == 1 else [f"mix.{name}." for name in _set_names(files)]
+        for within, file in zip(sets, files, strict=True):
+            row = f"data.{split}.{within}"
+            values |= {f"{row}source": "parquet", f"{row}path": str(file), f"{row}prompt_field": field}
         values[f"data.{split}.on_long_prompt"] = "drop" if drops else "error"
-        if limit > 0:
+        if limit > 0 and len(files) == 1:
             values[f"data.{split}.limit"] = limit
-            source.report(limit_key, f"data.{split}.limit takes the first rows, where there a shuffle chooses")
+        if limit > 0:
+            source.report(limit_key, "data.*.limit takes the first rows of one file, where there a shuffle chooses of all")
     if not source.flag("data.shuffle", default=True):
         values["data.train.shuffle"] = False
-    if "data.evaluation.source" in values:
+    if "data.evaluation.on_long_prompt" in values:
         _evaluation(source, values)
     else:
         source.ignore("trainer.test_freq", "trainer.val_before_train", f"{ROLLOUT}.val_kwargs")
+
+
+def _set_names(files: Sequence[Any]) -> list[str]:
+    """Names of files by their last two parts, each once."""
+    names = ["_".join(re.findall(r"\w+", "/".join(Path(str(file)).with_suffix("").parts[-2:]))) for file in files]
+    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, 1)]
 
 
 def _evaluation(source: Source, values: dict[str, Any]) -> None:
