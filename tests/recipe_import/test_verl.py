@@ -1,11 +1,26 @@
 """verl's configuration: hydra's groups, arguments behind the file, and what each key means here."""
 
+import itertools
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore.cli.import_recipe import recipe_text
+from rlcore.run.plan.prepare import prepare
+from rlcore.schema.structure import structure
+from rlcore.spi import CheckContext, ConfigError, ImportedRecipe, ModelSpec
+from rlcore_grpo.check import check as check_grpo
+from rlcore_grpo.config import GrpoConfig
+from rlcore_import.source import UNKNOWN, UNREAD
 from rlcore_import.verl import import_recipe
+from rlcore_import.yaml_files import below, merge
+from rlcore_ppo.check import check as check_ppo
+from rlcore_ppo.config import PpoConfig
+
+from .test_listed_keys import defaults_of
 
 FILES = {
     "ppo_trainer.yaml": """
@@ -140,3 +155,227 @@ def test_a_group_that_is_not_there_and_other_files_are_refused(config: Path, tmp
     other.write_text("trainer: {}\n")
     with pytest.raises(ConfigError, match="main_ppo"):
         import_recipe(other)
+
+
+CHOICES = (
+    [
+        f"algorithm.adv_estimator={one}"
+        for one in ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gae")
+    ],
+    [
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={one}"
+        for one in ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "bypass_mode")
+    ],
+    [f"algorithm.use_kl_in_reward={one}" for one in (True, False)],
+    [f"actor_rollout_ref.actor.use_kl_loss={one}" for one in (True, False)],
+    [f"algorithm.kl_ctrl.kl_coef={one}" for one in (0, 0.01)],
+    [
+        "actor_rollout_ref.actor.kl_loss_coef=0",
+        "actor_rollout_ref.actor.kl_loss_type=k2+",
+        "actor_rollout_ref.actor.kl_loss_type=kl",
+    ],
+    [
+        f"actor_rollout_ref.actor.loss_agg_mode={one}"
+        for one in ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+    ],
+    [
+        "algorithm.norm_adv_by_std_in_grpo=False",
+        "actor_rollout_ref.actor.clip_ratio_c=1.0",
+        "actor_rollout_ref.actor.clip_ratio=0",
+    ],
+    [
+        "algorithm.rollout_correction=null",
+        *(
+            f"algorithm.rollout_correction={{{one}}}"
+            for one in (
+                "rollout_is: token",
+                "rollout_is: sequence, rollout_is_threshold: '0.5_2.0'",
+                "bypass_mode: true",
+                "bypass_mode: true, loss_type: reinforce, rollout_is: sequence",
+                "bypass_mode: true, loss_type: reinforce",
+                "rollout_rs: seq_mean_k1, rollout_rs_threshold: 1.1",
+            )
+        ),
+    ],
+    [f"actor_rollout_ref.rollout.n={one}" for one in (1, 4)],
+    ["trainer.use_v1=true", "trainer.use_v1=false"],
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_algorithm_that_is_written_passes_the_check(config: Path, seed: int) -> None:
+    """The values of each key, and what does not go together, of choices at random among all that there are."""
+    chance = random.Random(seed)
+    context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=8, max_sequence_length=8)
+    for _ in range(50):
+        overrides = [chance.choice(choices) for choices in CHOICES]
+        values = import_recipe(config, overrides).values
+        section = f"algorithm.{values['algorithm.name']}"
+        options = of_keys(
+            {key.removeprefix(f"{section}."): one for key, one in values.items() if key.startswith(f"{section}.")}
+        )
+        check, options_class = (check_ppo, PpoConfig) if section.endswith("ppo") else (check_grpo, GrpoConfig)
+        found, problems = structure(options, options_class, section)
+        assert not problems, (overrides, problems)
+        assert not check(context, found), overrides
+
+
+def of_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for key, value in keys.items():
+        *names, last = key.split(".")
+        tables = merge(tables, below(".".join(names), {last: value}))
+    return tables
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """verl's own defaults, with all keys of all engines."""
+    file = tmp_path_factory.mktemp("defaults") / "ppo_trainer.yaml"
+    file.write_text(yaml.safe_dump(of_keys({key: values[0] for key, values in defaults_of("verl").items()})))
+    return file
+
+
+def test_verls_own_defaults_are_known_and_mean_the_same_but_for_a_few(whole: Path) -> None:
+    found = import_recipe(whole, ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"])
+    assert not [one for one in found.unmapped if one.why in (UNKNOWN, UNREAD)]
+    assert told(found) == {"data.train_files", "trainer.total_epochs", "trainer.total_training_steps"}
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron", "veomni", "torchtitan"])
+def test_no_engine_reads_what_another_has(whole: Path, valid, strategy: str, estimator: str) -> None:
+    overrides = [f"algorithm.adv_estimator={estimator}", f"actor_rollout_ref.actor.strategy={strategy}"]
+    found = import_recipe(whole, [*overrides, "actor_rollout_ref.rollout.n=2"])
+    assert not [one.key for one in found.unmapped if one.why in (UNKNOWN, UNREAD)]
+    valid(found)
+
+
+def test_what_nobody_listed_stands_first(whole: Path) -> None:
+    new = [
+        "+actor_rollout_ref.rollout.brand_new=1",
+        "+algorithm.rollout_correction.newer=2",
+        "+reward_model.reward_kwargs.newest=3",
+    ]
+    found = import_recipe(whole, [*new, "custom_reward_function.path=mine.py"])
+    assert {one.key for one in found.unmapped[:3]} == {one.lstrip("+").partition("=")[0] for one in new}
+    assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[:3])
+    assert UNKNOWN not in {one.why for one in found.unmapped[3:]}
+
+
+@pytest.mark.parametrize(
+    ("manager", "table"), list(itertools.product(("dapo", "naive"), ("reward.reward_kwargs", "reward_model.reward_kwargs")))
+)
+def test_dapos_penalty_of_long_answers_counts_with_its_manager(config: Path, valid, manager: str, table: str) -> None:
+    buffer = f"{table}={{overlong_buffer_cfg: {{enable: true, len: 256, penalty_factor: 0.5, log: false}}, max_resp_len: 1024}}"
+    key = "reward.reward_manager.name" if table.startswith("reward.") else "reward_model.reward_manager"
+    overrides = [f"+{buffer}", f"+{key}={manager}", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2"]
+    found = import_recipe(config, overrides)
+    loss = valid(found).algorithm.options["grpo"]
+    if manager == "naive":
+        assert loss.length_penalty == "none"
+        assert f"{table}.overlong_buffer_cfg.enable" in told(found)
+    else:
+        assert (loss.length_penalty, loss.length_penalty_buffer, loss.length_penalty_weight) == ("soft_overlong", 0.25, 0.5)
+
+
+def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None:
+    overrides = ["+trainer.critic_warmup=11", "+critic.optim.weight_decay=0.1", "+critic.optim.lr_warmup_steps=3"]
+    found = import_recipe(config, overrides)
+    critic = valid(found).critic
+    assert (critic.warmup_steps, critic.weight_decay) == (10, 0.1)  # verl's policy trains from step 11 on, counted from 1
+    assert {"critic.optim.lr_warmup_steps", "trainer.critic_warmup"} <= told(found)  # the latter for the policy's cosine
+
+
+def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> None:
+    groups = "algorithm.filter_groups={enable: true, max_num_gen_batches: 10, metric: acc}"
+    found = import_recipe(config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"])
+    recipe = valid(found)
+    assert (recipe.rollout.refill_equal_rewards, recipe.rollout.max_refill_ratio) == (True, 9.0)
+    assert "algorithm.filter_groups.metric" in told(found)
+    alone = import_recipe(config, ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"])
+    assert alone.values["algorithm.grpo.advantage_baseline"] == "none"
+    assert "actor_rollout_ref.rollout.n" in told(alone)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("[a/train.parquet]", {"": "a/train.parquet"}),
+        ("[a/train.parquet,b/train.parquet]", {"mix.a_train.": "a/train.parquet", "mix.b_train.": "b/train.parquet"}),
+        ("[x.parquet,x.parquet]", {"mix.x_1.": "x.parquet", "mix.x_2.": "x.parquet"}),
+    ],
+)
+def test_several_files_are_several_sets(config: Path, valid, files: str, expected: dict[str, str]) -> None:
+    found = import_recipe(config, [f"data.train_files={files}", f"data.val_files={files}"])
+    for split in ("train", "evaluation"):
+        paths = {key: value for key, value in found.values.items() if key.startswith(f"data.{split}.") and key.endswith("path")}
+        assert paths == {f"data.{split}.{within}path": path for within, path in expected.items()}
+    assert found.values["evaluation.every_n_steps"] == 5
+    valid(found)
+
+
+OF_MACHINES = (
+    "with a vLLM that was built for cpu",
+    "with no TransformerEngine",
+    "TransformerEngine is not installed",
+    "expected a model directory, or a name on the Hub",
+    "parquet",
+)
+"""What is said of this machine and of files that are not there."""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.experiment_name=..", "+trainer.critic_warmup=3", "+critic.model.path=acme/other"],
+        ["algorithm.adv_estimator=rloo", "algorithm.filter_groups={enable: true}", "trainer.experiment_name=''"],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.strategy=megatron",
+            "+actor_rollout_ref.actor.megatron={tensor_model_parallel_size: 2, virtual_pipeline_model_parallel_size: 2}",
+            "+actor_rollout_ref.model.lora={rank: 8}",
+        ],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.strategy=veomni",
+            "+actor_rollout_ref.actor.veomni={ulysses_parallel_size: 2, expert_parallel_size: 2, fsdp_size: 4}",
+            "actor_rollout_ref.rollout.top_p=0.9",
+        ],
+        [
+            "+distillation={enabled: true, teacher_models: {t: {model_path: acme/large}}, distillation_loss: {loss_mode: k1, "
+            "use_task_rewards: false, use_policy_gradient: true}}",
+            "algorithm.filter_groups={enable: true, max_num_gen_batches: 5}",
+        ],
+    ],
+    ids=["critic", "groups of one", "megatron", "veomni", "distillation"],
+)
+def test_what_is_written_passes_the_whole_check(config: Path, tmp_path: Path, overrides: list[str]) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe_text(import_recipe(config, overrides), "a test"))
+    try:
+        prepare(recipe)
+    except ConfigError as error:
+        problems = [str(one) for one in error.problems]
+        assert not [one for one in problems if not any(words in one for words in OF_MACHINES)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["+trainer.critic_warmup=41"], "trainer.critic_warmup"),
+        (
+            ["actor_rollout_ref.actor.strategy=megatron", "+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3"],
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+        ),
+        (
+            ["+actor_rollout_ref.actor.ulysses_sequence_parallel_size=16"],
+            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_are_refused_by_their_key(config: Path, overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: found"):
+        import_recipe(config, overrides)

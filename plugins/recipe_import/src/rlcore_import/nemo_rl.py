@@ -40,8 +40,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         import_cluster(source, values, generates=kind == "grpo")
     if "data.evaluation.source" not in values:
         values = {key: value for key, value in values.items() if not key.startswith("evaluation.")}
-    unmapped, num_off = source.unmapped()
-    return ImportedRecipe(values=values, unmapped=unmapped, num_off=num_off)
+    return source.recipe(values)
 
 
 def _run(source: Source, values: dict[str, Any], kind: str) -> None:
