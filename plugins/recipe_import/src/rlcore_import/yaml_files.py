@@ -11,6 +11,8 @@ from rlcore.spi import ConfigError, Problem
 
 DEFAULTS = "defaults"
 SELF = "_self_"
+OVERRIDE = "_override_"
+"""NeMo-RL's mark of a table that inherits nothing."""
 HYDRA = "hydra"
 """hydra's own table, of which nothing but `searchpath` says something of the recipe."""
 MOST_FILES = 32
@@ -65,8 +67,15 @@ def read_inherited(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise error(path, f"defaults = {named!r}", "a path, or a list of paths")
     merged: dict[str, Any] = {}
     for base in bases:
-        merged = merge(merged, read_inherited(path.parent / base, (*above, path)))
-    return merge(merged, values)
+        merged = _over(merged, read_inherited(path.parent / base, (*above, path)))
+    return _over(merged, values)
+
+
+def _over(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """As `merge`, but a table at the top with `_override_: true` takes the place of the one below."""
+    replaced = [key for key, value in above.items() if isinstance(value, Mapping) and value.get(OVERRIDE)]
+    unmarked = {key: {k: v for k, v in above[key].items() if k != OVERRIDE} for key in replaced}
+    return merge({key: value for key, value in base.items() if key not in replaced}, {**above, **unmarked})
 
 
 def read_hydra(path: Path, above: tuple[Path, ...] = (), roots: tuple[Path, ...] = ()) -> dict[str, Any]:
