@@ -8,8 +8,9 @@ import pytest
 
 from rlcore.spi import ConfigError
 from rlcore_import.nemo_rl import import_recipe
+from rlcore_import.nemo_rl_keys import MAPPED
 
-from .nemo_recipes import DPO, SFT, grpo, imported, told
+from .nemo_recipes import DPO, GRPO, SFT, grpo, imported, told
 
 
 def test_a_grpo_recipe_means_the_same(tmp_path: Path, valid) -> None:
@@ -186,10 +187,82 @@ def test_recipes_inherit(tmp_path: Path) -> None:
     assert found.values["schedule.warmup_steps"] == 0
 
 
+def test_a_table_with_the_mark_inherits_nothing(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(SFT)
+    child = tmp_path / "child.yaml"
+    child.write_text("defaults: base.yaml\ndata: {_override_: true, train: {data_path: x.jsonl}}\n")
+    found = import_recipe(child)
+    assert (found.values["data.train.path"], found.values.get("data.train.messages_field")) == ("x.jsonl", None)
+    assert not {key for key in told(found) if "_override_" in key}
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("distillation: {topk_logits_k: 64}", "likeliest tokens"),
+        ("ppo: {seed: 1}", "critic"),
+        ("sft: {seed: 1}", "grpo and sft"),
+    ],
+)
+def test_a_table_of_another_algorithm_is_refused_with_the_reason(tmp_path: Path, table: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        imported(tmp_path, f"{GRPO}\n{table}\n")
+
+
+def test_a_reward_model_learns_from_pairs(tmp_path: Path, valid) -> None:
+    found = imported(tmp_path, DPO.replace("\ndpo:", "\nrm:"), "~rm.reference_policy_kl_penalty", "rm.val_batches=2")
+    recipe = valid(found)
+    assert (recipe.algorithm.name, recipe.data.train.chosen_field, recipe.training.prompts_per_step) == (
+        "bradley_terry",
+        "good",
+        64,
+    )
+
+
 @pytest.mark.parametrize("text", ["a: 1", "grpo: {}\n", "[1, 2]", "policy: {model_name: x}"])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"theirs\.yaml"):
         imported(tmp_path, text)
+
+
+NUMBERS = [
+    "grpo.num_prompts_per_step",
+    "grpo.num_generations_per_prompt",
+    "grpo.max_num_steps",
+    "grpo.max_rollout_turns",
+    "policy.train_global_batch_size",
+    "policy.train_micro_batch_size",
+    "policy.max_total_sequence_length",
+    "policy.optimizer.kwargs.lr",
+    "policy.dtensor_cfg.tensor_parallel_size",
+    "policy.generation.max_new_tokens",
+    "policy.generation.temperature",
+    "policy.generation.vllm_cfg.tensor_parallel_size",
+    "cluster.num_nodes",
+    "cluster.gpus_per_node",
+    "data.max_input_seq_length",
+]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", ".inf", ".nan", "[1]", "{x: 1}", "ten", "true"])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_numbers_that_cannot_be_computed_with_name_their_key(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        grpo(tmp_path, f"{key}={value}")
+
+
+def test_every_mapped_key_of_any_value_is_imported_or_named(tmp_path: Path) -> None:
+    """No other error: one that is raised elsewhere would end the command with a traceback."""
+    raised = []
+    for key in MAPPED:
+        for value in ("0", "-.inf", "[]", "{x: [1]}", "other"):
+            text = SFT if key.startswith("sft.") else DPO if key.startswith("dpo.") else ""
+            try:
+                (imported(tmp_path, text, f"{key}={value}") if text else grpo(tmp_path, f"++{key}={value}"))
+            except ConfigError as error:
+                if not any(one.path.startswith(key.rpartition(".")[0]) or "yaml" in one.path for one in error.problems):
+                    raised.append((key, value, str(error)))
+    assert raised == []
 
 
 @pytest.mark.parametrize(

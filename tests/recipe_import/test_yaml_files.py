@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.spi import ConfigError
-from rlcore_import.yaml_files import merge, read_hydra, read_inherited, read_yaml, with_overrides
+from rlcore_import.yaml_files import merge, read_inherited, read_yaml, with_overrides
 
 
 def test_numbers_are_those_of_yaml_12(tmp_path: Path) -> None:
@@ -30,14 +30,13 @@ def test_files_inherit_from_several_and_not_from_themselves(tmp_path: Path) -> N
     (tmp_path / "c.yaml").write_text("defaults: [a.yaml, b.yaml]\nx: {w: 4}\n")
     assert read_inherited(tmp_path / "c.yaml") == {"x": {"y": 1, "z": 3, "w": 4}}
     (tmp_path / "a.yaml").write_text("defaults: c.yaml\n")
-    for read in (read_inherited, read_hydra):
-        with pytest.raises(ConfigError):
-            read(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError):
+        read_inherited(tmp_path / "c.yaml")
 
 
 def test_overrides_are_yaml() -> None:
-    found = with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c=[1, x]", "++d={e: null}", "text=a=b"])
-    assert found == {"a": {"b": 2, "c": [1, "x"]}, "d": {"e": None}, "text": "a=b"}
+    found = with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c=[1, x]", "++d={e: null}", "text=a=b", "empty="])
+    assert found == {"a": {"b": 2, "c": [1, "x"]}, "d": {"e": None}, "text": "a=b", "empty": ""}
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         with_overrides({}, ["nothing"])
 
@@ -53,31 +52,3 @@ def test_overrides_leave_keys_out() -> None:
     for nothing in ("~a.x", "~d.x", "~y"):
         with pytest.raises(ConfigError, match="no such key"):
             with_overrides(values, [nothing])
-
-
-def test_groups_lie_in_hydras_search_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As recipes of verl's that lie beside their scripts have it; relative to where the script is started."""
-    library, own = tmp_path / "library" / "config", tmp_path / "examples" / "run.yaml"
-    (library / "actor").mkdir(parents=True)
-    own.parent.mkdir()
-    (library / "base.yaml").write_text("defaults: [actor@a.actor: big, _self_]\nn: 1\nm: 2\n")
-    (library / "actor" / "big.yaml").write_text("x: 1\n")
-    for place in ("file://library/config", "pkg://library.config", f"file://{library}"):
-        own.write_text(f"hydra: {{searchpath: ['{place}']}}\ndefaults: [base, _self_]\nn: 3\n")
-        assert read_hydra(own) == {"a": {"actor": {"x": 1}}, "n": 3, "m": 2}
-    own.write_text("hydra: {searchpath: ['file://elsewhere']}\ndefaults: [base]\n")
-    with pytest.raises(ConfigError, match="no such file"):
-        read_hydra(own)
-
-
-def test_groups_go_where_hydra_puts_them(tmp_path: Path) -> None:
-    """By the group's name unless the entry or the head of the file says otherwise; one that is optional may be missing."""
-    (tmp_path / "actor").mkdir()
-    (tmp_path / "actor" / "big.yaml").write_text("x: 1\n")
-    (tmp_path / "actor" / "all.yaml").write_text("# @package _global_\ny: 2\n")
-    (tmp_path / "run.yaml").write_text(
-        "defaults: [actor: big, optional actor: none, override hydra/job_logging: off, actor/big, actor@b: big]\nz: 3\n"
-    )
-    assert read_hydra(tmp_path / "run.yaml") == {"actor": {"x": 1}, "b": {"x": 1}, "z": 3}
-    (tmp_path / "run.yaml").write_text("defaults: [actor: all]\n")
-    assert read_hydra(tmp_path / "run.yaml") == {"y": 2}

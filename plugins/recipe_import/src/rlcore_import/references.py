@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlcore_import.yaml_files import error
+from rlcore_import.yaml_files import error, yaml_value
 
-_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mul": lambda *values: math.prod(values),
     "div": lambda first, second: first // second if isinstance(first, int) and isinstance(second, int) else first / second,
@@ -37,35 +36,63 @@ def _resolve(value: Any, place: tuple[str, ...], root: Mapping[str, Any], depth:
         return value
     if depth > MOST_STEPS:
         raise error(".".join(place), f"{value!r}, which refers to itself", "a reference that ends in a value")
-    while match := _INNERMOST.search(value):
-        found = _one(match[1].strip(), place, root, depth + 1)
-        if match[0] == value:
+    text, behind = "", value
+    while (start := behind.find("${")) >= 0:
+        end = _end(behind, start, place)
+        found = _one(behind[start + 2 : end].strip(), place, root, depth + 1)
+        if start == 0 and not text and end == len(behind) - 1:
             return found
-        if isinstance(found, str) and found == match[0]:
-            return value  # a variable that is not set, or the time
-        value = f"{value[: match.start()]}{'' if found is None else found}{value[match.end() :]}"
-    return value
+        text += f"{behind[:start]}{'' if found is None else found}"
+        behind = behind[end + 1 :]
+    return text + behind
+
+
+def _end(text: str, start: int, place: tuple[str, ...]) -> int:
+    """Where the reference ends that begins at `start`."""
+    depth = 0
+    for match in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return match.start()
+    raise error(".".join(place), f"{text!r}, a reference without an end", "${KEY}")
 
 
 def _one(text: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int) -> Any:
-    name, is_call, arguments = text.partition(":")
-    if is_call and name == "oc.env":
-        variable, _, default = arguments.partition(",")
-        default = default.strip()
-        return os.environ.get(variable.strip(), None if default == "null" else default or f"${{{text}}}")
-    if is_call and name == "oc.select":
-        key, _, default = arguments.partition(",")
-        return _look(key.strip(), place, root, depth, default=_number(default.strip()))
-    if is_call and name in AS_WRITTEN:
+    name, is_call, written = text.partition(":")
+    if not is_call:
+        return _look(str(_resolve(text, place, root, depth)), place, root, depth)
+    if name in AS_WRITTEN:
         return f"${{{text}}}"
-    if is_call:
-        if name not in FUNCTIONS:
-            raise error(".".join(place), f"${{{text}}}", f"one of the functions {', '.join(FUNCTIONS)}, oc.env and oc.select")
-        try:
-            return FUNCTIONS[name](*(_number(part.strip()) for part in arguments.split(",")))
-        except (TypeError, ValueError, ArithmeticError) as problem:
-            raise error(".".join(place), f"${{{text}}}: {problem}", f"numbers that {name} takes") from problem
-    return _look(text, place, root, depth)
+    arguments = [_resolve(_value(argument), place, root, depth) for argument in _arguments(written)]
+    if name == "oc.env":
+        default = arguments[1] if len(arguments) > 1 else f"${{{text}}}"
+        return os.environ.get(str(arguments[0]), default)
+    if name == "oc.select":
+        return _look(str(arguments[0]), place, root, depth, default=arguments[1] if len(arguments) > 1 else None)
+    if name not in FUNCTIONS:
+        raise error(".".join(place), f"${{{text}}}", f"one of the functions {', '.join(FUNCTIONS)}, oc.env and oc.select")
+    try:
+        return FUNCTIONS[name](*arguments)
+    except (TypeError, ValueError, ArithmeticError) as problem:
+        raise error(".".join(place), f"${{{text}}}: {problem}", f"numbers that {name} takes") from problem
+
+
+def _arguments(text: str) -> list[str]:
+    """What stands between commas that are in no brackets and no quotes."""
+    parts, depth, quote, start = [], 0, "", 0
+    for place, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign in "{[(":
+            depth += 1
+        elif sign in "}])":
+            depth -= 1
+        elif sign == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [part.strip() for part in (*parts, text[start:])]
 
 
 _MISSING = object()
@@ -88,10 +115,8 @@ def _look(key: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int,
     return _resolve(found, path, root, depth)
 
 
-def _number(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"null": None, "None": None, "true": True, "false": False}.get(text, text)
+def _value(text: str) -> Any:
+    """An argument as YAML has it; text with references in it as it is."""
+    if "${" in text:
+        return text
+    return {"None": None}.get(text, yaml_value(text))

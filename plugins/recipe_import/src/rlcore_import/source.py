@@ -1,7 +1,7 @@
 """Another library's values, each of which is taken once, or told with what becomes of it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -58,6 +58,8 @@ class Source:
     """What becomes of each key that is read."""
     dropped: Sequence[Dropped]
     """What becomes of each other key that is listed; the first row counts."""
+    partial_switches: Collection[str] = ()
+    """Keys `enable` and `enabled` that switch off less than the table which they are in."""
     taken: dict[str, None] = field(factory=dict)
     """Keys, the last that was taken at the end."""
     ignored: list[str] = field(factory=list)
@@ -74,8 +76,17 @@ class Source:
         found = self.look(key)
         return default if found is None else found
 
-    def number(self, key: str, default: Any = None, *, least: float = -math.inf, infinite: bool = False) -> Any:
-        """A key's number; infinity where it may be, and never less than `least`."""
+    def number(
+        self,
+        key: str,
+        default: Any = None,
+        *,
+        least: float = -math.inf,
+        above: float = -math.inf,
+        most: float = math.inf,
+        infinite: bool = False,
+    ) -> Any:
+        """A key's number within its bounds; infinity where it may be."""
         found = self.take(key)
         if found is None:
             return default
@@ -83,9 +94,12 @@ class Source:
             value = math.nan if isinstance(found, bool) else float(found)
         except (TypeError, ValueError, OverflowError):
             value = math.nan
-        if value >= least and (infinite or math.isfinite(value)):
+        is_finite = math.isfinite(value) or (infinite and value == math.inf)
+        if is_finite and least <= value <= most and value > above:
             return value
-        return self._wrong(key, found, f"a {'' if infinite else 'finite '}number{_at_least(least)}", default)
+        bounds = ((" of at least ", least), (" above ", above), (" of at most ", most))
+        words = "".join(f"{word}{bound:g}" for word, bound in bounds if math.isfinite(bound))
+        return self._wrong(key, found, f"a {'' if infinite else 'finite '}number{words}", default)
 
     def integer(self, key: str, default: Any = None, *, least: float = -math.inf) -> Any:
         """A key's whole number, never less than `least`."""
@@ -93,9 +107,7 @@ class Source:
         value = self.number(key, default, least=least)
         if len(self.problems) > num_problems or value is default:
             return value
-        if value.is_integer():
-            return int(value)
-        return self._wrong(key, self.look(key), f"a whole number{_at_least(least)}", default)
+        return int(value) if value.is_integer() else self._wrong(key, self.look(key), "a whole number", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A key's true or false."""
@@ -178,7 +190,8 @@ class Source:
         """Whether a table around a listed key says `enabled: false` by a key that is listed."""
         names = key.split(".")
         switches = (".".join((*names[:depth], switch)) for depth in range(1, len(names)) for switch in SWITCHES)
-        return any(self.look(switch) is False and self._rule(switch) is not None for switch in switches if switch != key)
+        counted = (switch for switch in switches if switch != key and switch not in self.partial_switches)
+        return any(self.look(switch) is False and self._rule(switch) is not None for switch in counted)
 
     def ignore(self, *tables: str) -> None:
         """Count a table's listed keys as off: the other library does not read them in such a recipe."""
@@ -195,7 +208,3 @@ class Source:
 
 def _is_within(key: str, tables: Iterable[str]) -> bool:
     return any(key == table or key.startswith(f"{table}.") for table in tables)
-
-
-def _at_least(least: float) -> str:
-    return "" if least == -math.inf else f" of at least {least:g}"

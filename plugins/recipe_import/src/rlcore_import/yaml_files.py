@@ -1,4 +1,4 @@
-"""Reading YAML that inherits: `defaults` as a path, as NeMo-RL has it, or as hydra's list of groups; and KEY=VALUE."""
+"""Reading YAML that inherits by `defaults` as a path, as NeMo-RL has it; and KEY=VALUE."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,11 @@ import yaml
 from rlcore.spi import ConfigError, Problem
 
 DEFAULTS = "defaults"
-SELF = "_self_"
 OVERRIDE = "_override_"
 """NeMo-RL's mark of a table that inherits nothing."""
-HYDRA = "hydra"
-"""hydra's own table, of which nothing but `searchpath` says something of the recipe."""
 MOST_FILES = 32
-_OVERRIDE = re.compile(r"(\+{0,2})([\w.\-@/]+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
 _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
-_PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
 
 
 class _Loader(yaml.SafeLoader):
@@ -78,78 +74,8 @@ def _over(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merge({key: value for key, value in base.items() if key not in replaced}, {**above, **unmarked})
 
 
-def read_hydra(path: Path, above: tuple[Path, ...] = (), roots: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A file with the groups of its `defaults`: `- group@package: name`, `- group: name`, `- name` and `- _self_`. Groups lie
-    beside it, or in the folders `roots`: that of the first file, and those of its `hydra.searchpath`."""
-    path = path.resolve()
-    if path in above or len(above) > MOST_FILES:
-        raise error(path, "defaults that name each other in a circle", "files that end somewhere")
-    values = read_yaml(path)
-    entries = values.pop(DEFAULTS, None) or []
-    if not isinstance(entries, list):
-        raise error(path, f"defaults = {entries!r}", "a list of groups")
-    own = values.pop(HYDRA, None)
-    roots = roots or (path.parent, *_search_path(own, path))
-    merged: dict[str, Any] = {}
-    for entry in entries if SELF in entries else [*entries, SELF]:
-        if entry == SELF:
-            merged = merge(merged, values)
-            continue
-        file, package = _group(entry, path, roots)
-        if file is not None:
-            merged = merge(merged, _below(package, read_hydra(file, (*above, path), roots)))
-    return merged
-
-
-def _search_path(own: Any, path: Path) -> list[Path]:
-    """The folders of hydra's `searchpath` that are there: those of a relative one, and of a package, lie in the folder from
-    which the library is started, which is taken to be this one or one around the file."""
-    named = own.get("searchpath") if isinstance(own, Mapping) else None
-    found = []
-    for entry in named if isinstance(named, list) else ():
-        kind, _, place = str(entry).rpartition("://")
-        folder = place.replace(".", "/") if kind == "pkg" else place
-        found += [around / folder for around in (Path.cwd(), *path.parents) if (around / folder).is_dir()][:1]
-    return found
-
-
-def _group(entry: Any, path: Path, roots: Sequence[Path]) -> tuple[Path | None, str]:
-    """The file of an entry of `defaults`, None where there need be none, and the dotted table that it goes to."""
-    if isinstance(entry, str):
-        name, _, package = entry.partition("@")
-        group = name.rpartition("/")[0]
-        files = [path.parent / f"{name}.yaml", *(root / f"{name.removeprefix('/')}.yaml" for root in roots)]
-        is_optional = False
-    elif isinstance(entry, Mapping) and len(entry) == 1:
-        ((key, name),) = entry.items()
-        words = str(key).split()
-        is_optional = "optional" in words[:-1]
-        group, _, package = words[-1].partition("@") if words else ("", "", "")
-        if name is None or group.startswith(f"{HYDRA}/"):
-            return None, ""
-        files = [path.parent / group / f"{name}.yaml", *(root / group.removeprefix("/") / f"{name}.yaml" for root in roots)]
-        files.append(path.parent / f"{name}.yaml")
-    else:
-        raise error(path, f"{entry!r} in defaults", "a name, or one group with its name")
-    file = next((file for file in files if file.is_file()), None)
-    if file is None and not is_optional:
-        raise error(files[0], "no such file", "the file of a group in defaults", "Import from a whole checkout")
-    return file, _package(package, group, file)
-
-
-def _package(named: str, group: str, file: Path | None) -> str:
-    """The dotted table of a group: as `defaults` or the head of its file have it, else by the group's own name."""
-    if not named and file is not None:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        heads = (_PACKAGE.match(line) for line in lines if line.lstrip().startswith("#"))
-        named = next((head[1] for head in heads if head), "_group_")
-    if named in ("_here_", "_global_"):
-        return ""
-    own = ".".join(part for part in group.split("/") if part not in ("", ".."))
-    return own if named in ("", "_group_") else named
-
-
-def _below(package: str, values: dict[str, Any]) -> dict[str, Any]:
+def below(package: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values within the table of a dotted name."""
     for name in reversed(package.split(".") if package else ()):
         values = {name: values}
     return values
@@ -175,16 +101,15 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         match = _OVERRIDE.fullmatch(text)
         if match is None:
             raise error(override, "no KEY=VALUE", "such as algorithm.adv_estimator=grpo, or ~KEY to leave a key out")
-        value = _value(match[3])
-        merged = merge(
-            merged, _below(match[2].replace("@", "."), value) if isinstance(value, dict) else _single(match[2], value)
-        )
+        *names, last = match[1].split(".")
+        merged = merge(merged, below(".".join(names), {last: yaml_value(match[2])}))
     return merged
 
 
-def _value(text: str) -> Any:
+def yaml_value(text: str) -> Any:
+    """What a text says as YAML; the text itself where it is none."""
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _Loader) if text else text
     except yaml.YAMLError:
         return text
 
@@ -197,8 +122,3 @@ def _without(values: Mapping[str, Any], names: Sequence[str], override: str) -> 
     if others:
         return {**values, first: _without(values[first], others, override)}
     return {key: value for key, value in values.items() if key != first}
-
-
-def _single(key: str, value: Any) -> dict[str, Any]:
-    *names, last = key.split(".")
-    return _below(".".join(names), {last: value})

@@ -1,0 +1,246 @@
+"""Configurations of hydra: by hydra itself where it is installed, else by what of its composition verl's files take.
+
+That is `defaults` with groups, packages, `_self_`, `optional`, `override` and references to other choices; and GROUP=NAME,
++GROUP=NAME and ~GROUP behind the file.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from rlcore_import.yaml_files import DEFAULTS, MOST_FILES, below, error, merge, read_yaml, with_overrides
+
+SELF = "_self_"
+HYDRA = "hydra"
+"""hydra's own table, of which nothing but `searchpath` says something of the recipe."""
+_PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
+_REFERENCE = re.compile(r"\$\{([^${}]+)\}")
+_CHOICE = re.compile(r"(\+?)([\w\-/]+)(?:@([\w.\-]*))?=(.*)", re.DOTALL)
+_REMOVAL = re.compile(r"~([\w\-/]+)(?:@([\w.\-]*))?(?:=.*)?", re.DOTALL)
+
+
+def read_hydra(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a file and the arguments behind it compose to, its references as they are written. ConfigError where they do not."""
+    path = path.resolve()
+    behind = with_overrides({}, [one for one in overrides if one.lstrip("+").startswith(f"{HYDRA}.searchpath=")])
+    roots = (path.parent, *_search_path(read_yaml(path).get(HYDRA), path), *_search_path(behind.get(HYDRA), path))
+    composed = _by_hydra if find_spec(HYDRA) is not None else _by_files
+    return {name: values for name, values in composed(path, overrides, roots).items() if name != HYDRA}
+
+
+def _search_path(own: Any, path: Path) -> list[Path]:
+    """The folders of hydra's `searchpath` that are there: those of a relative one, and of a package, lie in the folder from
+    which the library is started, which is taken to be this one or one around the file."""
+    named = own.get("searchpath") if isinstance(own, Mapping) else None
+    found = []
+    for entry in named if isinstance(named, list) else ():
+        kind, _, place = str(entry).rpartition("://")
+        folder = place.replace(".", "/") if kind == "pkg" else place
+        found += [around / folder for around in (Path.cwd(), *path.parents) if (around / folder).is_dir()][:1]
+    return found
+
+
+def _by_hydra(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    found = [f"{HYDRA}.searchpath=[{','.join(f'file://{root}' for root in roots[1:])}]"] if len(roots) > 1 else []
+    overrides = [override for override in overrides if not override.lstrip("+").startswith(f"{HYDRA}.searchpath=")]
+    try:
+        with initialize_config_dir(config_dir=str(path.parent), version_base=None):
+            composed = compose(config_name=path.stem, overrides=[*found, *overrides])
+        values: dict[str, Any] = OmegaConf.to_container(composed, resolve=False)
+    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as problem:
+        expected = "what hydra composes to a configuration; import from a whole checkout"
+        raise error(path, " ".join(str(problem).split()), expected) from problem
+    return values
+
+
+def _by_files(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> dict[str, Any]:
+    choices = _Choices(roots=roots)
+    of_values = [override for override in overrides if not choices.takes(override.strip())]
+    merged: dict[str, Any] = {}
+    for package, values in (*_parts(path, "", "", choices), *_added_parts(path, choices)):
+        merged = merge(merged, below(package, values))
+    for key in (*choices.removed, *choices.named):
+        if key not in choices.met:
+            raise error(path, f"the group {key} behind the file, which is in no defaults", "a group that is, or +GROUP=NAME")
+    return with_overrides(merged, of_values)
+
+
+@frozen(kw_only=True, eq=False)
+class _Choices:
+    """Which file each group takes."""
+
+    roots: Sequence[Path]
+    named: dict[str, str] = field(factory=dict)
+    """Names by group, or group@package, behind the file."""
+    overridden: dict[str, str] = field(factory=dict)
+    """Those of `override` in `defaults`; the outermost counts."""
+    added: list[tuple[str, str | None, str]] = field(factory=list)
+    removed: list[str] = field(factory=list)
+    made: dict[str, str] = field(factory=dict)
+    """Choices so far, to which others refer."""
+    met: set[str] = field(factory=set)
+
+    def takes(self, override: str) -> bool:
+        """Whether an argument chooses a group, and is noted."""
+        if removal := _REMOVAL.fullmatch(override):
+            group, package = removal[1], removal[2]
+        elif match := _CHOICE.fullmatch(override):
+            group, package = match[2], match[3]
+        else:
+            return False
+        if not any((root / group).is_dir() for root in self.roots):
+            return False
+        if removal:
+            self.removed.append(_key(group, package))
+        elif match[1]:
+            self.added.append((group, package, match[4].strip()))
+        else:
+            self.named[_key(group, package)] = match[4].strip()
+        return True
+
+    def of(self, key: str, written: Any) -> Any:
+        """The name that a group takes where its file says `written`; None where it takes none."""
+        self.met.add(key)
+        if key in self.removed:
+            return None
+        name = self.named.get(key, self.overridden.get(key, written))
+        if isinstance(name, str):
+            name = _REFERENCE.sub(lambda match: str(self._made(match[1], match[0])), name)
+        return None if name == "null" else name
+
+    def _made(self, key: str, written: str) -> str:
+        return self.named.get(key) or self.overridden.get(key) or self.made.get(key, written)
+
+
+def _key(group: str, package: str | None) -> str:
+    """A group with the package that it goes to, where that is another than its own name says."""
+    return group if package is None or package == group.replace("/", ".") else f"{group}@{package}"
+
+
+def _parts(
+    path: Path, group: str, package: str, choices: _Choices, above: tuple[Path, ...] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables of a file and of its `defaults`, in their order, with the dotted table that each goes to. `group` is the
+    folder of the file below the roots."""
+    path = path.resolve()
+    if path in above or len(above) > MOST_FILES:
+        raise error(path, "defaults that name each other in a circle", "files that end somewhere")
+    values = read_yaml(path)
+    written = values.pop(DEFAULTS, None) or []
+    if not isinstance(written, list):
+        raise error(path, f"defaults = {written!r}", "a list of groups")
+    entries = [_entry(entry, path, group, package) for entry in written]
+    for entry in entries:
+        if entry.overrides:
+            choices.overridden.setdefault(entry.key, entry.name)
+    for entry in entries:
+        if isinstance(entry.name, str) and not entry.overrides:
+            choices.made.setdefault(entry.key, choices.of(entry.key, entry.name) if entry.is_group else entry.name)
+    if not any(entry.name == SELF for entry in entries):
+        entries.append(_Entry(name=SELF))
+    for entry in entries:
+        if entry.name == SELF:
+            yield package, values
+        elif not entry.overrides and not entry.group.startswith(HYDRA):
+            name = choices.of(entry.key, entry.name) if entry.is_group else entry.name
+            for one in name if isinstance(name, list) else [] if name is None else [name]:
+                yield from _file_parts(entry, str(one), path, package, choices, (*above, path))
+
+
+def _added_parts(path: Path, choices: _Choices) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What +GROUP=NAME adds behind all else."""
+    for group, package, name in choices.added:
+        entry = _Entry(group=group, written=group, package=package, is_group=True)
+        yield from _file_parts(entry, name, path, "", choices, (path,))
+
+
+@frozen(kw_only=True)
+class _Entry:
+    """One entry of `defaults`."""
+
+    name: Any = ""
+    group: str = ""
+    """The folder of the file below the roots."""
+    written: str = ""
+    """That folder as it is written."""
+    package: str | None = None
+    key: str = ""
+    is_group: bool = False
+    is_optional: bool = False
+    overrides: bool = False
+
+
+def _entry(entry: Any, path: Path, group: str, package: str) -> _Entry:
+    if entry == SELF:
+        return _Entry(name=SELF)
+    if isinstance(entry, str):
+        name, _, to = entry.partition("@")
+        folder, _, name = name.rpartition("/")
+        return _Entry(name=name, group=_folder(group, entry, folder), written=folder, package=to or None)
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        ((key, name),) = entry.items()
+        *words, last = str(key).split() or [""]
+        named, _, to = last.partition("@")
+        folder = _folder(group, named, named)
+        absolute = _joined(package, to) if to else None
+        overrides = "override" in words
+        return _Entry(
+            name=name,
+            group=folder,
+            written=named,
+            package=to or None,
+            key=_key(folder, to or None if overrides else absolute),
+            is_group=True,
+            is_optional="optional" in words,
+            overrides=overrides,
+        )
+    raise error(path, f"{entry!r} in defaults", "a name, or one group with its name")
+
+
+def _folder(group: str, written: str, folder: str) -> str:
+    """A folder below the roots, of one that is written in a file of `group`."""
+    joined = folder if written.startswith("/") else posixpath.join(group, folder)
+    return posixpath.normpath(joined).strip("/").removeprefix(".") if joined else ""
+
+
+def _file_parts(
+    entry: _Entry, name: str, path: Path, package: str, choices: _Choices, above: tuple[Path, ...]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    files = [root / entry.group / f"{name}.yaml" for root in choices.roots]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        if entry.is_optional:
+            return
+        found = f"no such file, which defaults of {path.name} name"
+        raise error(files[0], found, "the file of a group in defaults", "Import from a whole checkout")
+    yield from _parts(file, entry.group, _inner(package, entry.package or _head(file), entry.written), choices, above)
+
+
+def _inner(package: str, named: str | None, group: str) -> str:
+    """The table of a file in one whose own goes to `package`: as its entry or its head name it, else by its group."""
+    if named is None or named == "_group_":
+        named = ".".join(part for part in group.split("/") if part not in ("", ".."))
+    if named.startswith("_global_"):
+        return named.removeprefix("_global_").removeprefix(".")
+    return package if named == "_here_" else _joined(package, named)
+
+
+def _head(file: Path) -> str | None:
+    """The package that the head of a file names."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    heads = (_PACKAGE.match(line) for line in lines if line.lstrip().startswith("#"))
+    return next((head[1] for head in heads if head), None)
+
+
+def _joined(*packages: str) -> str:
+    return ".".join(package for package in packages if package)

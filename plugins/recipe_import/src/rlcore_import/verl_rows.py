@@ -1,0 +1,370 @@
+"""The keys of verl's configuration that have no counterpart, and why: all of its default files but those that are read."""
+
+from rlcore_import.source import Dropped, rows
+from rlcore_import.verl_other_rows import (
+    ALGORITHM_ROWS,
+    CLASS,
+    DATA_ROWS,
+    DISTILLATION_ROWS,
+    LOGS,
+    OTHER_ROWS,
+    REWARD_ROWS,
+    SPEED,
+    TRAINER_ROWS,
+)
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+REF = "actor_rollout_ref.ref"
+POLICY_LOSS, CORRECTION = f"{ACTOR}.policy_loss", "algorithm.rollout_correction"
+LAYOUT = "where the reference computes: here it lies where the policy does"
+TOOLS = "turns and tools are the environment's"
+FLOAT32 = ("fp32", "float32", "32")
+
+_QAT = "qat.mode qat.group_size qat.ignore_patterns qat.activation_observer qat.quantization_config_path"
+_CHUNKS = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing"
+_COMMON = f"{_CHUNKS} param_offload optimizer_offload strategy forward_only use_torch_compile forward_prefetch dtype"
+_COMMON += " wrap_policy.min_num_params use_orig_params pad_to_length pad_to_length_bucket full_determinism seed"
+_FSDP = f"{_COMMON} offload_policy reshard_after_forward fsdp_size ulysses_sequence_parallel_size"
+_TURBO = (
+    "fully_shard_parallel_size tensor_parallel_size expert_parallel_size expert_fully_shard_parallel_size "
+    "ulysses_parallel_size fsdp_plan.param_dtype fsdp_plan.reduce_dtype fsdp_plan.output_dtype fsdp_plan.fsdp_implementation "
+    "fsdp_plan.num_to_forward_prefetch fsdp_plan.num_to_backward_prefetch"
+)
+_FSDP += "".join(f" turbo_config.distributed.{name}" for name in _TURBO.split())
+_MEGATRON = (
+    f"{_COMMON} grad_offload tensor_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
+    "pipeline_model_parallel_size virtual_pipeline_model_parallel_size context_parallel_size sequence_parallel "
+    "use_distributed_optimizer use_dist_checkpointing dist_checkpointing_path dynamic_context_parallel "
+    "max_seqlen_per_dp_cp_rank "
+    "dist_checkpointing_prefix dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient use_mbridge "
+    "vanilla_mbridge use_remove_padding pad_bshd_to_minibatch_max use_megatron_fsdp router_replay.record_file "
+    "router_replay.replay_file"
+)
+_VEOMNI = (
+    f"{_COMMON} fsdp_size ulysses_parallel_size expert_parallel_size init_device enable_full_shard ckpt_manager "
+    "load_checkpoint_path enable_fsdp_offload enable_reentrant attn_implementation moe_implementation "
+    "cross_entropy_loss_implementation rms_norm_implementation swiglu_mlp_implementation rotary_pos_emb_implementation "
+    "rms_norm_gated_implementation causal_conv1d_implementation chunk_gated_delta_rule_implementation "
+    "load_balancing_loss_implementation dsa_indexer_implementation dsa_attention_implementation mhc_implementation "
+    "force_use_huggingface activation_gpu_limit basic_modules"
+)
+_TORCHTITAN = (
+    f"{_COMMON} reshard_after_forward data_parallel_size data_parallel_replicate_size data_parallel_shard_size "
+    "tensor_parallel_size expert_parallel_size pipeline_parallel_size context_parallel_size attn_type spmd_backend "
+    "activation_checkpoint max_seq_len"
+)
+
+
+def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
+    """Sizes, offloading and kernels of the engines of a role, and what of them changes numbers."""
+    in_float32 = "master weights are float32"
+    tables = {fsdp: _FSDP, f"{role}.megatron": _MEGATRON, f"{role}.veomni": _VEOMNI, f"{role}.torchtitan": _TORCHTITAN}
+    return (
+        *(row for table, keys in tables.items() for row in rows(why, keys, prefix=table)),
+        *rows(CLASS, " ".join(f"{table}.{name}" for table in tables for name in _CLASSES)),
+        *rows(in_float32, "model_dtype", prefix=fsdp, changes_meaning=True, neutral=FLOAT32),
+        *rows("sums are of float32", "mixed_precision.reduce_dtype", prefix=fsdp, changes_meaning=True, neutral=FLOAT32),
+        *rows("model.dtype", "mixed_precision.param_dtype mixed_precision.buffer_dtype", prefix=fsdp, changes_meaning=True),
+        *(
+            row
+            for table in (fsdp, f"{role}.megatron")
+            for row in rows(
+                "weights are not quantised while they train", f"qat.enable {_QAT}", prefix=table, changes_meaning=True
+            )
+        ),
+        *rows("compute is in model.dtype", f"{role}.veomni.mixed_precision", changes_meaning=True, neutral=(True,)),
+        *rows("compute is in model.dtype", f"{role}.torchtitan.mixed_precision", changes_meaning=True, neutral=(False, True)),
+        *rows(why, f"{role}.megatron.router_replay.mode {role}.veomni.router_replay.mode"),
+        *rows("trainer.megatron.ddp takes Megatron's keys", f"{role}.megatron.override_ddp_config", changes_meaning=True),
+        *rows(
+            "trainer.megatron.transformer takes Megatron's keys",
+            f"{role}.megatron.override_mcore_model_config {role}.megatron.override_transformer_config",
+            changes_meaning=True,
+        ),
+        *rows(
+            SPEED,
+            "recompute_granularity recompute_modules recompute_method recompute_num_layers attention_backend",
+            prefix=f"{role}.megatron.override_transformer_config",
+        ),
+        *rows("trainer.megatron.ddp takes Megatron's keys", f"{role}.megatron.override_ddp_config.*", changes_meaning=True),
+        *rows(
+            "trainer.megatron.transformer takes Megatron's keys",
+            f"{role}.megatron.override_mcore_model_config.* {role}.megatron.override_transformer_config.*",
+            changes_meaning=True,
+        ),
+    )
+
+
+_CLASSES = ("_target_", "qat._target_", "router_replay._target_")
+
+
+def _optimizer(prefix: str) -> tuple[Dropped, ...]:
+    """What of an optimizer is neither read nor the same everywhere."""
+    return (
+        *rows(CLASS, "_target_", prefix=prefix),
+        *rows("the run's steps, which verl's trainer puts here", "total_training_steps", prefix=prefix),
+        *rows(
+            "AdamW is the only optimizer",
+            "optimizer name",
+            prefix=prefix,
+            changes_meaning=True,
+            neutral=("AdamW", "adamw", "adam"),
+        ),
+        *rows("AdamW is the only optimizer", "optimizer_impl", prefix=prefix, changes_meaning=True, neutral=("torch.optim",)),
+        *rows(
+            "trainer.megatron.optimizer takes Megatron's keys; AdamW has no others under fsdp2",
+            "override_optimizer_config override_optimizer_config.*",
+            prefix=prefix,
+            changes_meaning=True,
+        ),
+        *rows("the warm-up begins at 0", "lr_warmup_init lr_start", prefix=prefix, changes_meaning=True, neutral=(0,)),
+        *rows("a cosine has one half-wave", "num_cycles", prefix=prefix, changes_meaning=True, neutral=(0.5,)),
+        *rows("the decay ends with the run", "lr_decay_ratio", prefix=prefix, changes_meaning=True, neutral=(1,)),
+        *rows(
+            "the rate is that of one step earlier", "zero_indexed_step", prefix=prefix, changes_meaning=True, neutral=(True,)
+        ),
+        *rows(
+            "weight decay is constant", "weight_decay_incr_style", prefix=prefix, changes_meaning=True, neutral=("constant",)
+        ),
+        *rows("no such decay", "lr_wsd_decay_steps", prefix=prefix, changes_meaning=True),
+        *rows("of a decay that lr_wsd_decay_steps has", "lr_wsd_decay_style", prefix=prefix),
+        *rows(
+            "moments and gradients are float32",
+            "main_grads_dtype exp_avg_dtype exp_avg_sq_dtype",
+            prefix=prefix,
+            changes_meaning=True,
+            neutral=FLOAT32,
+        ),
+        *rows("moments are those of their dtypes", "use_precision_aware_optimizer", prefix=prefix),
+        *rows("the schedule is the recipe's", "use_checkpoint_opt_param_scheduler", prefix=prefix, changes_meaning=True),
+        *rows(
+            "of the optimizer muon, which is not here",
+            "use_layer_wise_distributed_optimizer muon_momentum muon_nesterov muon_split_qkv muon_scale_mode "
+            "muon_coefficient_type muon_num_ns_steps muon_tp_mode muon_fp32_matmul_prec muon_extra_scale_factor "
+            "muon_scalar_optimizer muon_match_adamw_update_rms",
+            prefix=prefix,
+        ),
+    )
+
+
+def _model(prefix: str) -> tuple[Dropped, ...]:
+    """What of a model changes its numbers, and what its speed alone."""
+    return (
+        *rows(CLASS, "_target_ mtp._target_", prefix=prefix),
+        *rows(
+            SPEED,
+            "use_shm enable_activation_offload use_remove_padding use_liger use_fused_kernels "
+            "fused_kernel_options.impl_backend tiled_mlp.enabled tiled_mlp.num_shards lora.merge "
+            "lora.a2a_experimental lora.dtype",
+            prefix=prefix,
+        ),
+        *rows("code that a model brings is not imported", "external_lib", prefix=prefix, changes_meaning=True),
+        *rows("the model's config.json counts as it is", "hf_config_path", prefix=prefix, changes_meaning=True),
+        *rows(
+            "the model's config.json counts as it is",
+            "override_config override_config.model_config override_config.moe_config.freeze_moe_router override_config.*",
+            prefix=prefix,
+            changes_meaning=True,
+        ),
+        *rows("adapters are those of LoRA", "lora.type", prefix=prefix, changes_meaning=True, neutral=("lora",)),
+        *rows("dropout is before A", "lora.dropout_position", prefix=prefix, changes_meaning=True, neutral=("pre",)),
+        *rows("A begins as PEFT's does, uniform in ±1/√in", "lora.lora_A_init_method", prefix=prefix),
+        *rows("B begins at zero", "lora.lora_B_init_method", prefix=prefix, changes_meaning=True, neutral=("zero",)),
+        *rows(
+            "adapters train in the language model alone",
+            "lora.freeze_vision_model lora.freeze_vision_projection lora.freeze_language_model",
+            prefix=prefix,
+            changes_meaning=True,
+            neutral=(True,),
+        ),
+        *rows(
+            "trainer.megatron.mtp trains a head that predicts further tokens",
+            "mtp.enable mtp.enable_train",
+            prefix=prefix,
+            changes_meaning=True,
+        ),
+        *rows(
+            "of a head that predicts further tokens: trainer.megatron.mtp and generator.vllm.speculative_method",
+            "mtp.enable_rollout mtp.detach_encoder mtp.mtp_loss_scaling_factor mtp.speculative_algorithm "
+            "mtp.speculative_num_steps "
+            "mtp.speculative_eagle_topk mtp.speculative_num_draft_tokens mtp.method mtp.num_speculative_tokens",
+            prefix=prefix,
+        ),
+    )
+
+
+_ACTOR_ROWS = (
+    *rows(CLASS, "_target_ policy_loss._target_ checkpoint._target_ router_replay._target_", prefix=ACTOR),
+    *rows(
+        SPEED,
+        f"{_CHUNKS} use_torch_compile use_fused_kernels use_remove_padding use_prefix_grouper pad_to_length "
+        "rollout_n load_weight "
+        "sum_pi_squared_checkpointing calculate_entropy",
+        prefix=ACTOR,
+    ),
+    *rows(LOGS, "save_contents load_contents async_save strict mbridge_config", prefix=f"{ACTOR}.checkpoint"),
+    *rows("each sample is trained on once", "ppo_epochs", prefix=ACTOR, changes_meaning=True, neutral=(1,)),
+    *rows("older names of keys that count for each GPU", "ppo_micro_batch_size", prefix=ACTOR),
+    *rows("the order of groups within a step is that of their prompts", "shuffle", prefix=ACTOR, changes_meaning=True),
+    *rows("of shuffle", "data_loader_seed", prefix=ACTOR),
+    *rows("of estimators that are not here", "calculate_sum_pi_squared", prefix=ACTOR),
+    *rows("of the loss dro, which is not here", "policy_loss.dro_beta", prefix=ACTOR, changes_meaning=True),
+    *rows(LOGS, "router_replay.record_file router_replay.replay_file", prefix=ACTOR),
+    *rows("weights are not quantised while they train", f"qat.enable {_QAT}", prefix=ACTOR, changes_meaning=True),
+    *rows(
+        'importance_correction = "token" with this importance_maximum, in verl before rollout_correction',
+        "tis_imp_ratio_cap",
+        prefix=ACTOR,
+        changes_meaning=True,
+        neutral=(-1, 0),
+    ),
+    *rows('previous_logprobs = "generation"', "use_rollout_log_probs", prefix=ACTOR, changes_meaning=True),
+    *_engines(ACTOR, f"{ACTOR}.fsdp_config", SPEED),
+    *_optimizer(f"{ACTOR}.optim"),
+)
+_REF_ROWS = (
+    *rows(
+        LAYOUT,
+        f"{_CHUNKS} rollout_n strategy use_torch_compile log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
+        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu router_replay.mode router_replay.record_file load_weight "
+        "router_replay.replay_file router_replay._target_ ulysses_sequence_parallel_size pad_to_length _target_",
+        prefix=REF,
+    ),
+    *_engines(REF, f"{REF}.fsdp_config", LAYOUT),
+    *rows(
+        "a reference is not trained",
+        "_target_ name lr lr_warmup_steps_ratio total_training_steps weight_decay lr_warmup_steps betas "
+        "clip_grad eps decay_type "
+        "min_lr_factor",
+        prefix=f"{REF}.optim",
+    ),
+)
+_ROLLOUT_ROWS = (
+    *rows(
+        CLASS,
+        "_target_ val_kwargs._target_ multi_turn._target_ agent._target_ agent.custom_async_server._target_ "
+        "checkpoint_engine._target_ trace._target_ prometheus._target_",
+        prefix=ROLLOUT,
+    ),
+    *rows(
+        SPEED,
+        "mode nnodes n_gpus_per_node seed full_determinism cudagraph_capture_sizes data_parallel_size expert_parallel_size "
+        "pipeline_model_parallel_size moe_tensor_parallel_size enable_chunked_prefill scheduling_policy "
+        "load_format layered_summon "
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu "
+        "disable_log_stats multi_stage_wake_up skip_tokenizer_init enable_sleep_mode standalone_gpu_memory_utilization "
+        "layer_name_map.qkv_layer_name layer_name_map.gate_proj_layer_name",
+        prefix=ROLLOUT,
+    ),
+    *rows(LOGS, "moe_load_balance_metrics_interval", prefix=ROLLOUT),
+    *rows("model.dtype", "dtype", prefix=ROLLOUT, changes_meaning=True, neutral=("bfloat16",)),
+    *rows("an answer ends with its end token", "ignore_eos", prefix=ROLLOUT, changes_meaning=True),
+    *rows("samples are drawn", "do_sample", prefix=ROLLOUT, changes_meaning=True, neutral=(True,)),
+    *rows("no token is penalised", "repetition_penalty", prefix=ROLLOUT, changes_meaning=True, neutral=(1,)),
+    *rows("no token is penalised", "presence_penalty frequency_penalty", prefix=ROLLOUT, changes_meaning=True, neutral=(0,)),
+    *rows("rollout.top_p and top_k alone cut a distribution", "min_p", prefix=ROLLOUT, changes_meaning=True, neutral=(0,)),
+    *rows(
+        "log-probabilities are those that were sampled from",
+        "logprobs_mode",
+        prefix=ROLLOUT,
+        changes_meaning=True,
+        neutral=("processed_logprobs",),
+    ),
+    *rows("generator.vllm.quantization", "quantization quantization_config_file", prefix=ROLLOUT, changes_meaning=True),
+    *rows("async.extra_prompts", "over_sample_rate", prefix=ROLLOUT, changes_meaning=True, neutral=(0,)),
+    *rows("earlier samples are not read in place of new ones", "skip_rollout", prefix=ROLLOUT, changes_meaning=True),
+    *rows(LOGS, "skip_dump_dir", prefix=ROLLOUT),
+    *rows("drafts of the next tokens: generator.vllm.speculative_method", "mtp mtp.*", prefix=ROLLOUT),
+    *rows("as the actor's", "qat qat.*", prefix=ROLLOUT),
+    *rows(
+        TOOLS,
+        "agent.default_agent_loop",
+        prefix=ROLLOUT,
+        changes_meaning=True,
+        neutral=("single_turn_agent",),
+    ),
+    *rows(
+        TOOLS,
+        "agent.agent_loop_config_path agent.custom_async_server.path agent.custom_async_server.name "
+        "multi_turn.max_assistant_turns multi_turn.max_user_turns multi_turn.tool_config_path multi_turn.function_tool_path "
+        "multi_turn.interaction_config_path multi_turn.num_repeat_rollouts multi_turn.use_inference_chat_template",
+        prefix=ROLLOUT,
+        changes_meaning=True,
+    ),
+    *rows(TOOLS, "multi_turn.max_parallel_calls", prefix=ROLLOUT, changes_meaning=True, neutral=(1,)),
+    *rows(TOOLS, "multi_turn.max_tool_response_length", prefix=ROLLOUT, changes_meaning=True, neutral=(256,)),
+    *rows(TOOLS, "multi_turn.tool_response_truncate_side", prefix=ROLLOUT, changes_meaning=True, neutral=("middle",)),
+    *rows("rollout.tool_parser", "multi_turn.format", prefix=ROLLOUT, changes_meaning=True, neutral=("hermes",)),
+    *rows(LOGS, "multi_turn.tokenization_sanity_check_mode", prefix=ROLLOUT),
+    *rows(SPEED, "agent.num_workers", prefix=ROLLOUT),
+    *rows(
+        "generator.vllm.engine takes vLLM's arguments",
+        "engine_kwargs.vllm engine_kwargs.vllm.*",
+        prefix=ROLLOUT,
+        changes_meaning=True,
+    ),
+    *rows(
+        "of an engine that is not taken",
+        "engine_kwargs.sglang engine_kwargs.trtllm engine_kwargs.sglang.* engine_kwargs.trtllm.*",
+        prefix=ROLLOUT,
+    ),
+    *rows(LOGS, "trace.* prometheus.*", prefix=ROLLOUT),
+    *rows(SPEED, "checkpoint_engine.* disaggregation.*", prefix=ROLLOUT),
+)
+_CRITIC_ROWS = (
+    *rows(CLASS, "_target_ checkpoint._target_", prefix="critic"),
+    *rows(LOGS, "save_contents load_contents async_save mbridge_config", prefix="critic.checkpoint"),
+    *rows(
+        SPEED,
+        "rollout_n strategy enable ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu "
+        "forward_max_token_len_per_gpu forward_micro_batch_size forward_micro_batch_size_per_gpu "
+        "ulysses_sequence_parallel_size "
+        "nccl_timeout load_weight data_loader_seed model.enable_gradient_checkpointing model.trust_remote_code",
+        prefix="critic",
+    ),
+    *rows("each sample is trained on once", "ppo_epochs", prefix="critic", changes_meaning=True, neutral=(1,)),
+    *rows("the order of groups within a step is that of their prompts", "shuffle", prefix="critic", changes_meaning=True),
+    *rows("of aggregations that the critic has not", "loss_scale_factor", prefix="critic", changes_meaning=True),
+    *rows("the critic has the policy's tokenizer", "model.tokenizer_path model.custom_chat_template", prefix="critic"),
+    *rows(
+        "all of the critic's weights train", "lora_rank lora.rank", prefix="critic.model", changes_meaning=True, neutral=(0,)
+    ),
+    *rows(
+        "all of the critic's weights train",
+        "lora_adapter_path lora.adapter_path exclude_modules lora.exclude_modules",
+        prefix="critic.model",
+        changes_meaning=True,
+    ),
+    *rows(
+        "of adapters, which a critic has none of",
+        "lora_alpha target_modules lora.alpha lora.dropout lora.target_modules",
+        prefix="critic.model",
+    ),
+    *rows("optimizer.betas", "optim.betas", prefix="critic"),
+    *rows("optimizer.eps", "optim.eps", prefix="critic"),
+    *rows(
+        "the critic has the policy's schedule",
+        "min_lr_ratio min_lr lr_min min_lr_factor lr_decay_steps warmup_style decay_type",
+        prefix="critic.optim",
+    ),
+    *_engines("critic", "critic.fsdp", SPEED),
+    *rows(SPEED, f"{_FSDP} _target_ model_dtype", prefix="critic.model.fsdp_config"),
+    *_optimizer("critic.optim"),
+    *_model("critic.model"),
+)
+ROWS = (
+    *_ACTOR_ROWS,
+    *_REF_ROWS,
+    *_model(MODEL),
+    *_ROLLOUT_ROWS,
+    *_CRITIC_ROWS,
+    *ALGORITHM_ROWS,
+    *DATA_ROWS,
+    *TRAINER_ROWS,
+    *REWARD_ROWS,
+    *DISTILLATION_ROWS,
+    *OTHER_ROWS,
+)
+"""Keys without a counterpart; the first row counts."""
+OPEN_TABLES = tuple(row.pattern.removesuffix(".*") for row in ROWS if row.pattern.endswith(".*"))
+"""Tables whose keys verl passes on, or that cannot change what is trained."""
