@@ -128,7 +128,9 @@ def _rollouts(source: Source, values: dict[str, Any], path: Path) -> None:
                 "grpo.overlong_filtering",
                 "an answer that was cut leaves its group's baseline and deviation too, where there it leaves the loss alone",
             )
-    values["rollout.max_turns"] = source.integer("grpo.max_rollout_turns", 1, least=1)
+    turns = source.integer("grpo.max_rollout_turns", 1, least=1)
+    if values["environment.name"] != "nemo_gym":  # whose agents ask as often as they like
+        values["rollout.max_turns"] = turns
     import_generation(source, values)
     import_asynchrony(source, values)
 

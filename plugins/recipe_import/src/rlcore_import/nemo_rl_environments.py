@@ -86,12 +86,13 @@ def _gym(source: Source, values: dict[str, Any]) -> None:
     values["environment.name"] = "nemo_gym"
     source.take(GYM)
     for table, ours in SPLITS.items():
-        file = of_set(source, table, "data_path")
-        if file and source.look(table):
-            for key in [key for key in values if key.startswith(f"{ours}.")]:
-                del values[key]
+        for key in [key for key in values if key.startswith(f"{ours}.")]:
+            del values[key]
+        if (file := of_set(source, table, "data_path")) and source.look(table):
             values[f"{section}.{'train' if table == TRAIN else 'evaluation'}_files"] = [file]
             values[f"{ours}.source"] = "environment"
+    if f"{section}.train_files" not in values:
+        source.report(GYM, "environment.nemo_gym.train_files names its files of rows")
     source.report(GYM, "start NeMo Gym with this configuration before the run; environment.nemo_gym.head_url is its address")
     if source.look(f"{GYM}.effort_levels"):
         source.report(f"{GYM}.effort_levels", "no reward is scaled by the length of its answer")

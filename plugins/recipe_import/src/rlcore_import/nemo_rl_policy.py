@@ -150,7 +150,8 @@ def _megatron(source: Source, values: dict[str, Any]) -> None:
         values[f"{section}.fp8"] = True
         values[f"{section}.transformer.fp8_recipe"] = source.text(f"{prefix}.fp8_cfg.fp8_recipe", "blockwise")
     reduces = f"{prefix}.distributed_data_parallel_config.grad_reduce_in_fp32"
-    values[f"{section}.ddp.grad_reduce_in_fp32"] = source.flag(reduces)
+    if source.look(reduces) is not None:
+        values[f"{section}.ddp.grad_reduce_in_fp32"] = source.flag(reduces)
 
 
 def _adapters(source: Source, values: dict[str, Any], *, is_megatron: bool) -> None:

@@ -17,8 +17,8 @@ _OVERRIDE = re.compile(r"\+{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
 _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
 
 
-class _Loader(yaml.SafeLoader):
-    """As SafeLoader, but 1e-6 is a number, as YAML 1.2 and OmegaConf have it."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """As SafeLoader, by libyaml where it is there, but 1e-6 is a number, as YAML 1.2 and OmegaConf have it."""
 
 
 _Loader.add_implicit_resolver(
