@@ -1,11 +1,21 @@
 """verl's configuration: hydra's groups, arguments behind the file, and what each key means here."""
 
+import itertools
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore.spi import CheckContext, ConfigError, ImportedRecipe, ModelSpec
+from rlcore_grpo.check import check as check_grpo
+from rlcore_import.source import UNKNOWN, UNREAD
 from rlcore_import.verl import import_recipe
+from rlcore_import.yaml_files import below, merge
+from rlcore_ppo.check import check as check_ppo
+
+from .test_listed_keys import defaults_of
 
 FILES = {
     "ppo_trainer.yaml": """
@@ -140,3 +150,138 @@ def test_a_group_that_is_not_there_and_other_files_are_refused(config: Path, tmp
     other.write_text("trainer: {}\n")
     with pytest.raises(ConfigError, match="main_ppo"):
         import_recipe(other)
+
+
+CHOICES = (
+    [
+        f"algorithm.adv_estimator={one}"
+        for one in ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gae")
+    ],
+    [
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={one}"
+        for one in ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "bypass_mode")
+    ],
+    [f"algorithm.use_kl_in_reward={one}" for one in (True, False)],
+    [f"actor_rollout_ref.actor.use_kl_loss={one}" for one in (True, False)],
+    [f"algorithm.kl_ctrl.kl_coef={one}" for one in (0, 0.01)],
+    [
+        "actor_rollout_ref.actor.kl_loss_coef=0",
+        "actor_rollout_ref.actor.kl_loss_type=k2+",
+        "actor_rollout_ref.actor.kl_loss_type=kl",
+    ],
+    [
+        f"actor_rollout_ref.actor.loss_agg_mode={one}"
+        for one in ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+    ],
+    [
+        "algorithm.norm_adv_by_std_in_grpo=False",
+        "actor_rollout_ref.actor.clip_ratio_c=1.0",
+        "actor_rollout_ref.actor.clip_ratio=0",
+    ],
+    [
+        "algorithm.rollout_correction=null",
+        *(
+            f"algorithm.rollout_correction={{{one}}}"
+            for one in (
+                "rollout_is: token",
+                "rollout_is: sequence, rollout_is_threshold: '0.5_2.0'",
+                "bypass_mode: true",
+                "bypass_mode: true, loss_type: reinforce, rollout_is: sequence",
+                "bypass_mode: true, loss_type: reinforce",
+                "rollout_rs: seq_mean_k1, rollout_rs_threshold: 1.1",
+            )
+        ),
+    ],
+    [f"actor_rollout_ref.rollout.n={one}" for one in (1, 4)],
+    ["trainer.use_v1=true", "trainer.use_v1=false"],
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_recipe_that_is_written_passes_the_check(config: Path, valid, seed: int) -> None:
+    """The values of each key, and what does not go together, of choices at random among all that there are."""
+    chance = random.Random(seed)
+    context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=8, max_sequence_length=8)
+    for _ in range(25):
+        overrides = [chance.choice(choices) for choices in CHOICES]
+        recipe = valid(import_recipe(config, overrides))
+        check = check_ppo if recipe.algorithm.name == "ppo" else check_grpo
+        assert not check(context, recipe.algorithm.options[recipe.algorithm.name]), overrides
+
+
+def of_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for key, value in keys.items():
+        *names, last = key.split(".")
+        tables = merge(tables, below(".".join(names), {last: value}))
+    return tables
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """verl's own defaults, with all keys of all engines."""
+    file = tmp_path_factory.mktemp("defaults") / "ppo_trainer.yaml"
+    file.write_text(yaml.safe_dump(of_keys({key: values[0] for key, values in defaults_of("verl").items()})))
+    return file
+
+
+def test_verls_own_defaults_are_known_and_mean_the_same_but_for_a_few(whole: Path) -> None:
+    found = import_recipe(whole, ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"])
+    assert not [one for one in found.unmapped if one.why in (UNKNOWN, UNREAD)]
+    assert told(found) == {"data.train_files", "trainer.total_epochs", "trainer.total_training_steps"}
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron", "veomni", "torchtitan"])
+def test_no_engine_reads_what_another_has(whole: Path, valid, strategy: str, estimator: str) -> None:
+    overrides = [f"algorithm.adv_estimator={estimator}", f"actor_rollout_ref.actor.strategy={strategy}"]
+    found = import_recipe(whole, [*overrides, "actor_rollout_ref.rollout.n=2"])
+    assert not [one.key for one in found.unmapped if one.why in (UNKNOWN, UNREAD)]
+    valid(found)
+
+
+def test_what_nobody_listed_stands_first(whole: Path) -> None:
+    new = [
+        "+actor_rollout_ref.rollout.brand_new=1",
+        "+algorithm.rollout_correction.newer=2",
+        "+reward_model.reward_kwargs.newest=3",
+    ]
+    found = import_recipe(whole, [*new, "custom_reward_function.path=mine.py"])
+    assert {one.key for one in found.unmapped[:3]} == {one.lstrip("+").partition("=")[0] for one in new}
+    assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[:3])
+    assert UNKNOWN not in {one.why for one in found.unmapped[3:]}
+
+
+@pytest.mark.parametrize(
+    ("manager", "table"), itertools.product(("dapo", "naive"), ("reward.reward_kwargs", "reward_model.reward_kwargs"))
+)
+def test_dapos_penalty_of_long_answers_counts_with_its_manager(config: Path, valid, manager: str, table: str) -> None:
+    buffer = f"{table}={{overlong_buffer_cfg: {{enable: true, len: 256, penalty_factor: 0.5, log: false}}, max_resp_len: 1024}}"
+    key = "reward.reward_manager.name" if table.startswith("reward.") else "reward_model.reward_manager"
+    overrides = [f"+{buffer}", f"+{key}={manager}", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2"]
+    found = import_recipe(config, overrides)
+    loss = valid(found).algorithm.options["grpo"]
+    if manager == "naive":
+        assert loss.length_penalty == "none"
+        assert f"{table}.overlong_buffer_cfg.enable" in told(found)
+    else:
+        assert (loss.length_penalty, loss.length_penalty_buffer, loss.length_penalty_weight) == ("soft_overlong", 0.25, 0.5)
+
+
+def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None:
+    overrides = ["+trainer.critic_warmup=11", "+critic.optim.weight_decay=0.1", "+critic.optim.lr_warmup_steps=3"]
+    found = import_recipe(config, overrides)
+    critic = valid(found).critic
+    assert (critic.warmup_steps, critic.weight_decay) == (10, 0.1)  # verl's policy trains from step 11 on, counted from 1
+    assert "critic.optim.lr_warmup_steps" in told(found)
+
+
+def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> None:
+    groups = "algorithm.filter_groups={enable: true, max_num_gen_batches: 10, metric: acc}"
+    found = import_recipe(config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"])
+    recipe = valid(found)
+    assert (recipe.rollout.refill_equal_rewards, recipe.rollout.max_refill_ratio) == (True, 9.0)
+    assert "algorithm.filter_groups.metric" in told(found)
+    alone = import_recipe(config, ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"])
+    assert alone.values["algorithm.grpo.advantage_baseline"] == "none"
+    assert "actor_rollout_ref.rollout.n" in told(alone)

@@ -1,7 +1,7 @@
 """Another library's values, each of which is taken once, or told with what becomes of it."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -57,15 +57,21 @@ class Source:
     mapped: Mapping[str, str]
     """What becomes of each key that is read."""
     dropped: Sequence[Dropped]
-    """What becomes of each other key that is listed; the first row counts."""
+    """What becomes of each other key that is listed: by its own row, else the first of a table around it."""
+    by_key: Mapping[str, Dropped] = field(init=False)
+    """Rows of single keys."""
     partial_switches: Collection[str] = ()
     """Keys `enable` and `enabled` that switch off less than the table which they are in."""
     taken: dict[str, None] = field(factory=dict)
     """Keys, the last that was taken at the end."""
-    ignored: list[str] = field(factory=list)
+    ignored: set[str] = field(factory=set)
     """Tables of which that library reads nothing in such a recipe."""
     reports: list[Unmapped] = field(factory=list)
     problems: list[Problem] = field(factory=list)
+
+    @by_key.default
+    def _by_key(self) -> Mapping[str, Dropped]:
+        return {row.pattern: row for row in reversed(self.dropped) if "*" not in row.pattern}
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key as it is written, which counts as mapped from then on, a table with all that is in it; the default
@@ -184,7 +190,9 @@ class Source:
         """The row of a key that was not taken, None where it is not listed."""
         if key in self.mapped:
             return Dropped(pattern=key, why=UNREAD, changes_meaning=True)
-        return next((one for one in self.dropped if fnmatchcase(key, one.pattern)), None)
+        if key in self.by_key:
+            return self.by_key[key]
+        return next((row for row in self.dropped if "*" in row.pattern and fnmatchcase(key, row.pattern)), None)
 
     def _is_disabled(self, key: str) -> bool:
         """Whether a table around a listed key says `enabled: false` by a key that is listed."""
@@ -195,7 +203,7 @@ class Source:
 
     def ignore(self, *tables: str) -> None:
         """Count a table's listed keys as off: the other library does not read them in such a recipe."""
-        self.ignored.extend(tables)
+        self.ignored.update(tables)
 
     def _leaves(self, tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in tables.items():
@@ -206,5 +214,6 @@ class Source:
                 yield key, value
 
 
-def _is_within(key: str, tables: Iterable[str]) -> bool:
-    return any(key == table or key.startswith(f"{table}.") for table in tables)
+def _is_within(key: str, tables: Container[str]) -> bool:
+    names = key.split(".")
+    return any(".".join(names[:depth]) in tables for depth in range(1, len(names) + 1))

@@ -154,6 +154,7 @@ def _rewards(source: Source, values: dict[str, Any]) -> None:
             values |= {"environment.name": "reward_model", "environment.reward_model.path": model}
             source.report(enable, "scored by a sequence classifier with one label; a generative one is the environment judge")
     if "environment.name" not in values:
+        source.ignore("reward_model.model", "reward_model.max_length", "reward.reward_model")
         values["environment.name"] = "math"
         why = "the right answer is within reward_model there: write a field `answer`, or a function of the row"
         source.report("data.train_files", why)

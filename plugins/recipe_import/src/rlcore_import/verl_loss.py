@@ -128,7 +128,7 @@ def _advantages(source: Source, values: dict[str, Any], name: str) -> None:
 def _components(source: Source, values: dict[str, Any], name: str) -> None:
     """GDPO's parts of the reward."""
     parts, weights = source.take("algorithm.gdpo_reward_keys", []), source.take("algorithm.gdpo_reward_weights", [])
-    if name != "gdpo":
+    if name != "gdpo" or values["rollout.samples_per_prompt"] == 1:
         return
     if values[f"{GRPO}.advantage_normalisation"] == "none":
         source.report("algorithm.norm_adv_by_std_in_grpo", "parts of a reward are divided by their groups' deviation")
@@ -168,10 +168,10 @@ def _loss(source: Source, values: dict[str, Any], section: str) -> None:
     values[f"{section}.previous_logprobs"] = "trainer"
     mode = source.text(f"{POLICY_LOSS}.loss_mode", "vanilla")
     is_bypassed = source.flag(f"{CORRECTION}.bypass_mode") or mode == "bypass_mode"
-    if mode == "bypass_mode" or (is_bypassed and not source.look("trainer.use_v1")):
-        mode = (
-            "vanilla"  # verl's older trainer sets this mode, which is the clipped loss or REINFORCE; the newer keeps the loss
-        )
+    # verl's older trainer sets that mode, which is the clipped loss or REINFORCE; its newer one keeps the loss.
+    reads_type = mode == "bypass_mode" or (is_bypassed and not source.look("trainer.use_v1"))
+    if reads_type:
+        mode = "vanilla"
     if section == PPO and mode != "vanilla":
         source.report(f"{POLICY_LOSS}.loss_mode", "with a critic the clipped loss is the only one")
         mode = "vanilla"
@@ -191,7 +191,7 @@ def _loss(source: Source, values: dict[str, Any], section: str) -> None:
             elif (value := source.number(theirs)) is not None:
                 values[f"{section}.{ours}"] = value
     _normalisation(source, values, section, loss)
-    _correction(source, values, section, is_bypassed=is_bypassed)
+    _correction(source, values, section, is_bypassed=is_bypassed, reads_type=reads_type)
     if coefficient := source.number(f"{ACTOR}.entropy_coeff", 0.0, least=0):
         values[f"{section}.entropy_coefficient"] = coefficient
 
@@ -236,7 +236,7 @@ def _normalisation(source: Source, values: dict[str, Any], section: str, loss: L
         values[f"{section}.constant_length"] = 1
 
 
-def _correction(source: Source, values: dict[str, Any], section: str, *, is_bypassed: bool) -> None:
+def _correction(source: Source, values: dict[str, Any], section: str, *, is_bypassed: bool, reads_type: bool) -> None:
     """Weights and masks for the generator's other numerics."""
     kind = source.text(f"{CORRECTION}.rollout_is")
     low, high = _bounds(source, f"{CORRECTION}.rollout_is_threshold", source.take(f"{CORRECTION}.rollout_is_threshold", 2.0))
@@ -244,7 +244,7 @@ def _correction(source: Source, values: dict[str, Any], section: str, *, is_bypa
     how = source.text(f"{CORRECTION}.loss_type", "ppo_clip")
     values[f"{section}.importance_correction"] = "none"
     if is_bypassed:
-        _bypass(source, values, section, kind=kind, maximum=high, is_reinforce=how == "reinforce")
+        _bypass(source, values, section, kind=kind, maximum=high, is_reinforce=reads_type and how == "reinforce")
     elif kind not in (None, "token", "sequence"):
         source.report(f"{CORRECTION}.rollout_is", "no such weights: none are taken")
     elif kind is not None and not measures:
@@ -267,6 +267,9 @@ def _bypass(
     source: Source, values: dict[str, Any], section: str, *, kind: str | None, maximum: float, is_reinforce: bool
 ) -> None:
     """Two policies: the ratio is that to the generator's probabilities."""
+    if values.get(f"{section}.objective") == "kl_cov":
+        source.report(f"{CORRECTION}.bypass_mode", "the loss kl_cov needs the trainer's probabilities")
+        return
     values[f"{section}.previous_logprobs"] = "generation"
     if not is_reinforce:
         return

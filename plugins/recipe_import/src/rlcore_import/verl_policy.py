@@ -208,11 +208,16 @@ def import_trainer(source: Source, values: dict[str, Any]) -> None:
     if engine is not _TURBO:
         source.ignore(f"{ACTOR}.fsdp_config.turbo_config")
     else:
-        source.ignore(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size")
+        source.ignore(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
     values["trainer.name"] = engine.trainer
     prefix, ours = f"{ACTOR}.{engine.section}", f"trainer.{engine.trainer}"
     for theirs, size in engine.sizes:
         values[f"{ours}.{size}"] = source.integer(f"{prefix}.{theirs}", 1, least=1)
+    older = source.integer(f"{ACTOR}.ulysses_sequence_parallel_size", 1, least=1)
+    if older > 1 and engine is _FSDP:
+        values[f"{ours}.context_parallel"] = older  # the older place, which overrules the newer one
+    elif older > 1:
+        source.report(f"{ACTOR}.ulysses_sequence_parallel_size", "of the engine fsdp alone", changes_meaning=False)
     recomputes = source.flag(f"{MODEL}.enable_gradient_checkpointing", default=True)
     if engine is _MEGATRON:
         _recompute(source, values, prefix, recomputes=recomputes)
@@ -237,9 +242,6 @@ def _recompute(source: Source, values: dict[str, Any], prefix: str, *, recompute
 
 
 def _fsdp(source: Source, values: dict[str, Any], engine: Engine, prefix: str) -> None:
-    older = source.integer(f"{ACTOR}.ulysses_sequence_parallel_size", 1, least=1)
-    if engine is _FSDP and older > 1:
-        values["trainer.fsdp2.context_parallel"] = older  # the older place, which overrules the newer one
     if source.flag(f"{ACTOR}.freeze_vision_tower"):
         values["trainer.fsdp2.freeze"] = "vision"
     offloads = "enable_fsdp_offload" if engine is _VEOMNI else "offload_policy"

@@ -1,0 +1,256 @@
+"""The rate at each step, the layouts of verl's engines, adapters and sampling."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.spi import ConfigError, ImportedRecipe, ScheduleSpec
+from rlcore_import.verl import import_recipe
+
+from . import peer_verl
+
+ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+CONFIG = """
+data: {train_batch_size: 64, max_prompt_length: 512, max_response_length: 1024, train_files: t.parquet}
+algorithm: {adv_estimator: grpo}
+actor_rollout_ref:
+  model: {path: acme/small}
+  actor: {strategy: fsdp, ppo_mini_batch_size: 16, optim: {lr: 1e-6}}
+  rollout: {name: vllm, n: 4}
+trainer: {total_training_steps: 40, nnodes: 2, n_gpus_per_node: 8}
+"""
+Read = Callable[..., ImportedRecipe]
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
+    file = tmp_path_factory.mktemp("verl") / "ppo.yaml"
+    file.write_text(CONFIG)
+    return lambda *overrides: import_recipe(Path(file), overrides)
+
+
+def told(found: ImportedRecipe) -> set[str]:
+    return {one.key for one in found.unmapped}
+
+
+def optim(**options: Any) -> list[str]:
+    return [f"++{ACTOR}.optim.{key}={value}" for key, value in options.items()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "theirs"),
+    [
+        ("fsdp", {}, {}),
+        ("fsdp", {"lr_warmup_steps": 10}, {"warmup": 10}),
+        ("fsdp", {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.11}, {"warmup": 4}),
+        ("fsdp2", {"lr_warmup_steps": 0, "lr_warmup_steps_ratio": 0.5}, {"warmup": 20}),
+        (
+            "fsdp",
+            {"lr_scheduler_type": "cosine", "lr_warmup_steps": 4, "min_lr_ratio": 0.1},
+            {"warmup": 4, "kind": "cosine", "least": 0.1},
+        ),
+        ("fsdp", {"warmup_style": "cosine", "lr_scheduler_type": "constant"}, {"kind": "cosine"}),
+        (
+            "megatron",
+            {"lr_decay_style": "linear", "min_lr": 2e-7, "lr_warmup_steps": 8},
+            {"warmup": 8, "kind": "linear", "least": 0.2},
+        ),
+        ("megatron", {"lr_decay_style": "cosine", "min_lr_ratio": 0.9}, {"kind": "cosine"}),  # FSDP's key
+        ("veomni", {"lr_scheduler_type": "cosine", "lr_min": 5e-7, "lr_warmup_steps": 9}, {"kind": "cosine", "least": 0.5}),
+        ("veomni", {"lr_warmup_steps_ratio": 0.25}, {"warmup": 10}),
+        ("torchtitan", {"lr_warmup_steps": 2, "min_lr_factor": 0.3}, {"warmup": 2, "kind": "linear", "least": 0.3}),
+    ],
+)
+def test_the_rate_at_each_step_is_verls(read: Read, strategy: str, options: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """verl's steps are training steps, of four updates here: the rate of a step's first update is verl's of the step, within
+    a warm-up that of its last is verl's of the next step."""
+    found = read(f"{ACTOR}.strategy={strategy}", *optim(**options))
+    schedule = ScheduleSpec(
+        **{key.partition(".")[2]: value for key, value in found.values.items() if key.startswith("schedule.")}
+    )
+    updates, warmup = found.values["training.updates_per_step"], theirs.get("warmup", 0)
+    assert (updates, found.values["run.num_steps"]) == (4, 40)
+    for step in range(40):
+        update = (step + 1) * updates - 1 if step < warmup else step * updates
+        expected = peer_verl.rate(step + (step < warmup), **{"warmup": 0, "steps": 40, **theirs})
+        assert schedule.share(update, 40 * updates) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr_scheduler_type": "cosine", "num_cycles": 1.5},
+        {"lr_warmup_init": 1e-7},
+        {"lr_start": 1e-7},
+        {"zero_indexed_step": False},
+        {"optimizer": "Adam8bit"},
+        {"optimizer_impl": "torchao.optim"},
+        {"override_optimizer_config": "{eps: 1e-5}"},
+        {"weight_decay_incr_style": "cosine"},
+        {"exp_avg_dtype": "bf16"},
+        {"lr_scheduler_type": "polynomial"},
+    ],
+)
+def test_what_changes_the_rate_or_the_optimizer_is_told(read: Read, options: dict[str, Any]) -> None:
+    found = read(*optim(**options))
+    keys = {one.key for one in found.unmapped if one.changes_meaning}
+    assert any(f"{ACTOR}.optim.{name}" in key for key in keys for name in options)
+
+
+def test_a_decay_that_ends_before_or_behind_the_run_is_told(read: Read) -> None:
+    overrides = [f"{ACTOR}.strategy=megatron", *optim(lr_decay_style="cosine", lr_decay_steps=100)]
+    assert f"{ACTOR}.optim.lr_decay_steps" in told(read(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides", "expected"),
+    [
+        ("fsdp", ["fsdp_config.ulysses_sequence_parallel_size=4"], {"fsdp2.context_parallel": 4}),
+        ("fsdp2", ["ulysses_sequence_parallel_size=2"], {"fsdp2.context_parallel": 2}),
+        (
+            "fsdp",
+            ["ulysses_sequence_parallel_size=2", "fsdp_config.ulysses_sequence_parallel_size=4"],
+            {"fsdp2.context_parallel": 2},  # verl's older key overrules
+        ),
+        ("fsdp", ["fsdp_config.fsdp_size=8"], {"fsdp2.replicate": 2}),
+        ("fsdp", ["fsdp_config.fsdp_size=-1"], {"fsdp2.replicate": None}),
+        ("fsdp", ["fsdp_config.fsdp_size=16"], {"fsdp2.replicate": None}),
+        ("fsdp", ["fsdp_config.offload_policy=true"], {"fsdp2.cpu_offload": True}),
+        ("fsdp", ["freeze_vision_tower=true"], {"fsdp2.freeze": "vision"}),
+        (
+            "fsdp_turbo",
+            [
+                "fsdp_config.turbo_config.distributed.ulysses_parallel_size=4",
+                "fsdp_config.turbo_config.distributed.expert_parallel_size=2",
+            ],
+            {"fsdp2.context_parallel": 4, "fsdp2.expert_parallel": 2},
+        ),
+        (
+            "veomni",
+            ["veomni.ulysses_parallel_size=2", "veomni.expert_parallel_size=4", "veomni.fsdp_size=8"],
+            {"fsdp2.context_parallel": 2, "fsdp2.expert_parallel": 4, "fsdp2.replicate": 2},
+        ),
+        (
+            "torchtitan",
+            [
+                "torchtitan.tensor_parallel_size=2",
+                "torchtitan.context_parallel_size=4",
+                "torchtitan.expert_parallel_size=2",
+                "torchtitan.data_parallel_replicate_size=2",
+            ],
+            {"fsdp2.tensor_parallel": 2, "fsdp2.context_parallel": 4, "fsdp2.expert_parallel": 2, "fsdp2.replicate": 2},
+        ),
+        (
+            "megatron",
+            ["megatron.tensor_model_parallel_size=2", "megatron.expert_model_parallel_size=4"],
+            {"megatron.tensor_parallel": 2, "megatron.expert_parallel": 4, "megatron.expert_tensor_parallel": 2},
+        ),
+        (
+            "megatron",
+            ["megatron.override_transformer_config.recompute_granularity=selective"],
+            {"megatron.recompute": "selective"},
+        ),
+    ],
+)
+def test_layouts_are_those_of_the_engine(read: Read, strategy: str, overrides: list[str], expected: dict[str, Any]) -> None:
+    found = read(f"{ACTOR}.strategy={strategy}", *(f"++{ACTOR}.{one}" for one in overrides))
+    assert {key: found.values.get(f"trainer.{key}") for key in expected} == expected
+
+
+def test_shards_that_do_not_go_with_the_layout_are_told(read: Read) -> None:
+    found = read(f"+{ACTOR}.fsdp_config.fsdp_size=5")
+    assert f"{ACTOR}.fsdp_config.fsdp_size" in told(found)
+    assert "trainer.fsdp2.replicate" not in found.values
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ([f"++{ACTOR}.grad_clip=0.5", f"++{ACTOR}.optim.clip_grad=2.0"], 0.5),
+        (["++model_engine=dp", f"++{ACTOR}.optim.clip_grad=2.0"], 2.0),
+    ],
+)
+def test_gradients_are_clipped_where_verls_engine_reads_it(read: Read, head: list[str], expected: float) -> None:
+    assert read(*head).values["optimizer.max_grad_norm"] == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["lora_rank=8", "lora_alpha=64"], {"rank": 8, "alpha": 64.0, "targets": ["all-linear"]}),
+        (
+            ["lora_rank=8", "target_modules=[q_proj,v_proj]", "lora_adapter_path=/a"],
+            {"targets": ["q_proj", "v_proj"], "init_from": "/a"},
+        ),
+        (["lora_rank=0", "lora_alpha=64"], {"rank": None}),
+        (["lora.rank=16"], {"rank": None}),  # FSDP reads lora_rank
+    ],
+)
+def test_adapters_of_fsdp(read: Read, overrides: list[str], expected: dict[str, Any]) -> None:
+    found = read(*(f"++{MODEL}.{one}" for one in overrides))
+    assert {key: found.values.get(f"lora.{key}") for key in expected} == expected
+
+
+def test_adapters_of_megatron_are_those_of_the_parts_of_its_layers(read: Read) -> None:
+    overrides = [
+        f"{ACTOR}.strategy=megatron",
+        f"+{MODEL}.lora={{rank: 8, alpha: 16, target_modules: [linear_qkv, linear_proj]}}",
+    ]
+    found = read(*overrides)
+    assert found.values["lora.targets"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert (found.values["lora.rank"], found.values["lora.alpha"]) == (8, 16.0)
+    assert f"{MODEL}.lora.target_modules" in told(found)
+
+
+def test_adapters_to_begin_with_are_told_where_there_are_none(read: Read) -> None:
+    assert f"{MODEL}.lora_adapter_path" in told(read(f"+{MODEL}.lora_adapter_path=/a"))
+
+
+@pytest.mark.parametrize(
+    "name", ["repetition_penalty=1.1", "min_p=0.05", "ignore_eos=true", "do_sample=false", "presence_penalty=0.3"]
+)
+def test_how_samples_are_drawn_is_told(read: Read, name: str) -> None:
+    found = read(f"+{ROLLOUT}.{name}")
+    assert f"{ROLLOUT}.{name.partition('=')[0]}" in {one.key for one in found.unmapped if one.changes_meaning}
+    neutral = read(f"+{ROLLOUT}.repetition_penalty=1.0", f"+{ROLLOUT}.min_p=0.0", f"+{ROLLOUT}.do_sample=true")
+    assert not any(one.key.startswith(ROLLOUT) and one.changes_meaning for one in neutral.unmapped)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        (f"{ACTOR}.optim.lr=0", f"{ACTOR}.optim.lr"),
+        (f"{ACTOR}.optim.lr=.inf", f"{ACTOR}.optim.lr"),
+        (f"+{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature"),
+        (f"+{ROLLOUT}.top_p=1.5", f"{ROLLOUT}.top_p"),
+        (f"+{ROLLOUT}.gpu_memory_utilization=0", f"{ROLLOUT}.gpu_memory_utilization"),
+        (f"{ACTOR}.ppo_mini_batch_size=0", f"{ACTOR}.ppo_mini_batch_size"),
+        (f"{ACTOR}.ppo_mini_batch_size=.inf", f"{ACTOR}.ppo_mini_batch_size"),
+        ("data.train_batch_size=-4", "data.train_batch_size"),
+        ("data.max_response_length=0.5", "data.max_response_length"),
+        ("trainer.total_training_steps=.nan", "trainer.total_training_steps"),
+        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node"),
+        (f"{ROLLOUT}.n={{x: 1}}", f"{ROLLOUT}.n"),
+        (f"+{ACTOR}.use_kl_loss=perhaps", f"{ACTOR}.use_kl_loss"),
+        (f"+{ACTOR}.loss_agg_mode=median", f"{ACTOR}.loss_agg_mode"),
+        (f"+{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=0", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
+        (
+            "+algorithm.rollout_correction={rollout_is: token, rollout_is_threshold: 0}",
+            "algorithm.rollout_correction.rollout_is_threshold",
+        ),
+        (f"{MODEL}.path=null", f"{MODEL}.path"),
+        ("+trainer.val_only=true", "trainer.val_only"),
+    ],
+)
+def test_values_that_no_run_can_have_name_their_key(read: Read, override: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: found"):
+        read(override)
+
+
+def test_masters_in_fewer_bits_are_told(read: Read) -> None:
+    assert f"{ACTOR}.fsdp_config.model_dtype" in told(read(f"+{ACTOR}.fsdp_config.model_dtype=bf16"))
+    assert f"{ACTOR}.fsdp_config.model_dtype" not in told(read(f"+{ACTOR}.fsdp_config.model_dtype=fp32"))
+    assert math.isclose(read().values["optimizer.learning_rate"], 1e-6)
