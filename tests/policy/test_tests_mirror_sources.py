@@ -48,6 +48,7 @@ THROUGH = {
     "openai_generation/test_backend.py": "openai_generation/endpoint openai_generation/endpoints openai_generation/errors "
     "openai_generation/probe",
     "openenv/test_environment.py": "openenv/episode openenv/policy",
+    "recipe_import/test_listed_keys.py": "recipe_import/verl_rows",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "sglang_generation/test_backend.py": "sglang_generation/host",
     "verifiers_environment/test_environment.py": "verifiers_environment/client",

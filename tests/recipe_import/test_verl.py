@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
+from rlcore.cli.import_recipe import recipe_text
+from rlcore.run.plan.prepare import prepare
+from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, ConfigError, ImportedRecipe, ModelSpec
 from rlcore_grpo.check import check as check_grpo
+from rlcore_grpo.config import GrpoConfig
 from rlcore_import.source import UNKNOWN, UNREAD
 from rlcore_import.verl import import_recipe
 from rlcore_import.yaml_files import below, merge
 from rlcore_ppo.check import check as check_ppo
+from rlcore_ppo.config import PpoConfig
 
 from .test_listed_keys import defaults_of
 
@@ -197,16 +202,22 @@ CHOICES = (
 )
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_every_recipe_that_is_written_passes_the_check(config: Path, valid, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_every_algorithm_that_is_written_passes_the_check(config: Path, seed: int) -> None:
     """The values of each key, and what does not go together, of choices at random among all that there are."""
     chance = random.Random(seed)
     context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=8, max_sequence_length=8)
-    for _ in range(25):
+    for _ in range(50):
         overrides = [chance.choice(choices) for choices in CHOICES]
-        recipe = valid(import_recipe(config, overrides))
-        check = check_ppo if recipe.algorithm.name == "ppo" else check_grpo
-        assert not check(context, recipe.algorithm.options[recipe.algorithm.name]), overrides
+        values = import_recipe(config, overrides).values
+        section = f"algorithm.{values['algorithm.name']}"
+        options = of_keys(
+            {key.removeprefix(f"{section}."): one for key, one in values.items() if key.startswith(f"{section}.")}
+        )
+        check, options_class = (check_ppo, PpoConfig) if section.endswith("ppo") else (check_grpo, GrpoConfig)
+        found, problems = structure(options, options_class, section)
+        assert not problems, (overrides, problems)
+        assert not check(context, found), overrides
 
 
 def of_keys(keys: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +264,7 @@ def test_what_nobody_listed_stands_first(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manager", "table"), itertools.product(("dapo", "naive"), ("reward.reward_kwargs", "reward_model.reward_kwargs"))
+    ("manager", "table"), list(itertools.product(("dapo", "naive"), ("reward.reward_kwargs", "reward_model.reward_kwargs")))
 )
 def test_dapos_penalty_of_long_answers_counts_with_its_manager(config: Path, valid, manager: str, table: str) -> None:
     buffer = f"{table}={{overlong_buffer_cfg: {{enable: true, len: 256, penalty_factor: 0.5, log: false}}, max_resp_len: 1024}}"
@@ -285,3 +296,69 @@ def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> No
     alone = import_recipe(config, ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"])
     assert alone.values["algorithm.grpo.advantage_baseline"] == "none"
     assert "actor_rollout_ref.rollout.n" in told(alone)
+
+
+OF_MACHINES = (
+    "with a vLLM that was built for cpu",
+    "with no TransformerEngine",
+    "TransformerEngine is not installed",
+    "expected a model directory, or a name on the Hub",
+    "parquet",
+)
+"""What is said of this machine and of files that are not there."""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.experiment_name=..", "+trainer.critic_warmup=3", "+critic.model.path=acme/other"],
+        ["algorithm.adv_estimator=rloo", "algorithm.filter_groups={enable: true}", "trainer.experiment_name=''"],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.strategy=megatron",
+            "+actor_rollout_ref.actor.megatron={tensor_model_parallel_size: 2, virtual_pipeline_model_parallel_size: 2}",
+            "+actor_rollout_ref.model.lora={rank: 8}",
+        ],
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.strategy=veomni",
+            "+actor_rollout_ref.actor.veomni={ulysses_parallel_size: 2, expert_parallel_size: 2, fsdp_size: 4}",
+            "actor_rollout_ref.rollout.top_p=0.9",
+        ],
+        [
+            "+distillation={enabled: true, teacher_models: {t: {model_path: acme/large}}, distillation_loss: {loss_mode: k1, "
+            "use_task_rewards: false, use_policy_gradient: true}}",
+            "algorithm.filter_groups={enable: true, max_num_gen_batches: 5}",
+        ],
+    ],
+    ids=["critic", "groups of one", "megatron", "veomni", "distillation"],
+)
+def test_what_is_written_passes_the_whole_check(config: Path, tmp_path: Path, overrides: list[str]) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe_text(import_recipe(config, overrides), "a test"))
+    try:
+        prepare(recipe)
+    except ConfigError as error:
+        problems = [str(one) for one in error.problems]
+        assert not [one for one in problems if not any(words in one for words in OF_MACHINES)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["+trainer.critic_warmup=41"], "trainer.critic_warmup"),
+        (
+            ["actor_rollout_ref.actor.strategy=megatron", "+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3"],
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+        ),
+        (
+            ["+actor_rollout_ref.actor.ulysses_sequence_parallel_size=16"],
+            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_are_refused_by_their_key(config: Path, overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: found"):
+        import_recipe(config, overrides)

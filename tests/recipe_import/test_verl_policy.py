@@ -243,6 +243,12 @@ def test_how_samples_are_drawn_is_told(read: Read, name: str) -> None:
         ),
         (f"{MODEL}.path=null", f"{MODEL}.path"),
         ("+trainer.val_only=true", "trainer.val_only"),
+        (f"+{ACTOR}.optim.betas=[0.9,.nan]", f"{ACTOR}.optim.betas"),
+        (
+            f"+{ACTOR}.policy_loss={{loss_mode: clip_cov, clip_cov_lb: 5.0, clip_cov_ub: 1.0}}",
+            f"{ACTOR}.policy_loss.clip_cov_lb",
+        ),
+        (f"+{ACTOR}.policy_loss={{loss_mode: kl_cov, ppo_kl_coef: -1}}", f"{ACTOR}.policy_loss.ppo_kl_coef"),
     ],
 )
 def test_values_that_no_run_can_have_name_their_key(read: Read, override: str, key: str) -> None:

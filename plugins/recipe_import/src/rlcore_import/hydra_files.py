@@ -52,10 +52,15 @@ def _by_hydra(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> di
     from omegaconf.errors import OmegaConfBaseException
 
     found = [f"{HYDRA}.searchpath=[{','.join(f'file://{root}' for root in roots[1:])}]"] if len(roots) > 1 else []
-    overrides = [override for override in overrides if not override.lstrip("+").startswith(f"{HYDRA}.searchpath=")]
+    choices = _Choices(roots=roots)
+    for override in (one.strip() for one in overrides):
+        if choices.takes(override) or override.startswith("~"):
+            found.append(override)
+        elif not override.lstrip("+").startswith(f"{HYDRA}.searchpath="):
+            found.append(f"++{override.lstrip('+')}")  # a key that is new, or there already, is no error: it is told
     try:
         with initialize_config_dir(config_dir=str(path.parent), version_base=None):
-            composed = compose(config_name=path.stem, overrides=[*found, *overrides])
+            composed = compose(config_name=path.stem, overrides=found)
         values: dict[str, Any] = OmegaConf.to_container(composed, resolve=False)
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as problem:
         expected = "what hydra composes to a configuration; import from a whole checkout"
@@ -83,7 +88,7 @@ class _Choices:
     named: dict[str, str] = field(factory=dict)
     """Names by group, or group@package, behind the file."""
     overridden: dict[str, str] = field(factory=dict)
-    """Those of `override` in `defaults`; the outermost counts."""
+    """Names by group that entries `override` of `defaults` give; the outermost counts."""
     added: list[tuple[str, str | None, str]] = field(factory=list)
     removed: list[str] = field(factory=list)
     made: dict[str, str] = field(factory=dict)

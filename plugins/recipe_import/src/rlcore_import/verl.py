@@ -50,7 +50,8 @@ def _run(source: Source, values: dict[str, Any]) -> None:
         source.report("trainer.total_training_steps", "not told, so that epochs count there: 100 steps are written")
     values["run.num_steps"] = steps or 100
     values["run.directory"] = f"runs/{source.text('trainer.project_name', 'verl')}"
-    values["run.name"] = str(source.text("trainer.experiment_name", "run")).replace("/", "-")
+    name = str(source.text("trainer.experiment_name", "run")).replace("/", "-")
+    values["run.name"] = "run" if name in ("", ".", "..") else name
     if seed := source.integer("data.seed", least=0):
         values["run.seed"] = seed
     values["checkpoint.every_n_steps"] = max(0, source.integer("trainer.save_freq", 0))
@@ -86,6 +87,9 @@ def _step(source: Source, values: dict[str, Any]) -> None:
     if longest < prompt + answer:
         source.report(f"{ROLLOUT}.max_model_len", "an answer may be as long as rollout.max_response_tokens behind any prompt")
     refills = source.flag("algorithm.filter_groups.enable")
+    if refills and samples == 1:
+        source.report("algorithm.filter_groups.enable", "the rewards of a group of one are always equal: none is replaced")
+        refills = False
     values["rollout.refill_equal_rewards"] = refills
     most = source.integer("algorithm.filter_groups.max_num_gen_batches", 0)
     if refills and most > 1:
@@ -131,7 +135,7 @@ def _evaluation(source: Source, values: dict[str, Any]) -> None:
     samples, temperature = source.flag(f"{prefix}.do_sample"), source.number(f"{prefix}.temperature", 0.0, least=0)
     values["evaluation.temperature"] = temperature if samples else 0.0
     is_greedy = values["evaluation.temperature"] == 0
-    top_k, top_p = max(0, source.integer(f"{prefix}.top_k", -1)), source.number(f"{prefix}.top_p", 1.0, least=0)
+    top_k, top_p = max(0, source.integer(f"{prefix}.top_k", -1)), source.number(f"{prefix}.top_p", 1.0, above=0, most=1)
     if not is_greedy:
         values |= {"evaluation.top_k": top_k, "evaluation.top_p": top_p}
     number = source.integer(f"{prefix}.n", 1, least=1)

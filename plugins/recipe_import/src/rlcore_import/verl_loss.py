@@ -134,8 +134,10 @@ def _components(source: Source, values: dict[str, Any], name: str) -> None:
         source.report("algorithm.norm_adv_by_std_in_grpo", "parts of a reward are divided by their groups' deviation")
         values[f"{GRPO}.advantage_normalisation"] = "std"
     values[f"{GRPO}.reward_aggregation"] = "normalise_then_sum"
-    for part, weight in zip(list(parts), list(weights), strict=False):
+    for part, weight in zip(list(parts), list(weights or []), strict=False):
         values[f"{GRPO}.reward_weights.{part}"] = float(weight)
+        if not math.isfinite(float(weight)):
+            source.refuse("algorithm.gdpo_reward_weights", "finite numbers")
 
 
 def _critic(source: Source, values: dict[str, Any]) -> None:
@@ -146,6 +148,10 @@ def _critic(source: Source, values: dict[str, Any]) -> None:
     values["critic.max_grad_norm"] = source.number("critic.optim.clip_grad", source.number("critic.grad_clip", 1.0, least=0))
     if (steps := source.integer("trainer.critic_warmup", 0)) > 1:
         values["critic.warmup_steps"] = steps - 1  # there the policy trains from the step of this number on, from 1
+        if steps > values["run.num_steps"]:
+            source.refuse(
+                "trainer.critic_warmup", f"at most the run's {values['run.num_steps']} steps, for the policy to train"
+            )
     path = source.text("critic.model.path")
     if path and path != values["model.path"]:
         values["critic.path"] = path
@@ -188,8 +194,12 @@ def _loss(source: Source, values: dict[str, Any], section: str) -> None:
         for theirs, ours in options:
             if of != mode:
                 source.ignore(theirs)
-            elif (value := source.number(theirs)) is not None:
+                continue
+            bounds = {"least": 0} if ours.endswith("imum") else {"above": 0, "most": 1 if ours.endswith("share") else math.inf}
+            if (value := source.number(theirs, **bounds)) is not None:
                 values[f"{section}.{ours}"] = value
+    if mode == "clip_cov" and values.get(f"{section}.covariance_minimum", 1) >= values.get(f"{section}.covariance_maximum", 5):
+        source.refuse(f"{POLICY_LOSS}.clip_cov_lb", "a number below clip_cov_ub")
     _normalisation(source, values, section, loss)
     _correction(source, values, section, is_bypassed=is_bypassed, reads_type=reads_type)
     if coefficient := source.number(f"{ACTOR}.entropy_coeff", 0.0, least=0):

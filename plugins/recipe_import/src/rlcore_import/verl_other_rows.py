@@ -68,9 +68,10 @@ DATA_ROWS = (
     *rows("patches are the model's own", "image_patch_size", prefix="data"),
     *rows(
         "what rows keep for verl's own code",
-        "reward_fn_key return_raw_input_ids return_raw_chat return_full_prompt return_multi_modal_inputs",
+        "return_raw_input_ids return_raw_chat return_full_prompt return_multi_modal_inputs",
         prefix="data",
     ),
+    *rows(REWARDS, "reward_fn_key", prefix="data", changes_meaning=True, neutral=("data_source",)),
     *rows("all held-out rows are measured", "validation_shuffle", prefix="data"),
 )
 TRAINER_ROWS = (
@@ -92,7 +93,14 @@ TRAINER_ROWS = (
         "v1.colocate_async.num_warmup_batches v1.separate_async.num_warmup_batches",
         prefix="trainer",
     ),
-    *rows("rlcore train --resume goes on", "resume_mode resume_from_path", prefix="trainer"),
+    *rows(
+        "rlcore train --resume goes on with a run",
+        "resume_mode",
+        prefix="trainer",
+        changes_meaning=True,
+        neutral=("auto", "disable"),
+    ),
+    *rows("rlcore train --resume goes on with a run", "resume_from_path", prefix="trainer", changes_meaning=True),
     *rows("async.max_staleness", "v1.trainer_mode", prefix="trainer", changes_meaning=True, neutral=("sync",)),
     *rows("of a trainer_mode that is not sync", "v1.separate_async.parameter_sync_step", prefix="trainer"),
     *rows(
@@ -205,7 +213,8 @@ DISTILLATION_ROWS = (
     ),
 )
 OTHER_ROWS = (
-    *rows(SPEED, "actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout model_engine"),
+    *rows(SPEED, "actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout"),
+    *rows("which files are composed, whose keys are read", "model_engine"),
     *rows(
         "earlier samples are not read in place of new ones",
         "skip.rollout.enable skip.rollout_tq.enable skip.async_rollout.enable",

@@ -1,5 +1,6 @@
 """The model that verl trains, its optimizer and schedule, the layout of trainer and generator, and sampling."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -152,8 +153,9 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     prefix = f"{ACTOR}.optim"
     values["optimizer.learning_rate"] = source.number(f"{prefix}.lr", 1e-6, above=0)
     values["optimizer.weight_decay"] = source.number(f"{prefix}.weight_decay", 0.01, least=0)
-    betas = source.take(f"{prefix}.betas", (0.9, 0.999))
-    values["optimizer.betas"] = [float(beta) for beta in betas]
+    values["optimizer.betas"] = betas = [float(beta) for beta in source.take(f"{prefix}.betas", (0.9, 0.999))]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        source.refuse(f"{prefix}.betas", "two numbers of at least 0 and below 1")
     if eps := source.number(f"{prefix}.eps", above=0):
         values["optimizer.eps"] = eps
     # Engines since 2026 read optim.clip_grad; FSDP's workers before them grad_clip.
@@ -224,8 +226,25 @@ def import_trainer(source: Source, values: dict[str, Any]) -> None:
     else:
         values[f"{ours}.activation_checkpointing"] = recomputes
         _fsdp(source, values, engine, prefix)
+    _layout(source, values, engine, prefix)
     _compute(source, values, prefix)
     _memory(source, values, prefix, values.get(f"{ours}.context_parallel", 1))
+
+
+def _layout(source: Source, values: dict[str, Any], engine: Engine, prefix: str) -> None:
+    """Refuse sizes that do not divide the ranks."""
+    ours, world = f"trainer.{engine.trainer}", values["cluster.nodes"] * values["cluster.gpus_per_node"]
+    if values.get(f"{ours}.virtual_pipeline_parallel", 1) > 1 and values[f"{ours}.pipeline_parallel"] == 1:
+        source.report(f"{prefix}.virtual_pipeline_model_parallel_size", "there is one stage", changes_meaning=False)
+        values[f"{ours}.virtual_pipeline_parallel"] = 1
+    groups = (("tensor", "context", "pipeline"), ("expert", "expert_tensor", "pipeline"))
+    for names in groups if engine is _MEGATRON else groups[:1]:
+        sizes = [values.get(f"{ours}.{name}_parallel", 1) for name in names]
+        if world % math.prod(sizes):
+            keys = {size: f"{prefix}.{theirs}" for theirs, size in engine.sizes}
+            key = next(keys[f"{name}_parallel"] for name, size in zip(names, sizes, strict=True) if size > 1)
+            expected = f"sizes of {', '.join(names)} parallelism whose product divides {world} ranks; it is {math.prod(sizes)}"
+            source.refuse(key, expected)
 
 
 def _recompute(source: Source, values: dict[str, Any], prefix: str, *, recomputes: bool) -> None:

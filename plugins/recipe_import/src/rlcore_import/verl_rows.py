@@ -17,6 +17,7 @@ ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", 
 REF = "actor_rollout_ref.ref"
 POLICY_LOSS, CORRECTION = f"{ACTOR}.policy_loss", "algorithm.rollout_correction"
 LAYOUT = "where the reference computes: here it lies where the policy does"
+WEIGHTS = "a model begins with its own weights"
 TOOLS = "turns and tools are the environment's"
 FLOAT32 = ("fp32", "float32", "32")
 
@@ -34,15 +35,15 @@ _FSDP += "".join(f" turbo_config.distributed.{name}" for name in _TURBO.split())
 _MEGATRON = (
     f"{_COMMON} grad_offload tensor_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
     "pipeline_model_parallel_size virtual_pipeline_model_parallel_size context_parallel_size sequence_parallel "
-    "use_distributed_optimizer use_dist_checkpointing dist_checkpointing_path dynamic_context_parallel "
+    "use_distributed_optimizer dynamic_context_parallel "
     "max_seqlen_per_dp_cp_rank "
-    "dist_checkpointing_prefix dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient use_mbridge "
+    "dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient use_mbridge "
     "vanilla_mbridge use_remove_padding pad_bshd_to_minibatch_max use_megatron_fsdp router_replay.record_file "
     "router_replay.replay_file"
 )
 _VEOMNI = (
     f"{_COMMON} fsdp_size ulysses_parallel_size expert_parallel_size init_device enable_full_shard ckpt_manager "
-    "load_checkpoint_path enable_fsdp_offload enable_reentrant attn_implementation moe_implementation "
+    "enable_fsdp_offload enable_reentrant attn_implementation moe_implementation "
     "cross_entropy_loss_implementation rms_norm_implementation swiglu_mlp_implementation rotary_pos_emb_implementation "
     "rms_norm_gated_implementation causal_conv1d_implementation chunk_gated_delta_rule_implementation "
     "load_balancing_loss_implementation dsa_indexer_implementation dsa_attention_implementation mhc_implementation "
@@ -62,6 +63,13 @@ def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
     return (
         *(row for table, keys in tables.items() for row in rows(why, keys, prefix=table)),
         *rows(CLASS, " ".join(f"{table}.{name}" for table in tables for name in _CLASSES)),
+        *rows(
+            "trainer.megatron.checkpoint holds the initial weights",
+            "use_dist_checkpointing dist_checkpointing_path dist_checkpointing_prefix",
+            prefix=f"{role}.megatron",
+            changes_meaning=True,
+        ),
+        *rows("the model's own weights are the initial ones", f"{role}.veomni.load_checkpoint_path", changes_meaning=True),
         *rows(in_float32, "model_dtype", prefix=fsdp, changes_meaning=True, neutral=FLOAT32),
         *rows("sums are of float32", "mixed_precision.reduce_dtype", prefix=fsdp, changes_meaning=True, neutral=FLOAT32),
         *rows("model.dtype", "mixed_precision.param_dtype mixed_precision.buffer_dtype", prefix=fsdp, changes_meaning=True),
@@ -155,7 +163,7 @@ def _model(prefix: str) -> tuple[Dropped, ...]:
             SPEED,
             "use_shm enable_activation_offload use_remove_padding use_liger use_fused_kernels "
             "fused_kernel_options.impl_backend tiled_mlp.enabled tiled_mlp.num_shards lora.merge "
-            "lora.a2a_experimental lora.dtype",
+            "lora.a2a_experimental",
             prefix=prefix,
         ),
         *rows("code that a model brings is not imported", "external_lib", prefix=prefix, changes_meaning=True),
@@ -168,7 +176,8 @@ def _model(prefix: str) -> tuple[Dropped, ...]:
         ),
         *rows("adapters are those of LoRA", "lora.type", prefix=prefix, changes_meaning=True, neutral=("lora",)),
         *rows("dropout is before A", "lora.dropout_position", prefix=prefix, changes_meaning=True, neutral=("pre",)),
-        *rows("A begins as PEFT's does, uniform in ±1/√in", "lora.lora_A_init_method", prefix=prefix),
+        *rows("adapters are float32", "lora.dtype", prefix=prefix, changes_meaning=True),
+        *rows("A begins as PEFT's does, uniform in ±1/√in", "lora.lora_A_init_method", prefix=prefix, changes_meaning=True),
         *rows("B begins at zero", "lora.lora_B_init_method", prefix=prefix, changes_meaning=True, neutral=("zero",)),
         *rows(
             "adapters train in the language model alone",
@@ -198,11 +207,12 @@ _ACTOR_ROWS = (
     *rows(
         SPEED,
         f"{_CHUNKS} use_torch_compile use_fused_kernels use_remove_padding use_prefix_grouper pad_to_length "
-        "rollout_n load_weight "
+        "rollout_n "
         "sum_pi_squared_checkpointing calculate_entropy",
         prefix=ACTOR,
     ),
     *rows(LOGS, "save_contents load_contents async_save strict mbridge_config", prefix=f"{ACTOR}.checkpoint"),
+    *rows(WEIGHTS, "load_weight", prefix=ACTOR, changes_meaning=True, neutral=(True,)),
     *rows("each sample is trained on once", "ppo_epochs", prefix=ACTOR, changes_meaning=True, neutral=(1,)),
     *rows("older names of keys that count for each GPU", "ppo_micro_batch_size", prefix=ACTOR),
     *rows("the order of groups within a step is that of their prompts", "shuffle", prefix=ACTOR, changes_meaning=True),
@@ -319,9 +329,10 @@ _CRITIC_ROWS = (
         "rollout_n strategy enable ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu "
         "forward_max_token_len_per_gpu forward_micro_batch_size forward_micro_batch_size_per_gpu "
         "ulysses_sequence_parallel_size "
-        "nccl_timeout load_weight data_loader_seed model.enable_gradient_checkpointing model.trust_remote_code",
+        "nccl_timeout data_loader_seed model.enable_gradient_checkpointing model.trust_remote_code",
         prefix="critic",
     ),
+    *rows(WEIGHTS, "load_weight", prefix="critic", changes_meaning=True, neutral=(True,)),
     *rows("each sample is trained on once", "ppo_epochs", prefix="critic", changes_meaning=True, neutral=(1,)),
     *rows("the order of groups within a step is that of their prompts", "shuffle", prefix="critic", changes_meaning=True),
     *rows("of aggregations that the critic has not", "loss_scale_factor", prefix="critic", changes_meaning=True),
