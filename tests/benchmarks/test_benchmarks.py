@@ -22,7 +22,6 @@ TRIED = {
     "group_start.py",
     "grpo_step.py",
     "headline.py",
-    "import_coverage.py",
     "large_plans.py",
     "loading.py",
     "logprobs_memory.py",
@@ -278,24 +277,6 @@ def test_large_plans_are_those_of_the_document(script: Script) -> None:
             assert bool(sizes) >= fits.get(key, False), line
             fits[key] = bool(sizes)
     assert sum(fits.values()) == len(fits) == 18
-
-
-def test_import_coverage(script: Script, tmp_path: Path) -> None:
-    """Of two recipes of a checkout, one that passes and one whose layout cannot be."""
-    policy = (
-        "policy: {model_name: acme/small, train_global_batch_size: 8, dtensor_cfg: {enabled: true, tensor_parallel_size: %d}}\n"
-    )
-    configs = tmp_path / "examples" / "configs" / "recipes"
-    configs.mkdir(parents=True)
-    for size in (1, 3):
-        text = (
-            policy % size
-            + "sft: {max_num_steps: 2}\ncluster: {num_nodes: 1, gpus_per_node: 2}\ndata: {train: {data_path: a/b}}\n"
-        )
-        (configs / f"sft-{size}.yaml").write_text(text)
-    lines = script("import_coverage.py", str(tmp_path)).splitlines()
-    assert lines[-2:] == ["sft: 1 of 2", "all: 1 of 2 (50%)"]
-    assert lines[0].startswith("- recipes/sft-3.yaml: trainer.fsdp2")
 
 
 def test_plans_are_those_of_the_document_and_near_what_was_measured(script: Script) -> None:

@@ -48,7 +48,6 @@ THROUGH = {
     "openai_generation/probe",
     "openenv/test_environment.py": "openenv/episode openenv/policy",
     "recipe_import/test_listed_keys.py": "recipe_import/verl_rows",
-    "recipe_import/test_nemo_rl.py": "recipe_import/nemo_rl_data recipe_import/nemo_rl_policy",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "sglang_generation/test_backend.py": "sglang_generation/host",
     "verifiers_environment/test_environment.py": "verifiers_environment/client",

@@ -1,4 +1,9 @@
-"""Small recipes in NeMo-RL's form."""
+"""Small recipes in NeMo-RL's form, and what becomes of them."""
+
+from pathlib import Path
+
+from rlcore.spi import ImportedRecipe
+from rlcore_import.nemo_rl import import_recipe
 
 POLICY = """
 policy:
@@ -76,3 +81,21 @@ data:
   train: {data_path: ./pairs.jsonl, chosen_key: good, rejected_key: bad}
 """
 )
+
+
+def imported(tmp_path: Path, text: str, *overrides: str) -> ImportedRecipe:
+    """The recipe of a file with that text."""
+    file = tmp_path / "theirs.yaml"
+    file.write_text(text)
+    return import_recipe(file, overrides)
+
+
+def grpo(tmp_path: Path, *overrides: str) -> ImportedRecipe:
+    """GRPO with samples."""
+    policy, _, rest = GRPO.partition("cluster:")
+    return imported(tmp_path, f"{policy}{GENERATION}cluster:{rest}", *overrides)
+
+
+def told(found: ImportedRecipe, *, changing: bool = True) -> set[str]:
+    """The keys that are told of."""
+    return {one.key for one in found.unmapped if one.changes_meaning is changing}

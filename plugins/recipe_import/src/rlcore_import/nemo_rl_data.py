@@ -1,12 +1,16 @@
-"""Data sets and environments of NeMo-RL's recipes."""
+"""Data sets of NeMo-RL's recipes."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from rlcore.spi.importing import Unmapped
 from rlcore_import.source import Source
+
+OF_DEFAULTS = "data.default"
+SPLITS = {"data.train": "data.train", "data.validation": "data.evaluation"}
+"""Their tables, and ours."""
 
 
 @frozen(kw_only=True)
@@ -21,14 +25,17 @@ class KnownData:
     """The field with the prompt."""
     answer: str | None = None
     """The field with the right answer, of a prompt whose answers are checked, or the answer to learn."""
+    held_out: float = 0.0
+    """The share that is held out unless the recipe says otherwise."""
     note: str = ""
     """What has to be done before the fields are these."""
 
 
+RANKED = "write rows with `prompt`, `chosen` and `rejected` by rank"
 NESTED = "the prompt is a chat and the answer is within reward_model: write rows with `prompt` and `answer`"
 KNOWN: Mapping[str, KnownData] = {
     "OpenMathInstruct-2": KnownData(
-        path="nvidia/OpenMathInstruct-2", split="train_1M", prompt="problem", answer="expected_answer"
+        path="nvidia/OpenMathInstruct-2", split="train_1M", prompt="problem", answer="expected_answer", held_out=0.05
     ),
     "DeepScaler": KnownData(path="agentica-org/DeepScaleR-Preview-Dataset", split="train", prompt="problem", answer="answer"),
     "DAPOMath17K": KnownData(
@@ -38,9 +45,17 @@ KNOWN: Mapping[str, KnownData] = {
         path="BytedTsinghua-SIA/AIME-2024", split="train", prompt="prompt", answer="answer", note=NESTED
     ),
     "AIME2024": KnownData(path="HuggingFaceH4/aime_2024", split="train", prompt="problem", answer="answer"),
+    "AIME2026": KnownData(path="MathArena/aime_2026", split="train", prompt="problem", answer="answer"),
     "gsm8k": KnownData(path="openai/gsm8k", subset="main", split="train", prompt="question", answer="answer"),
+    "GSM8K": KnownData(path="openai/gsm8k", subset="main", split="train", prompt="question", answer="answer"),
+    "OpenR1-Math-220k": KnownData(
+        path="open-r1/OpenR1-Math-220k", subset="default", split="train", prompt="problem", answer="answer"
+    ),
     "squad": KnownData(path="rajpurkar/squad", split="train", note="write rows with `messages`: context, question and answer"),
-    "tulu3_sft_mixture": KnownData(path="allenai/tulu-3-sft-mixture", split="train"),
+    "tulu3_sft_mixture": KnownData(path="allenai/tulu-3-sft-mixture", split="train", held_out=0.05),
+    "Nemotron-Cascade-2-SFT-Math": KnownData(
+        path="nvidia/Nemotron-Cascade-2-SFT-Data", subset="math", split="train", held_out=0.05
+    ),
     "HelpSteer3": KnownData(
         path="nvidia/HelpSteer3",
         subset="preference",
@@ -49,110 +64,116 @@ KNOWN: Mapping[str, KnownData] = {
     ),
     "Tulu3Preference": KnownData(path="allenai/llama-3.1-tulu-3-8b-preference-mixture", split="train"),
 }
-ENVIRONMENTS = ("math", "dapo", "math_multi_reward")
-"""Environments of NeMo-RL whose rewards are those of `math`."""
-PYTHON_ENVIRONMENT = "unrewarded"
+OF_FILES = ("", "ResponseDataset", "openai_format", "PreferenceDataset", "BinaryPreferenceDataset", "NemoGymDataset")
+"""Names that say how a file is read."""
+OWN_CODE = "a set of NeMo-RL's own code: data.*.path is to be the file or the name on the Hub"
+PROCESSORS = ("math_hf_data_processor", "math_data_processor", "sft_processor", "nemo_gym_data_processor")
 
 
-def import_data(source: Source, values: dict[str, Any], kind: str, path: Path) -> None:
-    """`data.train`, `data.evaluation` and the environment; `kind` is "grpo", "sft" or "dpo"."""
-    defaults = _table(source.take("data.default"))
-    train, validation = source.take("data.train"), source.take("data.validation")
-    for split, given in (("train", train), ("evaluation", validation)):
-        first = given[0] if isinstance(given, list) and given else given
-        if isinstance(given, list) and len(given) > 1:
-            source.report(
-                f"data.{'train' if split == 'train' else 'validation'}",
-                "the first of several sets: [data.train.mix] has others",
-            )
-        table = {**defaults, **_table(first)}
-        if _table(first):
-            _dataset(source, values, kind, split, table)
-    if _table(train).get("split_validation_size"):
-        source.report(
-            "data.train.split_validation_size", "no share of a data set is held out: write one, and name it in data.evaluation"
-        )
-    if not source.take("data.shuffle", True):
+def first_sets(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unmapped]]:
+    """The recipe with one data set a split, and what is told of the others."""
+    data, told = dict(tables.get("data") or {}), []
+    for key in SPLITS:
+        name = key.rpartition(".")[2]
+        found = data.get(name)
+        if isinstance(found, list) and found:
+            data[name] = found[0]
+            if len(found) > 1:
+                why = "the first of several sets: [data.train.mix] has others"
+                told.append(Unmapped(key=key, value=found, why=why, changes_meaning=True))
+    return {**tables, "data": data}, told
+
+
+def of_set(source: Source, table: str, key: str) -> str | None:
+    """A key of a data set, else of `data.default`."""
+    own, default = source.text(f"{table}.{key}"), source.text(f"{OF_DEFAULTS}.{key}")
+    return default if own is None else str(own)
+
+
+def import_data(source: Source, values: dict[str, Any], kind: str) -> None:
+    """`data.train` and `data.evaluation`; `kind` is the table of the algorithm."""
+    for table, section in SPLITS.items():
+        keys = [key.removeprefix(f"{table}.") for key in source.mapped if key.startswith(f"{table}.")]
+        found = {key: of_set(source, table, key) for key in keys}
+        given = source.look(table)
+        if given is not None and not isinstance(given, Mapping):
+            source.refuse(table, "a table, or a list of tables")
+        elif given:
+            _dataset(source, values, kind, table, section, found)
+    if not source.flag("data.shuffle", True):
         values["data.train.shuffle"] = False
-    if kind == "grpo":
-        _environment(source, values, {**defaults, **_table(train[0] if isinstance(train, list) and train else train)}, path)
 
 
-def _table(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _dataset(source: Source, values: dict[str, Any], kind: str, split: str, table: dict[str, Any]) -> None:
-    theirs = f"data.{'train' if split == 'train' else 'validation'}"
-    name, file = str(table.get("dataset_name") or ""), table.get("data_path")
-    section = f"data.{split}"
-    if file:
-        is_file = str(file).endswith((".jsonl", ".json")) or str(file).startswith((".", "/", "$"))
-        values |= {f"{section}.source": "jsonl" if is_file else "huggingface", f"{section}.path": str(file)}
-        if not is_file and table.get("split"):
-            values[f"{section}.split"] = str(table["split"])
-        prompt, answer = table.get("input_key") or table.get("prompt_key"), table.get("output_key")
-    else:
-        known = KNOWN.get(name)
-        if known is None:
-            source.report(
-                f"{theirs}.dataset_name", "a set of NeMo-RL's own code: data.*.path is to be the file or the name on the Hub"
-            )
-        elif known.note:
-            source.report(f"{theirs}.dataset_name", known.note)
-        values |= {f"{section}.source": "huggingface", f"{section}.path": known.path if known else name or "rows.jsonl"}
-        if known and known.subset:
-            values[f"{section}.subset"] = known.subset
-        if chosen := table.get("split") or (known.split if known else None):
-            values[f"{section}.split"] = str(chosen)
-        prompt = table.get("input_key") or (known.prompt if known else None)
-        answer = table.get("output_key") or (known.answer if known else None)
-    if prompt:
-        values[f"{section}.prompt_field"] = str(prompt)
-    if kind == "sft" and answer:
-        values[f"{section}.completion_field"] = str(answer)
-    if kind == "sft" and table.get("chat_key"):
-        values[f"{section}.messages_field"] = str(table["chat_key"])
-    if kind == "dpo":
-        for ours, key in (("chosen_field", "chosen_key"), ("rejected_field", "rejected_key")):
-            if table.get(key):
-                values[f"{section}.{ours}"] = str(table[key])
-    if kind == "grpo" and answer and split == "train":
-        values["environment.math.answer_field"] = "expected_answer" if answer == "generated_solution" else str(answer)
-    values.setdefault(f"{section}.on_long_prompt", "drop")
-
-
-def _environment(source: Source, values: dict[str, Any], table: dict[str, Any], path: Path) -> None:
-    name = str(table.get("env_name") or next(iter(_table(source.look("env"))), "math"))
-    if name not in ENVIRONMENTS:
-        values["environment.name"] = PYTHON_ENVIRONMENT
-        values.pop("environment.math.answer_field", None)
+def _dataset(
+    source: Source, values: dict[str, Any], kind: str, table: str, section: str, found: Mapping[str, str | None]
+) -> None:
+    """One data set: where it is, and which of its fields are which."""
+    name, file = found["dataset_name"] or "", found["data_path"]
+    known = KNOWN.get(name)
+    if found["processor"] not in (None, *PROCESSORS):
         source.report(
-            "env",
-            f'no environment {name!r} is here, and nothing is rewarded: write a function for environment.name = "function"',
+            _told(source, table, "processor"), "prompts are the rows' own, with environment.math.instruction around them"
         )
-        return
-    values["environment.name"] = "math"
-    for key, ours in (("prompt_file", "instruction"), ("system_prompt_file", "system_prompt")):
-        if not (file := table.get(key)):
-            if key == "prompt_file":
-                values["environment.math.instruction"] = "{problem}"
-            continue
-        text = _text_above(path, str(file))
-        if text is None:
-            source.report(f"data.default.{key}", f"the file was not found; environment.math.{ours} is its text")
-        else:
-            values[f"environment.math.{ours}"] = _instruction(text) if ours == "instruction" else text
+    if name == "NemoGymDataset":
+        return  # the environment reads its own files
+    if file:
+        is_file = file.endswith((".jsonl", ".json")) or file.startswith((".", "/", "$"))
+        known = KnownData(path=file, prompt="input", answer="output", note=RANKED if name == "PreferenceDataset" else "")
+        values[f"{section}.source"] = "jsonl" if is_file else "huggingface"
+        if name not in OF_FILES:
+            source.report(_told(source, table, "dataset_name"), OWN_CODE)
+    else:
+        values[f"{section}.source"] = "huggingface"
+        if known is None:
+            source.report(_told(source, table, "dataset_name"), OWN_CODE)
+    known = known or KnownData(path=name or "rows.jsonl")
+    if known.note:
+        source.report(_told(source, table, "dataset_name"), known.note)
+    values[f"{section}.path"] = known.path
+    if values[f"{section}.source"] == "huggingface":
+        values |= {f"{section}.{key}": found[key] or getattr(known, key) for key in ("split", "subset")}
+    _fields(source, values, kind, table, section, found, known)
+    _held_out(source, table, known)
+    values[f"{section}.on_long_prompt"] = "drop"
+    for key in [key for key, value in values.items() if key.startswith(section) and value is None]:
+        del values[key]
 
 
-def _instruction(text: str) -> str:
-    """A text for str.format, whose one field is the problem, as environment.math.instruction has it."""
-    return text.replace("{{", "\0").replace("}}", "\1").replace("{}", "{problem}").replace("\0", "{").replace("\1", "}")
+def _told(source: Source, table: str, key: str) -> str:
+    """Where a key of a data set stands."""
+    return f"{table}.{key}" if source.look(f"{table}.{key}") is not None else f"{OF_DEFAULTS}.{key}"
 
 
-def _text_above(path: Path, file: str) -> str | None:
-    """The text of a file that is named from the root of the checkout in which `path` lies."""
-    for folder in path.resolve().parents:
-        if (folder / file).is_file():
-            return (folder / file).read_text(encoding="utf-8")
-    return None
+def _held_out(source: Source, table: str, known: KnownData) -> None:
+    key = f"{table}.split_validation_size"
+    if source.number(key, known.held_out) and table == "data.train":
+        source.report(key, "no share of a data set is held out: write one, and name it in data.evaluation")
+
+
+def _fields(
+    source: Source,
+    values: dict[str, Any],
+    kind: str,
+    table: str,
+    section: str,
+    found: Mapping[str, str | None],
+    known: KnownData,
+) -> None:
+    answer = found["output_key"] or known.answer
+    is_of_pairs = kind in ("dpo", "rm")
+    values[f"{section}.prompt_field"] = found["prompt_key"] if is_of_pairs else found["input_key"] or known.prompt
+    if is_of_pairs:
+        values |= {f"{section}.chosen_field": found["chosen_key"], f"{section}.rejected_field": found["rejected_key"]}
+    elif kind == "sft":
+        values[f"{section}.completion_field"] = answer
+        values[f"{section}.messages_field"] = found["chat_key"]
+    elif table == "data.train":
+        values["environment.math.answer_field"] = answer
+    elif answer != values.get("environment.math.answer_field"):
+        source.report(
+            _told(source, table, "dataset_name"), f"answers of held-out rows are in the field {answer}: name it as the others"
+        )
+    if kind != "grpo":
+        for key in ("prompt_file", "system_prompt_file"):
+            if found[key]:
+                source.report(_told(source, table, key), "prompts are those of the rows")

@@ -1,51 +1,79 @@
-"""Model, lengths, optimizer, layout and cluster of NeMo-RL's recipes."""
+"""Model, lengths, layout and cluster of NeMo-RL's recipes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rlcore_import.source import Source
 
+TEACHERS = "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.num_nodes"
+MISSING = "???"
+"""OmegaConf's value that is to be given."""
+BRADLEY_TERRY = "bradley_terry"
+TEXTS_ALONE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""NeMo-RL's template of no template."""
 PROMPT_SHARE = 4
 """The longest prompt is this part of the longest sequence, where a recipe bounds both by it alone."""
 
 
 def import_policy(source: Source, values: dict[str, Any], kind: str) -> None:
-    """The keys below `policy`."""
-    _model(source, values)
+    """The keys below `policy`, but for the optimizer's and the generator's."""
+    _model(source, values, kind)
     _lengths(source, values, kind)
     _microbatches(source, values)
-    is_megatron = bool(source.take("policy.megatron_cfg.enabled", False))
-    source.take("policy.dtensor_cfg.enabled")
+    is_megatron = source.flag("policy.megatron_cfg.enabled")
+    source.flag("policy.dtensor_cfg.enabled")
     if is_megatron:
+        source.ignore("policy.dtensor_cfg")
         _megatron(source, values)
     else:
+        source.ignore("policy.megatron_cfg")
         _fsdp2(source, values)
-    (_megatron_optimizer if is_megatron else _torch_optimizer)(source, values)
     _adapters(source, values, is_megatron=is_megatron)
 
 
-def _model(source: Source, values: dict[str, Any]) -> None:
-    path = str(source.take("policy.model_name", ""))
+def _model(source: Source, values: dict[str, Any], kind: str) -> None:
+    path = source.text("policy.model_name", "")
     values["model.path"] = path
-    tokenizer = source.take("policy.tokenizer.name", path)
-    if tokenizer != path:
+    if path in ("", MISSING):
+        source.refuse("policy.model_name", "a model", "Name one behind the file: policy.model_name=…")
+    if source.text("policy.tokenizer.name", path) != path:
         source.report("policy.tokenizer.name", "the tokenizer is the model's own")
-    template = source.take("policy.tokenizer.chat_template")
-    if isinstance(template, str) and template.lower() != "default":
-        values["model.chat_template"] = template
-    if keywords := source.take("policy.tokenizer.chat_template_kwargs"):
-        values |= {f"model.chat_template_kwargs.{name}": value for name, value in keywords.items() if value is not None}
-    precision = str(source.take("policy.precision", "bfloat16"))
+    _template(source, values)
+    precision = source.text("policy.precision", "bfloat16")
     values["model.dtype"] = precision if precision in ("float32", "bfloat16") else "bfloat16"
     if precision not in ("float32", "bfloat16"):
         source.report("policy.precision", "bfloat16 is taken: gradients in float16 would need a loss scale")
+    for key in ("policy.pretrained_checkpoint", "checkpointing.pretrained_checkpoint"):
+        if source.take(key):
+            source.report(key, "weights are those of model.path; trainer.megatron.checkpoint takes a directory of torch_dist")
+    if kind == "rm":
+        source.flag("policy.reward_model_cfg.enabled")
+        if source.text("policy.reward_model_cfg.reward_model_type", BRADLEY_TERRY) != BRADLEY_TERRY:
+            source.refuse("policy.reward_model_cfg.reward_model_type", BRADLEY_TERRY)
+
+
+def _template(source: Source, values: dict[str, Any]) -> None:
+    """The chat template: null is there, and is another than the tokenizer's own."""
+    key = "policy.tokenizer.chat_template"
+    template = source.text(key)
+    if template is None:
+        if "chat_template" in (source.look("policy.tokenizer") or {}):
+            values["model.chat_template"] = TEXTS_ALONE
+    elif template.endswith(".jinja"):
+        source.report(key, "model.chat_template is the text of the file: the tokenizer's own is taken")
+    elif template.lower() != "default":
+        values["model.chat_template"] = template
+    keywords = source.table("policy.tokenizer.chat_template_kwargs")
+    values |= {f"model.chat_template_kwargs.{name}": value for name, value in keywords.items() if value is not None}
 
 
 def _lengths(source: Source, values: dict[str, Any], kind: str) -> None:
     """Prompt and answer are bounded together there, and each by itself here."""
-    total = int(source.take("policy.max_total_sequence_length", 4096))
-    prompt = min(total, int(source.take("data.max_input_seq_length", total)))
-    answer = min(total, int(source.take("policy.generation.max_new_tokens", total))) if kind == "grpo" else total
+    total = source.integer("policy.max_total_sequence_length", 4096, least=2)
+    if kind == "grpo":
+        total = min(total, source.integer("policy.generation.vllm_cfg.max_model_len", total, least=2))
+    prompt = min(total, source.integer("data.max_input_seq_length", total, least=1))
+    answer = min(total, source.integer("policy.generation.max_new_tokens", total, least=1)) if kind == "grpo" else total
     if prompt + answer > total:
         if prompt < total and answer == total:
             answer = total - prompt
@@ -63,12 +91,12 @@ def _lengths(source: Source, values: dict[str, Any], kind: str) -> None:
 
 
 def _microbatches(source: Source, values: dict[str, Any]) -> None:
-    total = int(source.take("policy.max_total_sequence_length", 4096))
-    tokens = total * int(source.take("policy.train_micro_batch_size", 1))
+    total = source.integer("policy.max_total_sequence_length", 4096, least=1)
+    tokens = total * source.integer("policy.train_micro_batch_size", 1, least=1)
     for name in ("dynamic_batching", "sequence_packing"):
-        found = source.take(f"policy.{name}.train_mb_tokens")
-        if source.take(f"policy.{name}.enabled") and found:
-            tokens = int(found)
+        found = source.integer(f"policy.{name}.train_mb_tokens", least=1)
+        if source.flag(f"policy.{name}.enabled") and found:
+            tokens = found
     values["training.max_tokens_per_microbatch"] = tokens
 
 
@@ -81,13 +109,17 @@ def _fsdp2(source: Source, values: dict[str, Any]) -> None:
         ("expert_parallel_size", "expert_parallel"),
         ("dp_replicate_size", "replicate"),
     ):
-        values[f"{section}.{ours}"] = int(source.take(f"{prefix}.{theirs}", 1))
+        values[f"{section}.{ours}"] = source.integer(f"{prefix}.{theirs}", 1, least=1)
     if values[f"{section}.tensor_parallel"] > 1:
-        values[f"{section}.sequence_parallel"] = bool(source.take(f"{prefix}.sequence_parallel", False))
+        values[f"{section}.sequence_parallel"] = source.flag(f"{prefix}.sequence_parallel")
     else:
         source.take(f"{prefix}.sequence_parallel")
     for key in ("cpu_offload", "activation_checkpointing"):
-        values[f"{section}.{key}"] = bool(source.take(f"{prefix}.{key}", False))
+        values[f"{section}.{key}"] = source.flag(f"{prefix}.{key}")
+    frozen = f"{prefix}.automodel_kwargs.freeze_config.freeze_vision_tower"
+    if source.flag(frozen):
+        values[f"{section}.freeze"] = "vision"
+        source.report(frozen, "what projects the tower's output stays as it was too")
 
 
 def _megatron(source: Source, values: dict[str, Any]) -> None:
@@ -100,109 +132,42 @@ def _megatron(source: Source, values: dict[str, Any]) -> None:
         ("expert_model_parallel_size", "expert_parallel"),
         ("expert_tensor_parallel_size", "expert_tensor_parallel"),
     ):
-        values[f"{section}.{ours}"] = int(source.take(f"{prefix}.{theirs}", 1))
+        values[f"{section}.{ours}"] = source.integer(f"{prefix}.{theirs}", 1, least=1)
     is_divided, has_experts = values[f"{section}.tensor_parallel"] > 1, values[f"{section}.expert_parallel"] > 1
-    divides_tokens = bool(source.take(f"{prefix}.sequence_parallel", False))
+    divides_tokens = source.flag(f"{prefix}.sequence_parallel")
     if is_divided and not has_experts:
         values[f"{section}.sequence_parallel"] = divides_tokens
-    recomputes = bool(source.take(f"{prefix}.activation_checkpointing", False))
-    granularity = str(source.take(f"{prefix}.recompute_granularity", "full"))
+    recomputes = source.flag(f"{prefix}.activation_checkpointing")
+    granularity = source.text(f"{prefix}.recompute_granularity", "full")
     modules = source.take(f"{prefix}.recompute_modules")
     if recomputes:
         values[f"{section}.recompute"] = "selective" if granularity == "selective" else "full"
         if granularity == "selective" and modules:
             values[f"{section}.transformer.recompute_modules"] = list(modules)
-    router = source.take(f"{prefix}.moe_router_dtype")
-    if has_experts and router:
-        values[f"{section}.transformer.moe_router_dtype"] = str(router)
-    if source.take(f"{prefix}.fp8_cfg.enabled"):
+    if router := source.text(f"{prefix}.moe_router_dtype"):
+        values[f"{section}.transformer.moe_router_dtype"] = router
+    if source.flag(f"{prefix}.fp8_cfg.enabled"):
         values[f"{section}.fp8"] = True
-        values[f"{section}.transformer.fp8_recipe"] = str(source.take(f"{prefix}.fp8_cfg.fp8_recipe", "blockwise"))
-    reduces = source.take(f"{prefix}.distributed_data_parallel_config.grad_reduce_in_fp32")
-    if reduces is not None:
-        values[f"{section}.ddp.grad_reduce_in_fp32"] = bool(reduces)
-
-
-def _torch_optimizer(source: Source, values: dict[str, Any]) -> None:
-    prefix = "policy.optimizer"
-    name = str(source.take(f"{prefix}.name", "torch.optim.AdamW"))
-    if not name.lower().endswith(("adamw", "fusedadam", "fused_adam.fusedadam")):
-        source.report(f"{prefix}.name", "AdamW is the only optimizer")
-    rate = float(source.take(f"{prefix}.kwargs.lr", 1e-6))
-    values["optimizer.learning_rate"] = rate
-    values["optimizer.betas"] = [float(beta) for beta in source.take(f"{prefix}.kwargs.betas", (0.9, 0.999))]
-    values["optimizer.eps"] = float(source.take(f"{prefix}.kwargs.eps", 1e-8))
-    values["optimizer.weight_decay"] = float(source.take(f"{prefix}.kwargs.weight_decay", 0.01))
-    norm = source.take("policy.max_grad_norm")
-    values["optimizer.max_grad_norm"] = 0.0 if norm is None else float(norm)
-    stages = source.take("policy.scheduler")
-    stages = [stages] if isinstance(stages, Mapping) else stages or []
-    warmup = 0
-    for stage in stages:
-        warmup += _stage(source, values, stage, rate)
-    values["schedule.warmup_steps"] = warmup
-
-
-def _stage(source: Source, values: dict[str, Any], stage: Any, rate: float) -> int:
-    """One of torch's schedulers; returns the steps that it warms up for."""
-    if not isinstance(stage, Mapping) or "name" not in stage:
-        return 0  # the milestones between the others
-    name, given = str(stage["name"]).rpartition(".")[2], stage.get("kwargs") or {}
-    if name == "ConstantLR" and float(given.get("factor", 1.0)) == 1.0:
-        return 0
-    if name == "LinearLR":
-        start, end = float(given.get("start_factor", 1 / 3)), float(given.get("end_factor", 1.0))
-        steps = int(given.get("total_iters", 5))
-        if start < end:
-            source.report("policy.scheduler", f"the warm-up begins at 0, where there it begins at {start:g} of the rate")
-            return steps
-        if start > end:
-            values |= {"schedule.decay": "linear", "schedule.min_learning_rate_ratio": end}
-            source.report("policy.scheduler", f"the decay ends with the run, where there it ends after {steps} steps")
-        return 0
-    if name == "CosineAnnealingLR":
-        values |= {
-            "schedule.decay": "cosine",
-            "schedule.min_learning_rate_ratio": min(1.0, float(given.get("eta_min", 0.0)) / rate),
-        }
-        source.report("policy.scheduler", f"the decay ends with the run, where there T_max is {given.get('T_max')}")
-        return 0
-    source.report("policy.scheduler", f"no schedule {name} is here: it is left out")
-    return 0
-
-
-def _megatron_optimizer(source: Source, values: dict[str, Any]) -> None:
-    prefix, schedule = "policy.megatron_cfg.optimizer", "policy.megatron_cfg.scheduler"
-    if str(source.take(f"{prefix}.optimizer", "adam")) != "adam":
-        source.report(f"{prefix}.optimizer", "AdamW is the only optimizer")
-    rate = float(source.take(f"{prefix}.lr", 1e-6))
-    least = float(source.take(f"{prefix}.min_lr", 0.0))
-    values["optimizer.learning_rate"] = rate
-    values["optimizer.betas"] = [
-        float(source.take(f"{prefix}.adam_beta{number}", beta)) for number, beta in ((1, 0.9), (2, 0.999))
-    ]
-    values["optimizer.eps"] = float(source.take(f"{prefix}.adam_eps", 1e-8))
-    values["optimizer.weight_decay"] = float(source.take(f"{prefix}.weight_decay", 0.0))
-    clip, norm = source.take(f"{prefix}.clip_grad"), source.take("policy.max_grad_norm")
-    values["optimizer.max_grad_norm"] = float(clip if clip is not None else norm or 0.0)
-    values["schedule.warmup_steps"] = int(source.take(f"{schedule}.lr_warmup_iters", 0) or 0)
-    style = str(source.take(f"{schedule}.lr_decay_style", "constant"))
-    if style in ("linear", "cosine"):
-        values["schedule.decay"] = style
-        values["schedule.min_learning_rate_ratio"] = min(1.0, least / rate)
-    elif style != "constant":
-        source.report(f"{schedule}.lr_decay_style", "no such decay: the rate is constant")
+        values[f"{section}.transformer.fp8_recipe"] = source.text(f"{prefix}.fp8_cfg.fp8_recipe", "blockwise")
+    reduces = f"{prefix}.distributed_data_parallel_config.grad_reduce_in_fp32"
+    if source.look(reduces) is not None:
+        values[f"{section}.ddp.grad_reduce_in_fp32"] = source.flag(reduces)
 
 
 def _adapters(source: Source, values: dict[str, Any], *, is_megatron: bool) -> None:
     prefix = "policy.megatron_cfg.peft" if is_megatron else "policy.dtensor_cfg.lora_cfg"
-    if not source.take(f"{prefix}.enabled"):
+    if not source.flag(f"{prefix}.enabled"):
         return
-    values["lora.rank"] = int(source.take(f"{prefix}.dim", 8))
-    values["lora.alpha"] = float(source.take(f"{prefix}.alpha", 32))
-    values["lora.dropout"] = float(source.take(f"{prefix}.dropout", 0.0))
+    values["lora.rank"] = source.integer(f"{prefix}.dim", 8, least=1)
+    values["lora.alpha"] = source.number(f"{prefix}.alpha", 32.0, least=0)
+    values["lora.dropout"] = source.number(f"{prefix}.dropout", 0.0, least=0)
+    if source.text(f"{prefix}.dropout_position", "post") != "pre" and values["lora.dropout"]:
+        source.report(f"{prefix}.dropout_position", "an adapter's inputs are dropped, not its outputs")
+    start = f"{prefix}.lora_A_init_method" if is_megatron else f"{prefix}.lora_A_init"
+    if source.text(start, "xavier") not in ("uniform", "kaiming"):
+        source.report(start, "A begins uniform in 1 / the root of its inputs, as PEFT's does")
     targets = [str(name).strip("*") for name in source.take(f"{prefix}.target_modules") or ()]
-    if not is_megatron and source.take("policy.dtensor_cfg.lora_cfg.match_all_linear", False):
+    if not is_megatron and source.flag("policy.dtensor_cfg.lora_cfg.match_all_linear", True):
         targets = []
     values["lora.targets"] = targets or ["all-linear"]
     if is_megatron and targets:
@@ -212,40 +177,45 @@ def _adapters(source: Source, values: dict[str, Any], *, is_megatron: bool) -> N
         values["lora.targets"] = ["all-linear"]
 
 
-def import_cluster(source: Source, values: dict[str, Any], *, generates: bool) -> None:
+def import_cluster(source: Source, values: dict[str, Any], kind: str) -> None:
     """Machines, and which of their GPUs generate."""
-    nodes, gpus = int(source.take("cluster.num_nodes", 1)), int(source.take("cluster.gpus_per_node", 1))
-    is_shared = source.take("policy.generation.colocated.enabled", True)
-    of_node = source.take("policy.generation.colocated.resources.gpus_per_node")
-    of_nodes = source.take("policy.generation.colocated.resources.num_nodes")
+    nodes, gpus = source.integer("cluster.num_nodes", 1, least=1), source.integer("cluster.gpus_per_node", 1, least=1)
+    is_shared = source.flag("policy.generation.colocated.enabled", True)
+    of_node = source.integer("policy.generation.colocated.resources.gpus_per_node", least=1)
+    of_nodes = source.integer("policy.generation.colocated.resources.num_nodes", least=1)
     values["run.device"] = "cuda"
     values |= {"cluster.nodes": nodes, "cluster.gpus_per_node": gpus}
     if nodes > 1:
         values["cluster.address"] = "auto"  # there, too, Ray runs on every machine before the run begins
-    if not generates or is_shared:
+    if kind != "grpo" or is_shared:
         return
-    wanted = int(of_node or gpus) if nodes == 1 else round(gpus * int(of_nodes or 1) / nodes)
-    values["cluster.placement"] = "separate"
-    values["cluster.generator_gpus_per_node"] = _generating(values, nodes, gpus, wanted)
+    apart = _generating(values, nodes, gpus, (of_node or gpus) if nodes == 1 else round(gpus * (of_nodes or 1) / nodes))
+    key = f"policy.generation.colocated.resources.{'gpus_per_node' if nodes == 1 else 'num_nodes'}"
+    if apart is None:
+        others = (of_nodes or 0) + (source.integer(TEACHERS, 0) if values["algorithm.name"] == "distill" else 0)
+        values["cluster.nodes"] = trains = max(1, nodes - others)
+        if trains == 1:
+            values.pop("cluster.address", None)
+        why = f"trainer and generator take turns on {trains} machine(s): no share of each leaves the trainer's layout whole"
+        source.report(key, why, changes_meaning=False)
+        return
+    values |= {"cluster.placement": "separate", "cluster.generator_gpus_per_node": apart}
     if nodes > 1 and of_nodes:
-        source.report(
-            "policy.generation.colocated.resources.num_nodes",
-            f"{values['cluster.generator_gpus_per_node']} GPUs of each machine generate, not whole machines",
-            changes_meaning=False,
-        )
-    replicas, left = divmod(values["cluster.generator_gpus_per_node"], values["generator.vllm.tensor_parallel"])
+        source.report(key, f"{apart} GPUs of each machine generate, not whole machines", changes_meaning=False)
+    replicas, left = divmod(apart, values["generator.vllm.tensor_parallel"])
     if left or not replicas:
         source.report(
             "policy.generation.vllm_cfg.tensor_parallel_size",
-            f"an engine lies on one machine's {values['cluster.generator_gpus_per_node']} GPUs that generate: 1 is taken",
+            f"an engine lies on one machine's {apart} GPUs that generate: 1 is taken",
             changes_meaning=False,
         )
-        values["generator.vllm.tensor_parallel"], replicas = 1, values["cluster.generator_gpus_per_node"]
+        values["generator.vllm.tensor_parallel"], replicas = 1, apart
     values["generator.vllm.replicas"] = replicas
 
 
-def _generating(values: Mapping[str, Any], nodes: int, gpus: int, wanted: int) -> int:
-    """The number of each machine's GPUs that generate, the nearest to what is wanted with which the others bear the layout."""
+def _generating(values: Mapping[str, Any], nodes: int, gpus: int, wanted: int) -> int | None:
+    """The number of each machine's GPUs that generate, the nearest to what is wanted with which the others bear the layout.
+    None where there is none."""
     sizes = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
     tensor, context, pipeline, expert, expert_tensor = (
         next((int(value) for key, value in values.items() if key.startswith("trainer.") and key.endswith(f".{size}")), 1)
@@ -256,5 +226,5 @@ def _generating(values: Mapping[str, Any], nodes: int, gpus: int, wanted: int) -
         ranks = nodes * (gpus - number)
         return ranks % (tensor * context * pipeline) == 0 and ranks % (expert * expert_tensor * pipeline) == 0
 
-    numbers = sorted(range(1, gpus), key=lambda number: (not bears(number), abs(number - wanted)))
-    return numbers[0] if numbers else 1
+    numbers = sorted(filter(bears, range(1, gpus)), key=lambda number: abs(number - wanted))
+    return numbers[0] if numbers else None

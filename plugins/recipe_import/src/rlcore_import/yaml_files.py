@@ -11,13 +11,15 @@ from rlcore.schema.reading import read_file
 from rlcore.spi import ConfigError, Problem
 
 DEFAULTS = "defaults"
+OVERRIDE = "_override_"
+"""NeMo-RL's mark of a table that inherits nothing."""
 MOST_FILES = 32
 _OVERRIDE = re.compile(r"\+{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
 _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
 
 
-class _Loader(yaml.SafeLoader):
-    """As SafeLoader, but 1e-6 is a number, as YAML 1.2 and OmegaConf have it."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """As SafeLoader, by libyaml where it is there, but 1e-6 is a number, as YAML 1.2 and OmegaConf have it."""
 
 
 _Loader.add_implicit_resolver(
@@ -62,8 +64,15 @@ def read_inherited(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise error(path, f"defaults = {named!r}", "a path, or a list of paths")
     merged: dict[str, Any] = {}
     for base in bases:
-        merged = merge(merged, read_inherited(path.parent / base, (*above, path)))
-    return merge(merged, values)
+        merged = _over(merged, read_inherited(path.parent / base, (*above, path)))
+    return _over(merged, values)
+
+
+def _over(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """As `merge`, but a table at the top with `_override_: true` takes the place of the one below."""
+    replaced = [key for key, value in above.items() if isinstance(value, Mapping) and value.get(OVERRIDE)]
+    unmarked = {key: {k: v for k, v in above[key].items() if k != OVERRIDE} for key in replaced}
+    return merge({key: value for key, value in base.items() if key not in replaced}, {**above, **unmarked})
 
 
 def below(package: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""The learning rate at each of NeMo-RL's training steps, and what else its optimizers mean."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore.spi.optimizer import ScheduleSpec
+
+from .nemo_recipes import grpo, told
+
+STEPS = 60
+LINEAR = "{name: torch.optim.lr_scheduler.LinearLR, kwargs: {start_factor: 0.1, end_factor: 1.0, total_iters: 12}}"
+FALLING = "{name: torch.optim.lr_scheduler.LinearLR, kwargs: {start_factor: 1.0, end_factor: 0.2, total_iters: %d}}"
+COSINE = "{name: torch.optim.lr_scheduler.CosineAnnealingLR, kwargs: {T_max: %d, eta_min: 1e-7}}"
+CONSTANT = "{name: torch.optim.lr_scheduler.ConstantLR, kwargs: {factor: 1.0, total_iters: 1000}}"
+MEGATRON = "{enabled: true, optimizer: {lr: 1e-6, min_lr: 1e-7, weight_decay: 0.1, clip_grad: 1.0}, scheduler: {%s}}"
+RATE = 1e-6
+
+
+def rising(step: int, length: int, start: float) -> float:
+    """The share of the rate of a warm-up that moves once a training step."""
+    return start + (1 - start) * step / length
+
+
+def falling(step: int, begin: int, end: int, least: float, style: str) -> float:
+    """The share of the rate between two steps."""
+    done = min(1.0, (step - begin) / (end - begin))
+    return least + (1 - least) * (1 - done if style == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+
+def torch_recipe(tmp_path: Path, stages: str, *others: str) -> ImportedRecipe:
+    return grpo(tmp_path, f"grpo.max_num_steps={STEPS}", f"policy.scheduler={stages}", *others)
+
+
+def rates(found: ImportedRecipe) -> list[float]:
+    """The mean over its updates of each step's share of the rate."""
+    section = "schedule."
+    spec = ScheduleSpec(**{key.removeprefix(section): value for key, value in found.values.items() if key.startswith(section)})
+    updates = found.values["training.updates_per_step"]
+    shares = [spec.share(update, STEPS * updates) for update in range(STEPS * updates)]
+    return [sum(shares[step * updates : (step + 1) * updates]) / updates for step in range(STEPS)]
+
+
+TORCH = {
+    "constant": (f"[{CONSTANT}]", 0, 0.0, "constant"),
+    "warm-up": (f"[{LINEAR}, {CONSTANT}, {{milestones: [12]}}]", 12, 0.1, "constant"),
+    "warm-up and cosine": (f"[{LINEAR}, {COSINE % (STEPS - 12)}, {{milestones: [12]}}]", 12, 0.1, "cosine"),
+    "warm-up and fall": (f"[{LINEAR}, {FALLING % (STEPS - 12)}, {{milestones: [12]}}]", 12, 0.1, "linear"),
+    "cosine": (COSINE % STEPS, 0, 0.0, "cosine"),
+    "fall": (f"[{FALLING % STEPS}]", 0, 0.0, "linear"),
+    "none": ("null", 0, 0.0, "constant"),
+}
+OF_MEGATRON = {
+    "constant": ("lr_decay_style: constant, lr_warmup_iters: 12, lr_warmup_init: 1e-7, lr_decay_iters: 1000", 0.1, "constant"),
+    "cosine": (f"lr_decay_style: cosine, lr_warmup_iters: 12, lr_warmup_init: 0, lr_decay_iters: {STEPS}", 0.0, "cosine"),
+    "linear": (f"lr_decay_style: linear, lr_warmup_iters: 12, lr_warmup_init: 0.0, lr_decay_iters: {STEPS}", 0.0, "linear"),
+}
+
+
+def expected(step: int, warmup: int, start: float, style: str, least: float) -> float:
+    if step < warmup:
+        return rising(step, warmup, start)
+    return 1.0 if style == "constant" else falling(step, warmup, STEPS, least, style)
+
+
+def require_rates(found: ImportedRecipe, warmup: int, start: float, style: str, least: float) -> None:
+    """A warm-up is within its first step's share; all else within the way that a step's updates go."""
+    for step, share in enumerate(rates(found)):
+        slack = (
+            max(start, 1 / warmup) + 1e-9
+            if step < warmup
+            else 0.5 * math.pi / (STEPS - warmup)
+            if style != "constant"
+            else 1e-12
+        )
+        assert share == pytest.approx(expected(step, warmup, start, style, least), abs=slack), step
+    if warmup:
+        assert found.values["schedule.warmup_steps"] == warmup * found.values["training.updates_per_step"]
+
+
+@pytest.mark.parametrize("batch", [128, 32], ids=["one update", "four updates"])
+@pytest.mark.parametrize(("stages", "warmup", "start", "style"), TORCH.values(), ids=TORCH)
+def test_torchs_schedules_have_the_same_rate_at_each_step(
+    tmp_path: Path, stages: str, warmup: int, start: float, style: str, batch: int
+) -> None:
+    found = torch_recipe(tmp_path, stages, f"policy.train_global_batch_size={batch}")
+    assert found.values["training.updates_per_step"] == 128 // batch
+    require_rates(found, warmup, start, style, 0.2 if "0.2" in stages else 0.1)
+    assert ("policy.scheduler" in told(found)) is (start > 0)
+
+
+@pytest.mark.parametrize("batch", [128, 32], ids=["one update", "four updates"])
+@pytest.mark.parametrize(("schedule", "start", "style"), OF_MEGATRON.values(), ids=OF_MEGATRON)
+def test_megatrons_schedules_have_the_same_rate_at_each_step(
+    tmp_path: Path, schedule: str, start: float, style: str, batch: int
+) -> None:
+    overrides = [f"grpo.max_num_steps={STEPS}", f"policy.megatron_cfg={MEGATRON % schedule}"]
+    found = grpo(tmp_path, *overrides, f"policy.train_global_batch_size={batch}")
+    require_rates(found, 12, start, style, 0.1)
+    keys = {key for key in told(found) if key.startswith("policy.megatron_cfg.scheduler")}
+    assert keys == ({"policy.megatron_cfg.scheduler.lr_warmup_init"} if start else set())
+    assert not {"policy.scheduler", "policy.optimizer.name", "policy.optimizer.kwargs.lr"} & told(found)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        f"[{COSINE % 30}]",
+        f"[{FALLING % 30}]",
+        "[{name: torch.optim.lr_scheduler.StepLR, kwargs: {step_size: 3}}]",
+        "[{name: torch.optim.lr_scheduler.ConstantLR, kwargs: {factor: 0.5, total_iters: 9}}]",
+        "[{name: torch.optim.lr_scheduler.ConstantLR, kwargs: {factor: 1.0, brand_new: 9}}]",
+        f"[{CONSTANT}, {{milestones: [3], brand_new: 1}}]".replace("kwargs", "brand_new: 1, kwargs", 1),
+        "[{brand_new: 1}]",
+    ],
+)
+def test_a_schedule_that_is_another_is_told(tmp_path: Path, stages: str) -> None:
+    assert "policy.scheduler" in told(torch_recipe(tmp_path, stages))
+
+
+def test_a_warm_up_that_a_milestone_cuts_is_as_long_as_there(tmp_path: Path) -> None:
+    found = torch_recipe(tmp_path, f"[{LINEAR}, {CONSTANT}, {{milestones: [5]}}]")
+    assert found.values["schedule.warmup_steps"] == 5 * found.values["training.updates_per_step"]
+
+
+@pytest.mark.parametrize("stages", ["x", "[1]", f"[{LINEAR.replace('12', '-1')}, {CONSTANT}, {{milestones: [1]}}]"])
+def test_a_schedule_of_another_form_is_refused(tmp_path: Path, stages: str) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.scheduler"):
+        torch_recipe(tmp_path, stages)
+
+
+def test_weight_decay_is_that_of_matrices(tmp_path: Path) -> None:
+    key = "policy.optimizer.kwargs.weight_decay"
+    assert (key in told(grpo(tmp_path)), key in told(grpo(tmp_path, f"{key}=0"))) == (True, False)
+    schedule = "start_weight_decay: 0.3, end_weight_decay: 0.4"
+    found = grpo(tmp_path, f"policy.megatron_cfg={MEGATRON % schedule}")
+    assert found.values["optimizer.weight_decay"] == 0.3
+    assert "policy.megatron_cfg.scheduler.end_weight_decay" in told(found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["policy.optimizer.kwargs.lr=0"], "policy.optimizer.kwargs.lr"),
+        ([f"policy.megatron_cfg={MEGATRON.replace('1e-6', '0') % ''}"], "policy.megatron_cfg.optimizer.lr"),
+    ],
+)
+def test_a_rate_of_0_is_refused(tmp_path: Path, overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        grpo(tmp_path, *overrides)
