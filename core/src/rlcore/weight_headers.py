@@ -8,7 +8,7 @@ from typing import Any
 from rlcore.spi.errors import Problem
 
 Header = Mapping[str, Mapping[str, Any]]
-"""Of each tensor of a file: "dtype", "shape" and "data_offsets", its first byte behind the header and the one after it."""
+"""The "dtype", "shape" and "data_offsets" of each tensor of a file: its first byte behind the header, and the one after it."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Where the config.json of a model of images or sound describes its language model."""
 _LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
