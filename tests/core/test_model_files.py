@@ -15,9 +15,9 @@ from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_
 from rlcore.spi import Problem
 
 
-def safetensors(num_bytes: int = 8) -> bytes:
+def safetensors(num_bytes: int = 8, name: str = "w") -> bytes:
     """A file of one tensor of so many bytes."""
-    header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    header = json.dumps({name: {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes(num_bytes)
 
 
@@ -90,7 +90,7 @@ def test_the_names_of_tensors_are_those_of_the_file_or_the_index(model) -> None:
 
 
 def test_shards_are_those_of_the_index(model) -> None:
-    shards = {f"{name}.safetensors": safetensors(4) for name in "abc"}
+    shards = {f"{file}.safetensors": safetensors(4, name) for file, name in zip("abc", "xyz", strict=True)}
     directory = model(model__safetensors=None, **{"model.safetensors.index.json": INDEX}, **shards)
     assert model_problems(str(directory)) == []
     (directory / "b.safetensors").unlink()

@@ -89,7 +89,10 @@ def damage(directory: Path, what: str) -> None:
         case "broken tokenizer settings":
             (directory / "tokenizer_config.json").write_text("[]")
         case "large tokenizer":
-            edit_config(directory, vocab_size=json.loads((directory / "config.json").read_text())["vocab_size"] - 2)
+            size = json.loads((directory / "config.json").read_text())["vocab_size"]
+            tokenizer = json.loads((directory / "tokenizer.json").read_text())
+            tokenizer["model"]["vocab"] |= {"beyond": size, "far beyond": size + 1}
+            (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
         case "added token":
             settings = {"added_tokens_decoder": {"3": {"content": "<in>"}, "99999": {"content": "<beyond>"}}}
             (directory / "tokenizer_config.json").write_text(json.dumps(settings))

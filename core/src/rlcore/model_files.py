@@ -10,6 +10,7 @@ from rlcore.schema.homes import expanded
 from rlcore.schema.reading import MAX_BYTES, read_file, require_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
+from rlcore.weight_headers import Header, content_problems, index_problems
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -19,6 +20,7 @@ _TEXT_PARTS = ("decoder", "generator", "text_config")
 """Where the config.json of a model of several parts has the part that writes text."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 VOCABULARY = re.compile(r"tokenizer(\..+)?\.json|.+\.(model(\..+)?|tiktoken|spm)|.*tekken.*\.json|vocab\.txt")
 """Files each of which is a vocabulary by itself: of tokenizers, SentencePiece, tiktoken, Mistral and BERT."""
@@ -139,35 +141,68 @@ def _generation_problems(directory: Path) -> Iterator[Problem]:
 
 
 def _weight_problems(directory: Path) -> Iterator[Problem]:
+    """The index counts where there is one, else the single file. What another reader would take instead is refused."""
     index = directory / INDEX_FILE
+    weight_map: dict[str, Any] = {}
     if not index.exists():
-        if (directory / SINGLE_FILE).exists():
-            yield from _safetensors_problems(directory / SINGLE_FILE)
-        else:
+        if not (directory / SINGLE_FILE).exists():
             yield _problem(directory, "no weights", f"{SINGLE_FILE} or {INDEX_FILE} with its shards")
+            return
+    else:
+        content = read_object(index)
+        if isinstance(content, Problem):
+            yield content
+            return
+        weight_map = content.get("weight_map")  # type: ignore[assignment]
+        if not isinstance(weight_map, dict) or not weight_map:
+            yield _problem(index, "no weight_map", "a table from tensor names to files")
+            return
+    shards = sorted({str(shard) for shard in weight_map.values()}) or [SINGLE_FILE]
+    outside = [shard for shard in shards if Path(shard).is_absolute() or ".." in Path(shard).parts]
+    if outside:
+        yield _problem(index, f"the file {outside[0]}", "files in the model's own directory", AGAIN)
         return
-    content = read_object(index)
-    if isinstance(content, Problem):
-        yield content
-        return
-    weight_map = content.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        yield _problem(index, "no weight_map", "a table from tensor names to files")
-        return
-    shards = sorted({str(shard) for shard in weight_map.values()})
     missing = [shard for shard in shards if not (directory / shard).exists()]
     if missing:
         yield _problem(directory, f"no {', '.join(missing)}", f"every file that {INDEX_FILE} names", "Complete the download")
-    for shard in shards:
-        if shard not in missing:
-            yield from _safetensors_problems(directory / shard)
+    yield from _other_weights(directory, shards)
+    headers: dict[Path, Header] = {}
+    for file in (directory / shard for shard in shards if shard not in missing):
+        header = _read_header(file)
+        if isinstance(header, Problem):
+            yield header
+        else:
+            headers[file] = header
+    if len(headers) < len(shards):
+        return
+    if weight_map:
+        yield from index_problems(index, weight_map, headers)
+    config = read_object(directory / CONFIG_FILE)
+    if not isinstance(config, Problem):
+        yield from content_problems(directory, config, headers)
 
 
-def _safetensors_problems(file: Path) -> Iterator[Problem]:
-    """A file that is cut short or damaged at its beginning; of the tensors nothing is read.
+def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
+    """Files that transformers or an engine would read in place of the model's, or besides them."""
+    found = {file.name for file in directory.glob("*.safetensors")} - set(shards)
+    if (
+        directory / INDEX_FILE
+    ).exists():  # what an index does not name is read by nobody, but transformers takes this one first
+        found &= {SINGLE_FILE}
+    if (directory / ADAPTER_FILE).exists():
+        found |= {ADAPTER_FILE}
+    if found:
+        what = f"{', '.join(sorted(found))} beside {INDEX_FILE if (directory / INDEX_FILE).exists() else SINGLE_FILE}"
+        remedy = "Move what does not belong to the model to another directory"
+        yield _problem(directory, what, "the files of one model: each reader would take others", remedy)
+
+
+def _read_header(file: Path) -> Header | Problem:
+    """The header of a safetensors file, or what is wrong with a file that is cut short or damaged there.
 
     The format: 8 bytes with the length of a JSON header, which says at which bytes behind it each tensor lies.
     """
+    header: dict[str, Any] = {}
     try:
         require_file(file)
         with file.open("rb") as opened:
@@ -175,23 +210,23 @@ def _safetensors_problems(file: Path) -> Iterator[Problem]:
             start = opened.read(8)
             length = int.from_bytes(start, "little")
             if start == _LFS_POINTER[:8] and (start + opened.read(15)).startswith(_LFS_POINTER):
-                yield _problem(file, "a pointer of Git LFS", "the weights that it stands for", "Run: git lfs pull")
-                return
+                return _problem(file, "a pointer of Git LFS", "the weights that it stands for", "Run: git lfs pull")
             if length > _MAX_HEADER_BYTES:
                 raise ValueError
             if len(start) == 8 and 8 + length <= size:
                 opened.seek(8)
                 header = json.loads(opened.read(length))
-                length += max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+                header.pop("__metadata__", None)
+                ends = [entry["data_offsets"][1] for entry in header.values() if entry["dtype"] and entry["shape"] is not None]
+                length += max(ends, default=0)
     except OSError as error:
-        yield _problem(file, error.strerror or str(error), "a readable safetensors file")
-        return
+        return _problem(file, error.strerror or str(error), "a readable safetensors file")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        yield _problem(file, "a header that is none of safetensors", "a readable safetensors file", AGAIN)
-        return
+        return _problem(file, "a header that is none of safetensors", "a readable safetensors file", AGAIN)
     if 8 + length != size:
         found = f"{size:,} bytes" if 8 + length > size else f"{size:,} bytes, more than its header speaks of"
-        yield _problem(file, found, f"{8 + length:,} bytes, as its header says", AGAIN)
+        return _problem(file, found, f"{8 + length:,} bytes, as its header says", AGAIN)
+    return header
 
 
 # Tokenizer

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.decoders import decoder_problems, described_family, is_image_model
+from rlcore_torchkit.safetensors_files import not_finite, unknown_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -127,16 +129,19 @@ def load_model(
     kind: Any = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
     kind = AutoModelForImageTextToText if is_image_model(config.to_dict()) else kind
     if torch.device(device).type == "meta":
-        with torch.device("meta"), _quiet():
+        with torch.device("meta"), _attention_errors(spec.path), _quiet():
             return kind.from_config(config, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    with model_errors(spec.path), _quiet():
+    with model_errors(spec.path), _attention_errors(spec.path), _quiet():
         model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
     if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
         loading["missing_keys"] = set(loading["missing_keys"]) - {VALUE_HEAD_WEIGHT}
-    _raise_problems(_loading_problems(spec.path, loading))
-    return model.eval().to(device)
+    unknown = set(loading["unexpected_keys"]) - ({"lm_head.weight"} if head == "value" else set())
+    _raise_problems([*_loading_problems(spec.path, loading), *unknown_tensors(unknown, config.to_dict(), spec.path)])
+    model = model.eval().to(device)
+    _raise_problems(list(islice(not_finite(dict(model.named_parameters()), spec.path), _MAX_NAMED)))
+    return model
 
 
 def may_lack_value_head(config: Any, families: Families = NO_FAMILIES) -> bool:
@@ -229,6 +234,22 @@ def model_errors(path: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         problem = _problem(path, reason, "a model that transformers can load", "Check the path, or that the Hub is reachable")
         raise ModelError([problem]) from error
+
+
+@contextmanager
+def _attention_errors(path: str) -> Iterator[None]:
+    """ModelError for a class that looks for the attention of this package in a table of its own."""
+    from rlcore_torchkit.attention import PACKED_ATTENTION
+    from rlcore_torchkit.general_attention import GENERAL_ATTENTION
+
+    try:
+        yield
+    except KeyError as error:
+        if error.args and error.args[0] in (PACKED_ATTENTION, GENERAL_ATTENTION):
+            found = "a class that computes attention by itself"
+            expected = "a decoder that attends through transformers' attention interface"
+            raise ModelError([_problem(path, found, expected, "Use another model")]) from error
+        raise
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.spi.errors import ContractError, ModelError, Problem
+from rlcore.spi.errors import ModelError, Problem
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.decoders import layer_windows
 from rlcore_torchkit.general_attention import GENERAL_ATTENTION, attention_of, count_windows
@@ -33,13 +33,20 @@ def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     try:
         with count_windows() as windows:
             together, _ = packed_logprobs(model, tokens, packed, temperature=1.0)
-    except (ContractError, TypeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a class of another's raises where it is called in a way that it does not know
         _refuse(name, f"{type(model).__name__}, which does not compute packed sequences: {error}")
     expected = layer_windows(model.config)
     if expected is not None and windows.count != expected:
         _refuse(name, f"{expected} layers of sliding_attention, of which {windows.count} tell their window to attention")
-    with _own_forward(model):
-        alone = torch.cat([_alone(model, sequence) for sequence in torch.split(tokens, LENGTHS)])
+    try:
+        with _own_forward(model):
+            alone = torch.cat([_alone(model, sequence) for sequence in torch.split(tokens, LENGTHS)])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _refuse(name, f"{type(model).__name__}, whose own forward pass does not do without masks of its own: {error}")
     distances = torch.split((together.float() - alone).abs(), LENGTHS)
     spread, bound = alone[alone != 0].std().item(), BOUNDS[dtype]
     found = [distance[1:].mean().item() for distance in distances]

@@ -1,15 +1,17 @@
 """The safetensors files of a Hugging Face model, of which parts of tensors are read."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from rlcore.model_files import INDEX_FILE, SINGLE_FILE
+from rlcore.model_files import AGAIN, INDEX_FILE, SINGLE_FILE
 from rlcore.schema.homes import expanded
+from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_NAMED = 20
+_MAX_LISTED = 3
+_OLD_BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$|^mtp\.")
 
 
 @frozen(kw_only=True, eq=False)
@@ -38,14 +42,19 @@ class TensorFiles:
 
     def read(self, name: str, bounds: Sequence[slice]) -> "Tensor":
         """The block of a tensor, on the host in the file's dtype; nothing else of it is read. `bounds` are not negative.
-        ModelError, naming the file, where it cannot be read."""
+        ModelError, naming the file, where it cannot be read or holds NaN or infinite numbers."""
         from safetensors import SafetensorError
 
         try:
             block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)]
         except (OSError, SafetensorError) as error:
             raise ModelError([_unreadable(self.places[name], f"{name}: {error}")]) from error
+        self.raise_problems(list(not_finite({name: block}, str(self.places[name]))))
         return block
+
+    def raise_unknown(self, known: Collection[str], config: Mapping[str, Any]) -> None:
+        """Raise ModelError where files hold tensors that are not `known`, the names that the model of config.json has."""
+        self.raise_problems(unknown_tensors(self.tensors.keys() - set(known), config, self.path))
 
     def problem(self, found: str, expected: str) -> Problem:
         return Problem(path=self.path, found=found, expected=expected)
@@ -53,6 +62,28 @@ class TensorFiles:
     def raise_problems(self, problems: Sequence[Problem]) -> None:
         """Raise ModelError with the first of the problems, where there are any."""
         raise_model_problems(self.path, problems)
+
+
+def unknown_tensors(names: Collection[str], config: Mapping[str, Any], path: str) -> list[Problem]:
+    """What is wrong with tensors of these names that the model of config.json does not have.
+
+    Buffers that older versions of transformers saved may be there, and the layers that predict further tokens.
+    """
+    layers, ahead = config.get("num_hidden_layers") or 0, config.get("num_nextn_predict_layers") or 0
+    ignored = tuple(f"model.layers.{layers + number}." for number in range(ahead))
+    unknown = sorted(name for name in names if not name.startswith(ignored) and _OLD_BUFFER.search(name) is None)
+    if not unknown:
+        return []
+    found = f"{listed(unknown, _MAX_LISTED)} in the weights"
+    remedy = "Take config.json and weights of one model: with these tensors left out it would be another"
+    return [Problem(path=path, found=found, expected="the tensors of the model that config.json describes", remedy=remedy)]
+
+
+def not_finite(tensors: Mapping[str, "Tensor"], path: str) -> Iterator[Problem]:
+    """The tensors that hold NaN or infinite numbers."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            yield Problem(path=path, found=f"NaN or infinite numbers in {name}", expected="finite weights", remedy=AGAIN)
 
 
 def raise_model_problems(path: str, problems: Sequence[Problem], max_named: int = MAX_NAMED) -> None:

@@ -4,7 +4,7 @@ Of ranks that hold the same part one reads it, and sends it to the others.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -42,7 +42,8 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
         files = together(lambda: stack.enter_context(open_tensors(spec)))
         if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(model.config) and VALUE_HEAD_WEIGHT in parameters:
             local(parameters.pop(VALUE_HEAD_WEIGHT)).zero_()
-        together(lambda: _fill_all(parameters, modules, files))
+        copied = {f"{modules.head}.weight"}  # a tied one, which `_check_tied` compares; a model of values does without
+        together(lambda: _fill_all(parameters, modules, files, copied, model.config.to_dict()))
         send_copies(parameters.values())
         if is_tied:
             together(lambda: _check_tied(parameters, f"{modules.embedding}.weight", f"{modules.head}.weight", files))
@@ -75,12 +76,15 @@ class _FileTensor:
     """The block of the parameter that it fills: the tensor's shape, after dimensions of 1 where the parameter has more."""
 
 
-def _fill_all(parameters: Mapping[str, Tensor], modules: ModuleNames, files: TensorFiles) -> None:
+def _fill_all(
+    parameters: Mapping[str, Tensor], modules: ModuleNames, files: TensorFiles, copied: Set[str], config: Mapping[str, Any]
+) -> None:
     """Copy what this rank reads of all parameters, once all are known to be there."""
     tensors = {
         name: list(_file_tensors(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()
     }
     files.raise_problems([problem for each in tensors.values() for tensor in each for problem in _problems(tensor, files)])
+    files.raise_unknown({tensor.name for each in tensors.values() for tensor in each} | copied, config)
     for name, parameter in parameters.items():
         for tensor in tensors[name] if is_first_copy(parameter) else ():
             _fill(parameter, tensor, files)

@@ -19,6 +19,9 @@ from rlcore_megatron.weight_source import HfTensor, Source, Stack
 from rlcore_torchkit.agreement import together
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
+OUTPUT_WEIGHT = "lm_head.weight"
+"""In the files of a tied model a copy of the embedding, and in those of a language model more than one of values has."""
+
 
 @torch.no_grad()
 def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout, head: Head = "tokens") -> None:
@@ -35,6 +38,7 @@ def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Paral
         files = together(lambda: stack.enter_context(open_tensors(spec)))
         absent = {VALUE_HEAD_WEIGHT} if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(hf) else set[str]()
         expected = [tensor for tensor in names.order if tensor.name not in absent]
+        together(lambda: files.raise_unknown({*_file_names(expected), *absent, OUTPUT_WEIGHT}, hf.to_dict()))
         together(lambda: _fill_all(held, expected, absent, files, layout))
     share(parameter for parameter, _ in held)
 
@@ -57,6 +61,16 @@ def load_multi_token_head(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec,
         shared = [each for each in held if each[1].parameter in SHARED and each[1].tensors[0].name in files]
         together(lambda: files.raise_problems([problem for each in shared for problem in _copy_problems(*each, files, layout)]))
     share(parameter for parameter, _ in own)
+
+
+def _file_names(expected: Sequence[HfTensor]) -> Iterator[str]:
+    """What files may call these tensors: by their own names, or those of the tensors that hold all experts of a layer."""
+    for tensor in expected:
+        yield tensor.name
+        if tensor.stack is not None:
+            yield tensor.stack.name
+        if tensor.fused is not None:
+            yield tensor.fused[0]
 
 
 def _held(model_chunks: Sequence[Any], names: Names, layout: ParallelLayout) -> list[tuple[Tensor, Source]]:

@@ -1,0 +1,116 @@
+"""What the headers of a model's safetensors files contradict: each other, the index, config.json, or the format of weights."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.spi.errors import Problem
+
+Header = Mapping[str, Mapping[str, Any]]
+"""The "dtype", "shape" and "data_offsets" of each tensor of a file: its first byte behind the header, and the one after it."""
+TEXT_KEYS = ("text_config", "llm_config", "language_config")
+"""Where the config.json of a model of images or sound describes its language model."""
+_LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
+_EMBEDDING = re.compile(r"(?:language_model\.model|model\.language_model|model)\.embed_tokens\.weight")
+_HEAD = re.compile(r"(?:language_model\.)?lm_head\.weight")
+_NARROW_DTYPES = re.compile(r"F(8|6|4)_.*|[IU]8|F4")
+_MAX_NAMED = 3
+_CHUNK = 2**24
+
+
+def index_problems(index: Path, weight_map: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
+    """Tensors that the index and the shards do not place alike."""
+    held: dict[str, list[str]] = {}
+    for file, header in headers.items():
+        for name in header:
+            held.setdefault(name, []).append(file.name)
+    for what, names in {
+        "in no file that it names": [name for name in weight_map if name not in held],
+        "in another file than it says": [name for name, file in weight_map.items() if name in held and file not in held[name]],
+        "that it does not name": [name for name in held if name not in weight_map],
+        "in several files": [name for name, files in held.items() if len(files) > 1],
+    }.items():
+        if names:
+            yield Problem(
+                path=str(index),
+                found=f"{_named(names)} {what}",
+                expected="each tensor once, in the file that the index says",
+                remedy="Copy or download the model again",
+            )
+
+
+def content_problems(directory: Path, config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
+    """Weights that config.json contradicts, by their names, shapes and dtypes."""
+    tensors = {name: (file, entry) for file, header in headers.items() for name, entry in header.items()}
+    yield from _dtype_problems(config, headers)
+    text = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), config)
+    yield from _layer_problems(directory, text, tensors)
+    embedding = next((name for name in tensors if _EMBEDDING.fullmatch(name)), None)
+    if embedding is None:
+        return
+    _, entry = tensors[embedding]
+    expected = [text.get("vocab_size"), text.get("hidden_size")]
+    sizes_are_stated = all(type(size) is int for size in expected) and not config.get("quantization_config")
+    if sizes_are_stated and list(entry["shape"]) != expected:
+        yield _contradiction(directory, f"{embedding} of shape {list(entry['shape'])}", f"{expected}, as config.json says")
+    head = next((name for name in tensors if _HEAD.fullmatch(name)), None)
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    if tied is True and head is not None and not _is_same(*tensors[embedding], *tensors[head]):
+        expected_head = "one tensor, or tie_word_embeddings = false in config.json"
+        yield _contradiction(directory, f"{head} that is not {embedding}", expected_head)
+
+
+def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
+    """Values of at most 8 bits without a quantization_config, which says what they are multiplied by."""
+    if config.get("quantization_config"):
+        return
+    for file, header in headers.items():
+        narrow = [name for name, entry in header.items() if _is_narrow(name, entry)]
+        if narrow:
+            yield Problem(
+                path=str(file),
+                found=f"{_named(narrow)} in {header[narrow[0]].get('dtype')}, without a quantization_config in config.json",
+                expected="weights in float32, bfloat16 or float16, or what says their scales",
+                remedy="Take the model's config.json whole, or save the model dequantised",
+            )
+
+
+def _is_narrow(name: str, entry: Mapping[str, Any]) -> bool:
+    return name.endswith("weight") and _NARROW_DTYPES.fullmatch(str(entry.get("dtype"))) is not None
+
+
+def _layer_problems(directory: Path, text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[Problem]:
+    numbers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
+    stated, ahead = text.get("num_hidden_layers"), text.get("num_nextn_predict_layers")
+    if not numbers or type(stated) is not int:
+        return
+    most = stated + (ahead if type(ahead) is int else 0)
+    if max(numbers) >= most or len(numbers) < stated:
+        yield _contradiction(directory, f"weights of {len(numbers)} layers", f"{stated}, as num_hidden_layers says")
+
+
+def _is_same(file: Path, entry: Mapping[str, Any], other_file: Path, other: Mapping[str, Any]) -> bool:
+    """Whether two tensors have the same values; only where both have the same shape and dtype are they read."""
+    if (entry["shape"], entry["dtype"]) != (other["shape"], other["dtype"]):
+        return False
+    with file.open("rb") as one, other_file.open("rb") as two:
+        for opened, (start, _) in ((one, entry["data_offsets"]), (two, other["data_offsets"])):
+            opened.seek(8 + int.from_bytes(opened.read(8), "little") + start)
+        left = entry["data_offsets"][1] - entry["data_offsets"][0]
+        while left > 0:
+            length = min(left, _CHUNK)
+            if one.read(length) != two.read(length):
+                return False
+            left -= length
+    return True
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
+
+
+def _contradiction(directory: Path, found: str, expected: str) -> Problem:
+    remedy = "Take config.json and weights of one model"
+    return Problem(path=str(directory), found=found, expected=expected, remedy=remedy)

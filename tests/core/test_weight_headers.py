@@ -1,0 +1,112 @@
+"""Directories whose files say two things are refused, by what each of them says."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.model_files import model_problems
+
+SIZES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I64": 8}
+EMBEDDING = "model.embed_tokens.weight"
+CONFIG = {"vocab_size": 3, "hidden_size": 2, "num_hidden_layers": 2, "tie_word_embeddings": False}
+TENSORS: Mapping[str, Any] = {
+    EMBEDDING: ("F32", [3, 2]),
+    "lm_head.weight": ("F32", [3, 2]),
+    "model.layers.0.mlp.up_proj.weight": ("F32", [2]),
+    "model.layers.1.mlp.up_proj.weight": ("F32", [2]),
+}
+INDEX = "model.safetensors.index.json"
+
+
+def safetensors(tensors: Mapping[str, tuple[str, list[int]]], values: Mapping[str, bytes] | None = None) -> bytes:
+    """A file of these tensors, of zeros but for `values`."""
+    header, data = {}, b""
+    for name, (dtype, shape) in tensors.items():
+        length = SIZES[dtype]
+        for size in shape:
+            length *= size
+        content = (values or {}).get(name, bytes(length))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + length]}
+        data += content
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def part(*names: str) -> bytes:
+    return safetensors({name: TENSORS[name] for name in names})
+
+
+NAMES = list(TENSORS)
+TWO_FILES: dict[str, Any] = {
+    "model.safetensors": None,
+    "a.safetensors": part(*NAMES[:2]),
+    "b.safetensors": part(*NAMES[2:]),
+    INDEX: {"weight_map": {name: "a.safetensors" if name in NAMES[:2] else "b.safetensors" for name in NAMES}},
+}
+SECOND = {**TENSORS, "model.layers.2.mlp.up_proj.weight": ("F32", [2])}
+NARROW = {**TENSORS, "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [2])}
+HEAD = {"lm_head.weight": b"\x01" * 24}
+
+
+def write(directory: Path, changes: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a sound directory in which these files are changed; None takes one out."""
+    sound = {"config.json": CONFIG, "model.safetensors": safetensors(TENSORS), "tokenizer.json": {}}
+    for name, content in (sound | dict(changes)).items():
+        if content is not None:
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            (directory / name).write_bytes(data)
+    return [problem.found for problem in model_problems(str(directory))]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        TWO_FILES,
+        {**TWO_FILES, "model-00009-of-00009.safetensors": part(EMBEDDING)},
+        {"pytorch_model.bin": b"x"},
+        {"config.json": {**CONFIG, "tie_word_embeddings": True}},
+        {"config.json": {"text_config": CONFIG}},
+        {"config.json": {"model_type": "unknown"}},
+        {"config.json": {**CONFIG, "num_nextn_predict_layers": 1}, "model.safetensors": safetensors(SECOND)},
+        {"config.json": {**CONFIG, "quantization_config": {}, "vocab_size": 3}},
+        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "fp8"}}, "model.safetensors": safetensors(NARROW)},
+        {"model.safetensors": safetensors({**TENSORS, "model.position_ids": ("I64", [2])})},
+    ],
+)
+def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, Any]) -> None:
+    assert write(tmp_path, changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({**TWO_FILES, "model.safetensors": safetensors(TENSORS)}, "model.safetensors beside model.safetensors.index.json"),
+        ({"model-00001-of-00002.safetensors": part(EMBEDDING)}, "model-00001-of-00002.safetensors beside model.safetensors"),
+        ({"adapter_config.json": {}}, "adapter_config.json beside model.safetensors"),
+        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "../a.safetensors"}}}, "the file ../a.safetensors"),
+        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "/a.safetensors"}}}, "the file /a.safetensors"),
+        ({**TWO_FILES, "b.safetensors": part(NAMES[2])}, f"{NAMES[3]} in no file that it names"),
+        (
+            {**TWO_FILES, "a.safetensors": part(*NAMES[:3]), "b.safetensors": part(NAMES[3])},
+            f"{NAMES[2]} in another file than it says",
+        ),
+        ({**TWO_FILES, "b.safetensors": safetensors({**TENSORS, "x": ("F32", [1])})}, "x that it does not name"),
+        ({**TWO_FILES, "a.safetensors": part(*NAMES[:3])}, f"{NAMES[2]} in several files"),
+        ({"config.json": {**CONFIG, "vocab_size": 4}}, f"{EMBEDDING} of shape [3, 2]"),
+        ({"config.json": {**CONFIG, "hidden_size": 4}}, f"{EMBEDDING} of shape [3, 2]"),
+        ({"config.json": {**CONFIG, "num_hidden_layers": 1}}, "weights of 2 layers"),
+        ({"config.json": {**CONFIG, "num_hidden_layers": 3}}, "weights of 2 layers"),
+        (
+            {"config.json": {**CONFIG, "tie_word_embeddings": True}, "model.safetensors": safetensors(TENSORS, HEAD)},
+            f"lm_head.weight that is not {EMBEDDING}",
+        ),
+        ({"model.safetensors": safetensors(NARROW)}, f"{NAMES[2]} in F8_E4M3, without a quantization_config in config.json"),
+    ],
+)
+def test_directories_that_say_two_things(tmp_path: Path, changes: Mapping[str, Any], found: str) -> None:
+    assert found in write(tmp_path, changes)
