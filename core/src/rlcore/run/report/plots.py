@@ -7,9 +7,10 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.installed import is_installed
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.report.timing import STEP_PHASES
-from rlcore.spi import SPI_VERSION, PluginError, Provider, SinkContext
+from rlcore.spi import SPI_VERSION, Provider, SinkContext
 
 Point = tuple[float, float]
 
@@ -117,15 +118,6 @@ def terminal_plot(panel: Panel, *, width: int = 80, height: int = 16) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def not_drawn(error: Exception) -> str:
-    """Why a plot is missing, with the remedy where a package is."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        wanted = "'rlcore[plots]'" if package == "matplotlib" else package
-        return f"{package} is not installed: pip install {wanted}"
-    return f"{type(error).__name__}: {error}"
-
-
 def _step_ticks(panel: Panel, most: int = 8) -> list[int]:
     """Round step numbers over the panel's range, both ends included; the terminal's plot does without matplotlib's locators."""
     steps = [int(x) for series in panel.series for x, _ in series.points]
@@ -193,18 +185,21 @@ class CurveSink:
         """Nothing is drawn before the end."""
 
     def close(self, summary: Mapping[str, object] | None) -> None:
-        """Draw what metrics.jsonl holds. Raises PluginError with the remedy where a package is missing."""
-        if summary is None:
-            return
-        directory = self._context.run_directory
-        try:
-            save_png(
-                directory / "curve.png",
-                run_panels(read_metrics_file(directory / "metrics.jsonl")),
-                title=self._context.run_name,
-            )
-        except ModuleNotFoundError as error:
-            raise PluginError(not_drawn(error)) from error
+        """Draw what metrics.jsonl holds."""
+        if summary is not None:
+            directory = self._context.run_directory
+            panels = run_panels(read_metrics_file(directory / "metrics.jsonl"))
+            save_png(directory / "curve.png", panels, title=self._context.run_name)
 
 
-CURVE = Provider(name="curve", spi=SPI_VERSION, config=CurveConfig, backend="rlcore.run.report.plots:CurveSink")
+def _unavailable() -> str | None:
+    return None if is_installed("matplotlib") else "the package matplotlib is not installed: pip install 'rlcore[plots]'"
+
+
+CURVE = Provider(
+    name="curve",
+    spi=SPI_VERSION,
+    config=CurveConfig,
+    backend="rlcore.run.report.plots:CurveSink",
+    unavailable=_unavailable,
+)
