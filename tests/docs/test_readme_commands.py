@@ -22,8 +22,6 @@ name = "fake"
 source = "environment"
 [training]
 prompts_per_step = 16
-[logging]
-rollouts_every_n_steps = 0
 [sinks]
 names = []
 [checkpoint]
@@ -44,7 +42,8 @@ def test_the_commands_on_a_recipe_run_one_after_the_other(commands: list[str], t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     monkeypatch.setattr("rlcore.run.plan.sections.discover", lambda _: fake_registry())
-    monkeypatch.setattr("rlcore.run.plan.inputs.load_tokenizer", lambda *_, **__: FakeTokenizer())
+    for module in ("run.plan.inputs", "html_report.token_pieces"):
+        monkeypatch.setattr(f"rlcore.{module}.load_tokenizer", lambda *_: FakeTokenizer())
     assert len(commands) == 5
     for line in ("rlcore train recipe.toml run.name=other run.num_steps=1", *commands):
         result = CliRunner().invoke(cli, shlex.split(line)[1:])

@@ -1,4 +1,4 @@
-"""Each target of the Makefile and each command of the documents about this repository is run, or listed with the reason why not."""
+"""Each target of the Makefile and each command of the documents on the repository is run, or listed with the reason."""
 
 import re
 from itertools import chain
@@ -21,8 +21,8 @@ RUN = {
     "make site": WORKFLOW,
     "make docs": WORKFLOW,
     "pip install torch": WORKFLOW,
-    "pip install './core[plots]' ./torchkit ./plugins/fsdp2_backend ./plugins/transformers_generation ./plugins/grpo ./plugins/sft"
-    " ./plugins/dpo ./plugins/ppo ./plugins/reward ./plugins/distill ./plugins/math_environment": WORKFLOW,
+    "pip install './core[plots]' ./torchkit ./plugins/fsdp2_backend ./plugins/transformers_generation ./plugins/grpo"
+    " ./plugins/sft ./plugins/dpo ./plugins/ppo ./plugins/reward ./plugins/distill ./plugins/math_environment": WORKFLOW,
     "pip install --find-links dist rlcore rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
     "rlcore plugins": WORKFLOW,
     "rlcore train recipe.toml training.prompts_per_step=16": README_TEST,

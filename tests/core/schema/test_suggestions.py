@@ -6,7 +6,6 @@ import pytest
 
 from rlcore.schema.suggestions import did_you_mean, nearest
 
-
 ALGORITHMS = ("cispo", "dapo", "dpo", "dr_grpo", "gdpo", "gmpo", "grpo", "gspo", "ppo", "rloo", "sapo", "sft", "vespo")
 
 

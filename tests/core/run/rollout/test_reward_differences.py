@@ -7,7 +7,6 @@ import pytest
 
 from rlcore.run.rollout.reward_differences import Compared, are_told_apart, differ
 
-
 REWARDS = [
     ((), False),
     ((0.5,), False),
