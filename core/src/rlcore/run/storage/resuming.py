@@ -62,7 +62,7 @@ def _check_num_steps(num_steps: int, saved: int, directory: RunDirectory, note: 
     elif num_steps < done and not allow_changes:
         raise CheckpointError(
             f"run.num_steps = {num_steps}, but {directory.metrics_file} has {done} steps, and the newest checkpoint {saved}: "
-            f"steps {num_steps + 1} to {done} would be gone. Set run.num_steps to {done} or more, or resume with --allow-changes"
+            f"steps {num_steps + 1} to {done} would be gone. Set run.num_steps to {done} or more, or give --allow-changes too"
         )
 
 
