@@ -9,14 +9,24 @@ from attrs import field, frozen
 
 from rlcore.installed import is_installed
 from rlcore.run.report.metrics_file import read_metrics_file
-from rlcore.run.report.timing import STEP_PHASES
 from rlcore.spi import SPI_VERSION, Provider, SinkContext
 
 Point = tuple[float, float]
 
-TIME_BAND_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#9d9d9d")
+PHASE_COLOURS = {
+    "generation": "#4c78a8",
+    "rewards": "#f58518",
+    "logprobs": "#54a24b",
+    "train": "#e45756",
+    "refit": "#72b7b2",
+    "residency": "#b279a2",
+    "other": "#a9a9a4",
+}
+"""Those of the report's page."""
 TERMINAL_MARKERS = (("dot", "•"), ("braille", "⠒"))
 """plotext's name and a sample: dots for the first series, which lies in front, fine lines for the others."""
+NUM_INTERVALS = 4
+"""Of the values' axis in the terminal."""
 
 
 def _finite(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -78,7 +88,7 @@ def main_panel(records: Iterable[Mapping[str, float]]) -> Panel:
 def run_panels(records: Iterable[Mapping[str, float]]) -> tuple[Panel, ...]:
     """Every panel of which the records hold a metric, the main one first and the seconds of a step last."""
     lines = list(records)
-    seconds = {f"time/{name}_s": name for name in (*STEP_PHASES, "other")}
+    seconds = {f"time/{name}_s": name for name in PHASE_COLOURS}
     others = list(CURVES.items())[NUM_MAIN:]
     panels = [main_panel(lines), *(Panel(title=title, series=_series(lines, labels)) for title, labels in others)]
     panels.append(Panel(title="Seconds of a step", series=_series(lines, seconds), stacked=True))
@@ -112,10 +122,20 @@ def terminal_plot(panel: Panel, *, width: int = 80, height: int = 16) -> str:
     figure.label("step", "x")
     ticks = _step_ticks(panel)
     figure.ruler("x").ticks(ticks, [str(tick) for tick in ticks])
-    if panel.limits:
-        figure.ruler("y").lim(*panel.limits)
+    low, high = panel.limits or _bounds([y for series in panel.series for _, y in series.points])
+    figure.ruler("y").lim(low, high)
+    values = [low + (high - low) * part / NUM_INTERVALS for part in range(NUM_INTERVALS + 1)]
+    decimals = max(0, 2 - math.floor(math.log10(high - low)))
+    figure.ruler("y").ticks(values, [f"{value:.{decimals}f}" for value in values])
     lines = plotext.uncolorize(figure.build()).splitlines()
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    """The range of an axis: that of the values, or room about a single one, which begins at 0 where no value is negative."""
+    low, high = min(values), max(values)
+    room = 0.0 if high > low else abs(high) * 0.05 or 1.0
+    return (max(0.0, low - room) if low >= 0 else low - room), high + room
 
 
 def _step_ticks(panel: Panel, most: int = 8) -> list[int]:
@@ -144,6 +164,7 @@ def save_png(path: Path, panels: Sequence[Panel], *, title: str = "") -> None:
         _draw_bands(axes, panel) if panel.stacked else _draw_lines(axes, panel)
         if panel.limits:
             axes.set_ylim(panel.limits[0] - 0.02, panel.limits[1] + 0.02)
+        axes.ticklabel_format(useOffset=False)  # an axis says its values, and not what to add to them
         axes.set_title(panel.title, fontsize=11)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
@@ -154,17 +175,18 @@ def save_png(path: Path, panels: Sequence[Panel], *, title: str = "") -> None:
 
 
 def _draw_lines(axes: Any, panel: Panel) -> None:
-    for series in panel.series:
+    for place, series in enumerate(panel.series):
         xs, ys = zip(*series.points, strict=True)
         marker = "o" if len(xs) <= 30 else ""
-        axes.plot(xs, ys, label=series.label, marker=marker, markersize=3, linewidth=1.4)
+        # The first lies in front, as in the terminal: few points, which a curve of every step would cover.
+        axes.plot(xs, ys, label=series.label, marker=marker, markersize=3, linewidth=1.4, zorder=3 - place / 10)
 
 
 def _draw_bands(axes: Any, panel: Panel) -> None:
     steps = sorted({x for series in panel.series for x, _ in series.points})
     values = [[dict(series.points).get(step, 0.0) for step in steps] for series in panel.series]
     labels = [series.label for series in panel.series]
-    axes.stackplot(steps, values, labels=labels, colors=TIME_BAND_COLOURS, alpha=0.85)
+    axes.stackplot(steps, values, labels=labels, colors=[PHASE_COLOURS[label] for label in labels], alpha=0.85)
 
 
 @frozen(kw_only=True)
