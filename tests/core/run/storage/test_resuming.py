@@ -68,7 +68,7 @@ def test_fewer_steps_than_were_made_behind_the_newest_checkpoint_are_refused(run
     for step in ("step-000004", "step-000006"):
         remove(directory / "checkpoints" / step)
     before = contents(directory)
-    with pytest.raises(CheckpointError, match="has 6 steps, and the newest checkpoint 2: steps 4 to 6 would be gone"):
+    with pytest.raises(CheckpointError, match=r"run.num_steps = 3, .* 6 steps, .* checkpoint 2: steps 4 to 6"):
         run("run.num_steps=3", "checkpoint.keep=3", resume=True)
     assert contents(directory) == before
     run("run.num_steps=3", "checkpoint.keep=3", resume=True, allow_changes=True, progress=notes)

@@ -55,15 +55,14 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
     dtype = dtype_of(recipe, device)
-    spare: list[PluginError] = []
-    into, wanted_sinks = (spare, DEFAULT_SINKS) if recipe.sinks.names is None else (errors, recipe.sinks.names)
-    sinks = tuple(entry for name in wanted_sinks for entry in take("sink", name, into=into, needs={}))
+    into, names = ([], DEFAULT_SINKS) if recipe.sinks.names is None else (errors, recipe.sinks.names)
+    sinks = tuple(entry for name in names for entry in take("sink", name, into=into, needs={}))
     needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
     others: list[Entry] = []
     if recipe.environment is not None:
         found += take("environment", recipe.environment.name, needs={})
-        names = dict.fromkeys(recipe.data.environment_of_set.values())
-        others = [entry for name in names if name != recipe.environment.name for entry in take("environment", name, needs={})]
+        of_sets = dict.fromkeys(recipe.data.environment_of_set.values())
+        others = [entry for name in of_sets if name != recipe.environment.name for entry in take("environment", name, needs={})]
         found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
     usable = {entry.role: entry for entry in found}
     algorithm = None
@@ -95,16 +94,26 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         device=device,
         algorithm=algorithm,
         other_environments=tuple(others),
-        notes=(
-            *(f"sinks.names: the run goes without a default: {first_line(error)}" for error in spare),
-            *(
-                note
-                for role in AUTO_ROLES
-                if role in chosen and getattr(recipe, role).name == AUTO
-                for note in passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
-            ),
-        ),
+        notes=(*map(_gone_without, into), *_passed_over(recipe, registry, chosen, device, needs, dtype)),
     )
+
+
+def _gone_without(error: PluginError) -> str:
+    return f"sinks.names: the run goes without a default: {first_line(error)}"
+
+
+def _passed_over(
+    recipe: Recipe,
+    registry: Registry,
+    chosen: Mapping[Role, Entry],
+    device: Device,
+    needs: Mapping[str, Mapping[str, str]],
+    dtype: DtypeName,
+) -> Iterator[str]:
+    """What "auto" could not take, a sentence each."""
+    for role in AUTO_ROLES:
+        if role in chosen and getattr(recipe, role).name == AUTO:
+            yield from passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
 
 
 @contextmanager

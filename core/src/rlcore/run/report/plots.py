@@ -22,11 +22,11 @@ PHASE_COLOURS = {
     "residency": "#b279a2",
     "other": "#a9a9a4",
 }
-"""Those of the report's page."""
+"""The colour of each phase of a step, as in the page of `rlcore report`."""
 TERMINAL_MARKERS = (("dot", "•"), ("braille", "⠒"))
 """plotext's name and a sample: dots for the first series, which lies in front, fine lines for the others."""
 NUM_INTERVALS = 4
-"""Of the values' axis in the terminal."""
+"""Intervals between the labels of the values' axis in the terminal."""
 
 
 def _finite(points: Iterable[Point]) -> tuple[Point, ...]:
