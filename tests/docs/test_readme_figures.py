@@ -38,7 +38,7 @@ def readme_rows() -> Iterator[tuple[str, str, list[str]]]:
         yield name, anchor, NUMBER.findall(CODE.sub("", LINK.sub("", " ".join(cells))))
 
 
-@pytest.mark.parametrize(("name", "anchor", "figures"), readme_rows())
+@pytest.mark.parametrize(("name", "anchor", "figures"), list(readme_rows()))
 def test_a_rows_figures_stand_in_the_section_that_it_links_to(name: str, anchor: str, figures: list[str]) -> None:
     measured = set(NUMBER.findall(section(anchor).replace("**", "")))
     assert len(figures) >= 2
