@@ -275,7 +275,7 @@ def test_sinks_that_were_built_are_closed_where_a_later_one_cannot_be(run: Run, 
     ("name", "said"),
     [
         ("away", "no tracker is installed: pip install tracker"),
-        ("liens", "'liens' is not installed; did you mean 'lines'"),
+        ("liens", "'liens' is not installed. Did you mean .lines"),
     ],
 )
 def test_a_sink_that_cannot_be_had_is_found_before_the_run(
