@@ -132,7 +132,7 @@ def cases() -> Iterator[tuple[str, str]]:
             yield file, damage
 
 
-@pytest.mark.parametrize(("file", "damage"), cases())
+@pytest.mark.parametrize(("file", "damage"), list(cases()))
 def test_a_damaged_file_crashes_nothing(run: Path, file: str, damage: str) -> None:
     path = run / file
     content = MADE[damage](path.read_bytes())

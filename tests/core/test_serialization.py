@@ -101,7 +101,7 @@ def contains_itself() -> list[Any]:
         *(Plain(), Plain, with_more(), len, object(), OrderedDict(), np.zeros(1, object), Path("a"), Closing("kept")),
         *({"a": [lambda: None]}, contains_itself(), type("Local", (Inner,), {})(value=1)),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_no_bytes_can_hold_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
