@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
 from rlcore.transformers_import import import_transformers
+from rlcore.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
 
@@ -51,10 +52,10 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
     yield from _class_problems(config, path, trust_remote_code)
     if is_image_model(config):
         return
-    for key in ("text_config", "llm_config", "language_config"):
+    for key in TEXT_KEYS:
         if config.get(key):
             expected = f"text alone, or one of {', '.join(IMAGE_MODELS)}"
-            remedy = "Take the language model of it alone"
+            remedy = "Take its language model alone: python -m rlcore_torchkit.language_model MODEL DIRECTORY"
             yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected=expected, remedy=remedy)
     listed = config.get("layer_types")
     kinds = {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} - LAYER_KINDS

@@ -181,6 +181,15 @@ def write_companions(source: str, revision: str | None, directory: Path, dtype: 
     return [CONFIG_FILE, *found]
 
 
+def copy_companions(spec: ModelSpec, directory: Path) -> None:
+    """Copy the tokenizer, its templates and the generation config of a model, and nothing that reads images or sound."""
+    config_file = model_file(spec, CONFIG_FILE)
+    for name, file in ({} if config_file is None else _companions(spec, config_file)).items():
+        if not name.startswith(("processor_config", "preprocessor_config", "video_preprocessor_config")):
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, directory / name)
+
+
 def _companions(spec: ModelSpec, config_file: Path) -> dict[str, Path]:
     """The companion files by name, and the modules of a directory's own code. Of a model on the Hub they are those that were
     fetched to where its config.json is, and those of known names that are left there."""
