@@ -100,7 +100,7 @@ test-core: $(CORE_VENV)/.installed
 
 $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(PYTHON) -m venv $(CORE_VENV)
-	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai pytest pytest-timeout pytest-xdist
+	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai psutil pytest pytest-timeout pytest-xdist
 	touch $@
 
 lint: setup-dev

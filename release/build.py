@@ -25,6 +25,7 @@ def packages(root: Path = ROOT) -> list[Path]:
 
 def build(folders: list[Path], out: Path) -> list[Path]:
     """Both archives of each package, and SHA256SUMS of all."""
+    out = out.absolute()  # hatchling builds in the folder of the package
     out.mkdir(parents=True, exist_ok=True)
     if left := sorted(path.name for path in out.iterdir()):
         raise SystemExit(
@@ -34,7 +35,7 @@ def build(folders: list[Path], out: Path) -> list[Path]:
     built = []
     for folder in folders:
         with chdir(folder):
-            built += [out / build_sdist(str(out.absolute())), out / build_wheel(str(out.absolute()))]
+            built += [out / build_sdist(str(out)), out / build_wheel(str(out))]
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(built)]
     (out / DIGESTS).write_text("".join(lines))
     return built

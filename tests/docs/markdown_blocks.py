@@ -39,6 +39,11 @@ def blocks(document: Path) -> Iterator[Block]:
         yield Block(language=language, text=text)
 
 
+def anchor_of(heading: str) -> str:
+    """What a Markdown viewer calls a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def write_files(document: Path, directory: Path) -> list[Path]:
     """Write every block that names its file below `directory`."""
     written = []

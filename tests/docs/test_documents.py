@@ -6,7 +6,7 @@ import shlex
 import click
 import pytest
 from attrs import frozen
-from markdown_blocks import DOCUMENTS, ROOT, blocks
+from markdown_blocks import DOCUMENTS, ROOT, anchor_of, blocks
 
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
@@ -21,9 +21,8 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def anchors(path):
-    """What a Markdown viewer calls the headings."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(text)}
+    return {anchor_of(heading) for heading in _HEADING.findall(text)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

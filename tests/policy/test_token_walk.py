@@ -1,5 +1,6 @@
 """How many files of rlcore a generated token passes on its way from the generator's answer to the loss."""
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -146,4 +147,6 @@ def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(
         train(plan, resume=False, progress=Progress())
     assert walk.ended
     assert {"rlcore_torchkit/generation.py", "rlcore/run/rollout/collector.py", "rlcore_torchkit/logprobs.py"} <= walk.touched
-    assert len(walk.touched) <= MOST, "these files touch the tokens: " + ", ".join(sorted(walk.touched))
+    told = re.search(r"In one process, (\d+) files\s+read\s+or change a token", (root / "docs" / "design.md").read_text())
+    assert told is not None
+    assert len(walk.touched) == int(told[1]) <= MOST, "these files touch the tokens: " + ", ".join(sorted(walk.touched))

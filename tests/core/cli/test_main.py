@@ -7,6 +7,7 @@ import pytest
 
 import rlcore.run.plan.prepare
 from rlcore import __version__
+from rlcore.__main__ import main
 from rlcore.cli.main import COMMANDS
 
 from .conftest import prepared
@@ -29,6 +30,60 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "rlcore", "--version"], check=True, capture_output=True, text=True, timeout=60
     )
     assert result.stdout == f"rlcore {__version__}\n"
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+module = sys.argv.pop(1)
+
+class AtImport:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, AtImport())
+from rlcore.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["rlcore.cli.main", "click", "rlcore.schema.problem", "rlcore.cli.train", "rlcore.config.load"]
+)
+def test_ctrl_c_while_modules_are_imported_ends_with_its_code_and_no_traceback(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, "train", "recipe.toml"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "error: interrupted\n")
+
+
+def test_ctrl_c_before_a_command_is_found_ends_with_its_code(monkeypatch, capsys) -> None:
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlcore.cli.main.LazyGroup.parse_args", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == "error: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["version"], 0, ""),
+        (["--help"], 0, ""),
+        (["trian"], 2, "No such command 'trian'. Did you mean 'train'?"),
+        (["train"], 2, "Missing argument 'RECIPE'"),
+        (["check", "none.toml"], 2, "none.toml"),
+    ],
+)
+def test_commands_end_with_their_codes(monkeypatch, capsys, arguments: list[str], code: int, told: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["rlcore", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code
+    assert told in capsys.readouterr().err
 
 
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets", "numpy")

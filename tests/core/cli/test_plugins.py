@@ -127,6 +127,14 @@ def test_the_listing_fits_any_width_and_leaves_nothing_out(installed, monkeypatc
     assert sorted(narrow) == sorted("".join(wide.split()))
 
 
+def test_what_is_missing_for_a_run_is_told_with_what_installs_it(installed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    line = "pip install rlcore-transformers rlcore-grpo"
+    assert f"missing for a run with rewards: generator, algorithm. Run: {line}" in run("--device", "cpu").splitlines()
+    listing = json.loads(run("--json", "--device", "cpu"))
+    assert listing["missing"] == {"roles": ["generator", "algorithm"], "install": line}
+
+
 def test_an_empty_environment_lists_the_cores_own_plugins(installer):
     found = {(row["distribution"], row["role"]) for row in plugins_json(discover(), "cpu")["plugins"]}
     assert found == {("rlcore", "environment"), ("rlcore", "sink")}  # the core's own

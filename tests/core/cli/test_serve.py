@@ -8,6 +8,7 @@ import pytest
 from rlcore.serve import serving
 from rlcore.spi import ConfigError, Problem
 
+CHECK_ADDRESS = serving.check_address
 GENERATOR = SimpleNamespace(name="gen", version="1.2", distribution="acme-gen")
 
 
@@ -29,6 +30,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     recorded("served_model", "some/model")
     recorded("serve", None)
     return calls
+
+
+def test_without_the_library_that_serves_nothing_is_loaded_or_said_to_be_served(invoke, served, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "check_address", CHECK_ADDRESS)
+    monkeypatch.setattr("rlcore.sessions.server.is_installed", lambda name: name != "aiohttp")
+    result = invoke("serve", "runs/demo")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("error: no package `aiohttp`")
+    assert result.stderr.endswith("pip install 'rlcore[serve]'\n")
+    assert served == []
 
 
 def test_serve_passes_on_what_it_was_given(invoke, served) -> None:

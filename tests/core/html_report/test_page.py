@@ -81,13 +81,63 @@ def test_a_long_run_makes_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
     assert len(page(report_data([run]), "long")) < 5e6
 
 
+def drawn_by_chromium(text: str, folder: Path, width: int = 1200) -> str:
+    """The page as a window of that width shows it."""
+    (folder / "report.html").write_text(text, encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
+    command = [str(CHROMIUM), *options, f"--window-size={width},900", f"file://{folder / 'report.html'}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+class Labels(HTMLParser):
+    """The labels of drawings: the width of the drawing, and where the label begins and ends in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.width, self.label, self.found = 0.0, dict[str, str | None](), list[tuple[str, float, float, float]]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        if tag == "svg":
+            self.width = float(str(given["viewbox"]).split()[2])
+        self.label = given if tag == "text" else {}
+
+    def handle_data(self, text: str) -> None:
+        if self.label and text != "×":
+            x, length = float(str(self.label["x"])), 6.2 * len(text)  # of a digit in an axis's size
+            begin = x - length * {"end": 1.0, "middle": 0.5}.get(str(self.label.get("text-anchor")), 0.0)
+            self.found.append((text, begin, begin + length, self.width))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+@pytest.mark.parametrize("width", [480, 1200])
+def test_labels_lie_within_their_drawings_and_shares_within_their_axes(tmp_path: Path, width: int) -> None:
+    run = make_run(tmp_path / "run", 30)
+    extreme = {"loss": -1.000001, "grad_norm": -1.2345e-7, "reward_mean": -123456.75, "evaluation/pass@1": 0.0}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    changed = [
+        line | {name: value * (1 + line["step"] * 1e-7) for name, value in extreme.items()} | {"step": 10**7 + line["step"]}
+        for line in lines
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    drawn = drawn_by_chromium(page(report_data([run]), "report"), tmp_path, width)
+    labels = Labels(drawn).found
+    assert len(labels) > 50
+    assert not [label for label in labels if label[1] < 0 or label[2] > label[3]]
+    pass_at_1 = drawn.partition('aria-label="evaluation/pass@1"')[2].partition("</svg>")[0]
+    assert re.findall(r'text-anchor="end">([^<]*)<', pass_at_1) == ["0", "0.5", "1"]
+    widths = {
+        float(found)
+        for found in re.findall(r'viewBox="0 0 ([\d.]+) [\d.]+" role="img" aria-label="(?:seconds of a step|timeline)"', drawn)
+    }
+    assert widths, "drawings that stand alone are as wide as the window lets them be"
+    assert max(widths) <= width
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 def test_a_browser_draws_all_of_it(made: str, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(made, encoding="utf-8")
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    command = [str(CHROMIUM), *options, f"file://{tmp_path / 'report.html'}"]
-    drawn = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    parsed = Parsed(drawn)
+    parsed = Parsed(drawn_by_chromium(made, tmp_path))
     texts = [text for tag, found in parsed.texts.items() if tag != "script" for text in found]
     assert any(text.startswith("Written by rlcore report") for text in texts), "the last thing that the script does"
     assert f"{NASTY} 1" in texts

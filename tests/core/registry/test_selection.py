@@ -135,7 +135,7 @@ def test_a_missing_capability_gives_the_recipes_reason(make_provider):
 def test_an_unknown_name_lists_what_is_installed_and_suggests(make_provider):
     message = refusal(registry_of(make_provider("swift"), make_provider("steady", priority=3)), "swfit")
     assert message.splitlines() == [
-        "trainer 'swfit' is not installed; did you mean 'swift'?",
+        "trainer 'swfit' is not installed. Did you mean \"swift\"?",
         "Installed trainers:",
         "  - swift (in-process 0, priority 0): usable",
         "  - steady (in-process 0, priority 3): usable",

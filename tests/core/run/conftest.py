@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from rlcore.installed import is_installed
 from rlcore.registry.discovery import Registry
+from rlcore.run.plan import checks
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
@@ -52,8 +54,9 @@ MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second")
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Callable[..., RunPlan]:
-    """Prepare the recipe with overrides; runs go below tmp_path/runs."""
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
+    """Prepare the recipe with overrides; runs go below tmp_path/runs. Plans of clusters are made without Ray too."""
+    monkeypatch.setattr(checks, "is_installed", lambda name: name == "ray" or is_installed(name))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
 

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,27 +56,6 @@ class PressesCtrlC(Progress):
             if self.occurrence == 0:
                 for _ in range(self.times):
                     os.kill(os.getpid(), signal.SIGINT)
-
-
-class Notes(Progress):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def test_a_run_ends_well_without_the_library_that_draws(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    progress = Notes()
-    summary = run('sinks.names=["curve"]', progress=progress)
-    assert summary["steps"] == 6
-    assert (tmp_path / "runs" / "run" / "summary.json").is_file()
-    (note,) = progress.notes
-    assert note.startswith("sink 'curve' (rlcore")
-    assert note.endswith("matplotlib is not installed: pip install 'rlcore[plots]'")
 
 
 def test_a_run_learns_and_leaves_everything_behind(run: Run, tmp_path: Path) -> None:

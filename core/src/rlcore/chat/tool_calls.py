@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from attrs import frozen
 
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, ParseToolCalls, Problem, Tool, ToolCall
 
 AUTO = "auto"
@@ -41,6 +42,7 @@ class ToolParser:
                         path="rollout.tool_parser",
                         found=f'"{name}"',
                         expected=f"one of {', '.join((AUTO, *FORMS))}, or a parser that the generator brings",
+                        remedy=f'Did you mean "{near}"?' if (near := nearest(name, (AUTO, *FORMS))) else "",
                     )
                 ]
             )

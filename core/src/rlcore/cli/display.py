@@ -74,7 +74,8 @@ class PlainProgress(Progress):
         """Say where results go and which steps are to come."""
         super().started(run_directory, start_step, num_steps)
         self._num_steps = num_steps
-        self._print(f"run directory {run_directory}; steps {start_step + 1} to {num_steps}")
+        steps = f"steps {start_step + 1} to {num_steps}" if start_step < num_steps else "no step is left"
+        self._print(f"run directory {run_directory}; {steps}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line."""

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
+from rlcore.__main__ import INTERRUPTED
 from rlcore.schema.problem import RlcoreError
 
 UNEXPECTED = 70
 """Exit code of what no one foresaw: EX_SOFTWARE of sysexits.h."""
-INTERRUPTED = 130
-"""Exit code of Ctrl-C, as shells have it."""
 RUN_DIRECTORY = "rlcore.run_directory"
 """Key of the root context's meta, under which a run leaves its directory for the traceback."""
 

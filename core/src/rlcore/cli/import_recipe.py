@@ -49,14 +49,16 @@ def _require_new(output: Path) -> None:
 def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     """The function that reads a library's recipes. PluginError where no package has it."""
     from rlcore.installed import installed_entry_points
+    from rlcore.published_plugins import how_to_install
     from rlcore.registry.plugin_errors import attributed
     from rlcore.spi import PluginError
     from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
 
     points = {point.name: point for point in installed_entry_points().entry_points.select(group=IMPORTER_GROUP)}
     if library not in points:
-        installed = ", ".join(sorted(points)) or "none; docs/importing.md names a package"
-        raise PluginError(f"nothing imports recipes of {library!r}; importers are installed for {installed}")
+        hint = how_to_install("importer", library, points)
+        told = f"nothing imports recipes of {library!r}; importers are installed for {', '.join(sorted(points)) or 'none'}"
+        raise PluginError(f"{told}. {hint}".removesuffix(". "))
     point: EntryPoint = points[library]
 
     def read(file: Path, overrides: Sequence[str]) -> ImportedRecipe:

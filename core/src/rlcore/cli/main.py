@@ -7,6 +7,7 @@ import click
 
 from rlcore import __version__
 from rlcore.cli.errors import ReportingGroup
+from rlcore.schema.suggestions import nearest
 
 COMMANDS = {
     "train": "rlcore.cli.train:train_command",
@@ -43,6 +44,12 @@ class LazyGroup(ReportingGroup):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one was meant."""
+        if args[0] not in COMMANDS and (near := nearest(args[0], COMMANDS)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="rlcore", message="%(prog)s %(version)s")
@@ -55,9 +62,15 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """What the `rlcore` script calls, and `python -m rlcore`."""
+    """Run the command that the arguments name, and end the process. Raises KeyboardInterrupt where Ctrl-C comes before it."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark in its place, not the run an error.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    cli(prog_name="rlcore")
+    try:
+        sys.exit(cli.main(prog_name="rlcore", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort as error:  # click's name for Ctrl-C
+        raise KeyboardInterrupt from error

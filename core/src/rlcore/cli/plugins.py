@@ -13,6 +13,7 @@ from attrs import frozen
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.discovery import ObserverEntry, Registry, discover
+from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.spi.provider import ROLES
 from rlcore.spi.version import SPI_VERSION
@@ -27,6 +28,7 @@ def plugins_json(registry: Registry, device: Device) -> dict[str, Any]:
         "device": device,
         "plugins": [_row_json(row) for role in ROLES for row in explain(registry, role, device)],
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
+        "missing": _missing_json(registry, device),
         "observers": [_observer_json(observer) for observer in registry.observer_entries],
         "warnings": list(registry.warnings),
     }
@@ -84,7 +86,8 @@ def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu",
 
 def _footnotes(registry: Registry, device: Device) -> list[str]:
     errors = [error for role in AUTO_ROLES if registry.of(role) and (error := auto_error(registry, role, device))]
-    return [*errors, *(f"warning: {warning}" for warning in registry.warnings)]
+    missing = missing_text(registry, device)
+    return [*errors, *([missing] if missing else []), *(f"warning: {warning}" for warning in registry.warnings)]
 
 
 @frozen
@@ -157,6 +160,11 @@ def _row_json(row: Row) -> dict[str, Any]:
 def _auto_json(registry: Registry, role: Any, device: Device) -> dict[str, str | None]:
     taken = next((row.entry.name for row in explain(registry, role, device) if row.auto), None)
     return {"name": taken, "error": auto_error(registry, role, device)}
+
+
+def _missing_json(registry: Registry, device: Device) -> dict[str, Any]:
+    roles = missing_roles(registry, device)
+    return {"roles": list(roles), "install": install_line(roles)}
 
 
 def _observer_json(observer: ObserverEntry) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.run.report.plots import Panel, main_panel, not_drawn, terminal_plot
+from rlcore.run.report.plots import Panel, main_panel, terminal_plot
 from rlcore.run.report.timing import STEP_PHASES
 
 WIDEST_CURVE = 80
@@ -42,7 +42,7 @@ def _curve(panel: Panel, width: int) -> Text:
     try:
         return Text(terminal_plot(panel, width=width), no_wrap=True)
     except Exception as error:
-        return Text(f"no curve: {not_drawn(error)}")
+        return Text(f"no curve: {type(error).__name__}: {error}")
 
 
 def _times(medians: Mapping[str, float], sums: Mapping[str, float]) -> Table:

@@ -11,6 +11,7 @@ from rlcore.config.load import RawRecipe
 from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, SinksConfig
 from rlcore.config.recipe import Recipe
 from rlcore.config.validate import find_problems
+from rlcore.published_plugins import how_to_install
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key
 from rlcore.schema.suggestions import nearest
@@ -142,17 +143,16 @@ class _Conversion:
             if value is not None:
                 yield plugin, value
 
-    def _unknown_names(self, role: str, chosen: str | Sequence[str]) -> Iterator[Problem]:
+    def _unknown_names(self, role: str, chosen: str | Sequence[str] | None) -> Iterator[Problem]:
         """A problem for each plugin that the recipe names and that is not installed."""
         known = {*self.sections.get(role, {}), *self.unchecked.get(role, ()), PluginChoice().name}
-        for name in [chosen] if isinstance(chosen, str) else chosen:
+        for name in [chosen] if isinstance(chosen, str) else chosen or ():
             if name not in known:
-                near = nearest(name, known)
                 yield Problem(
                     path=f"{role}.{_choice_key(role)}",
                     found=describe.toml_literal(name),
                     expected=self._installed(role),
-                    remedy=f"Did you mean {describe.toml_literal(near)}?" if near else "",
+                    remedy=how_to_install(role.removesuffix("s"), name, known),
                 )
 
     def _installed(self, role: str) -> str:

@@ -20,7 +20,7 @@ def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers
     observers that are neither named by the recipe nor in `observers`, the names of all in use.
     """
     table = _table(recipe, chosen or {})
-    table["sinks"] = _several(recipe.sinks, recipe.sinks.names)
+    table["sinks"] = _several(recipe.sinks, recipe.sinks.names or ())
     table["observers"] = _several(recipe.observers, {*recipe.observers.names, *observers})
     if recipe.data.evaluation is None:  # nothing heeds these keys, so that a recipe may not have them
         del table["evaluation"]
@@ -56,7 +56,7 @@ def _choice(choice: PluginChoice | NamedPluginChoice, chosen: str | None) -> dic
 def _several(section: SinksConfig | ObserversConfig, used: Collection[str]) -> dict[str, Any]:
     """`names` and one table per plugin that has options."""
     kept = {name: _plain(options) for name, options in section.options.items() if name in used or not _is_default(options)}
-    return {"names": list(section.names), **{name: table for name, table in kept.items() if table}}
+    return {"names": section.names and list(section.names), **{name: table for name, table in kept.items() if table}}
 
 
 def _is_default(options: object) -> bool:

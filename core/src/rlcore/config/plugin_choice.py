@@ -38,8 +38,8 @@ class NamedPluginChoice:
 class SinksConfig:
     """`[sinks]`: where metrics go besides metrics.jsonl."""
 
-    names: Annotated[tuple[str, ...], EACH_ONCE] = ("curve",)
-    """Installed sinks to use; [] for none."""
+    names: Annotated[tuple[str, ...], EACH_ONCE] | None = None
+    """Installed sinks to use; [] for none. By default "curve", where the package that draws is installed."""
     options: Mapping[str, object] = field(factory=dict)
     """One section per sink, [sinks.NAME], checked by the class that the sink brings."""
 

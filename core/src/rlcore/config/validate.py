@@ -340,7 +340,7 @@ def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
 @rule("plugins.disable", "sinks.names", "observers.names")
 def _named_and_disabled(recipe: Recipe) -> Iterator[Problem]:
     for kind, names in (("sink", recipe.sinks.names), ("observer", recipe.observers.names)):
-        for name in names:
+        for name in names or ():
             yield from _disabled_problems(recipe, kind, name, f"{kind}s.names asks for")
 
 

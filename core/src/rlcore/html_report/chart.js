@@ -1,6 +1,6 @@
 // One figure over the steps, a curve for each run that is shown.
 
-const FRAME = { width: 400, height: 190, left: 58, top: 8, right: 384, bottom: 166 };
+const FRAME = { width: 400, height: 190, top: 8, right: 384, bottom: 166 };
 
 const FEW = 25;
 

@@ -23,11 +23,19 @@ const runColor = (index) => `var(--run${index % 8})`;
 const PHASE_COLORS = ["generation", "rewards", "logprobs", "train", "refit", "residency", "evaluation", "checkpoint", "other"];
 
 // Calls of workers have the colour of the phase that they are a part of, as far as their names tell.
-const CALLS = { train_step: "train", logprobs: "logprobs", generate: "generation", stream: "generation", save_state: "checkpoint" };
+const CALLS = {
+  train_step: "train", get_logprobs: "logprobs", generate: "generation", stream: "generation", save_state: "checkpoint", load_state: "checkpoint",
+  export_weights: "refit", set_residency: "residency",
+};
+
+// Whatever else is timed has a colour of its own, in the order in which it is met.
+const MORE_COLORS = ["var(--more0)", "var(--more1)", "var(--more2)", "var(--more3)"], met = [];
 
 function phaseColor(name) {
   const phase = CALLS[name] || name;
-  return `var(--${PHASE_COLORS.includes(phase) ? phase : "other"})`;
+  if (PHASE_COLORS.includes(phase)) return `var(--${phase})`;
+  if (!met.includes(phase)) met.push(phase);
+  return MORE_COLORS[met.indexOf(phase) % MORE_COLORS.length];
 }
 
 // Build what a closed part holds once it is opened.

@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs.map((run, index) => ({ ...run, index }));
 const state = { shown: new Set(runs.map((run) => run.index)), smoothing: 0 };
-const redraw = [];
+const redraw = [], resized = [];
 
 function firstAndLast(run, name) {
   const curve = run.metrics[name];
@@ -26,9 +26,9 @@ function summaryTable() {
   const rows = runs.map((run) => el("tr", {},
     el("td", { class: "run" }, swatch(runColor(run.index)), el("span", { title: run.path }, run.label)),
     el("td", { class: run.error ? "bad" : "", title: run.error || null }, run.state),
-    columns.map(([, told]) => el("td", { class: "number" }, told(run)))));
+    columns.map(([name, told]) => el("td", { class: "number", "data-name": name }, told(run)))));
   const errors = runs.filter((run) => run.error).map((run) => el("p", { class: "bad text" }, `${run.label}: ${run.error}`));
-  return el("div", { class: "card scroll" }, el("table", {}, head, rows), errors);
+  return el("div", { class: "card scroll" }, el("table", { class: "summary" }, head, rows), errors);
 }
 
 function controls() {
@@ -68,3 +68,9 @@ function show() {
 }
 
 show();
+let lastWidth = wide();
+window.addEventListener("resize", () => {
+  if (wide() === lastWidth) return;
+  lastWidth = wide();
+  resized.forEach((draw) => draw());
+});

@@ -19,7 +19,7 @@ function ticks(low, high, most) {
   return found.map((value) => Number(value.toPrecision(12)));
 }
 
-// Bounds of some values with a little room; a single value gets room as well.
+// Bounds of some values with a little room; a single value gets room as well. Where no value is negative, or above 1, no bound is.
 function bounds(values) {
   let low = Infinity, high = -Infinity;
   for (const value of values) {
@@ -27,19 +27,32 @@ function bounds(values) {
     if (value > high) high = value;
   }
   if (low > high) return [0, 1];
-  const room = high > low ? 0.04 * (high - low) : Math.abs(high) * 0.05 || 0.5;
-  return [low - room, high + room];
+  const room = high > low ? 0.04 * (high - low) : Math.abs(high) * 0.05 || 1;
+  return [low >= 0 ? Math.max(0, low - room) : low - room, high <= 1 ? Math.min(1, high + room) : high + room];
 }
 
 const linear = (low, high, from, to) => (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 
+const DIGIT = 6.6;
+
+// Pixels that a label takes at most, in the size of an axis.
+const widthOf = (label) => DIGIT * label.length;
+
+// A label below an axis, moved where it would leave the drawing.
+function below(x, y, label, width) {
+  const half = widthOf(label) / 2;
+  return svg("text", { x: Math.max(half, Math.min(width - half, x)), y, "text-anchor": "middle" }, label);
+}
+
+// The labels of the values decide how much room is left of the axis.
 function axes(frame, x, y) {
-  const { left, top, right, bottom } = frame;
+  const { width, top, right, bottom } = frame;
+  const values = ticks(y[0], y[1], 4).map((value) => [value, number(value, y[1] - y[0])]);
+  const left = 10 + Math.max(2 * DIGIT, ...values.map(([, label]) => widthOf(label)));
   const across = linear(x[0], x[1], left, right), up = linear(y[0], y[1], bottom, top);
-  const parts = ticks(y[0], y[1], 4).map((value) => svg("g", {},
+  const parts = values.map(([value, label]) => svg("g", {},
     svg("line", { class: "gridline", x1: left, x2: right, y1: up(value), y2: up(value) }),
-    svg("text", { x: left - 6, y: up(value) + 4, "text-anchor": "end" }, number(value, y[1] - y[0]))));
-  parts.push(...ticks(x[0], x[1], 6).filter(Number.isInteger).map((value) =>
-    svg("text", { x: across(value), y: bottom + 16, "text-anchor": "middle" }, number(value))));
+    svg("text", { x: left - 6, y: up(value) + 4, "text-anchor": "end" }, label)));
+  parts.push(...ticks(x[0], x[1], 6).filter(Number.isInteger).map((value) => below(across(value), bottom + 16, number(value), width)));
   return { across, up, parts, span: y[1] - y[0] };
 }

@@ -1,6 +1,6 @@
 // How rewards and lengths spread over a step's samples: quantiles over the steps, and bins of one step.
 
-const HISTOGRAM = { width: 400, height: 130, left: 58, top: 6, right: 384, bottom: 108 };
+const HISTOGRAM = { width: 400, height: 130, top: 6, right: 384, bottom: 108 };
 
 function fan(spread, color) {
   const steps = spread.steps;
@@ -32,8 +32,7 @@ function histogram(spread, index, color) {
     rect.style.fill = color;
     return rect;
   });
-  const ends = ticks(spread.low, spread.high, 6).map((value) =>
-    svg("text", { x: scale.across(value), y: HISTOGRAM.bottom + 16, "text-anchor": "middle" }, number(value)));
+  const ends = ticks(spread.low, spread.high, 6).map((value) => below(scale.across(value), HISTOGRAM.bottom + 16, number(value), HISTOGRAM.width));
   const lines = scale.parts.filter((part) => part.tagName === "g");
   return svg("svg", { viewBox: `0 0 ${HISTOGRAM.width} ${HISTOGRAM.height}`, role: "img", "aria-label": "samples of a step" }, lines, bars, ends);
 }

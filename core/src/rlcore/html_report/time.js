@@ -1,7 +1,11 @@
 // Where the seconds of a step go: bands over the steps, and what was done when within one step.
 
-const BARS = { width: 1000, height: 190, left: 58, top: 8, right: 984, bottom: 166 };
-const ROW = 22, LANE_WIDTH = 104;
+const ROW = 22, SIDES = 64;
+
+// As wide as the window lets a drawing be that stands alone in its row, so that a narrow one is not cut and its labels stay readable.
+const wide = () => Math.max(320, Math.min(1000, document.documentElement.clientWidth - SIDES));
+
+const barsFrame = () => ({ width: wide(), height: 190, top: 8, right: wide() - 16, bottom: 166 });
 
 function legend(names) {
   return el("div", { class: "bar dim" }, names.map((name) => el("span", {}, swatch(phaseColor(name)), name)));
@@ -11,7 +15,8 @@ function bands(run, phases) {
   const { steps, num, values } = run.time;
   const heights = values.map((row) => row.reduce((sum, each) => sum + each, 0));
   const first = steps[0], last = steps[steps.length - 1] + num[num.length - 1];
-  const scale = axes(BARS, [first, last], [0, Math.max(...heights, 1e-9) * 1.04]);
+  const frame = barsFrame();
+  const scale = axes(frame, [first, last], [0, Math.max(...heights, 1e-9) * 1.04]);
   const bars = values.flatMap((row, index) => {
     const x = scale.across(steps[index]), end = index + 1 < steps.length ? steps[index + 1] : last;
     let below = 0;
@@ -27,18 +32,19 @@ function bands(run, phases) {
       return rect;
     });
   });
-  return svg("svg", { viewBox: `0 0 ${BARS.width} ${BARS.height}`, role: "img", "aria-label": "seconds of a step" }, scale.parts, bars);
+  return svg("svg", { viewBox: `0 0 ${frame.width} ${frame.height}`, role: "img", "aria-label": "seconds of a step" }, scale.parts, bars);
 }
 
 function timelineOf(entry) {
   const lanes = [...new Set(entry.spans.map(([lane]) => lane))].sort((one, other) =>
     (other === "driver") - (one === "driver") || one.localeCompare(other, "en", { numeric: true }));
   const end = Math.max(...entry.spans.map(([, , start, seconds]) => start + seconds), 1e-9);
-  const frame = { left: LANE_WIDTH, right: 976, top: 4, bottom: 4 + ROW * lanes.length };
+  const width = wide();
+  const frame = { left: 8 + Math.max(...lanes.map(widthOf)), right: width - 16, top: 4, bottom: 4 + ROW * lanes.length };
   const across = linear(0, end, frame.left, frame.right);
-  const marks = ticks(0, end, 8).map((value) => svg("g", {},
+  const marks = ticks(0, end, Math.ceil(width / 125)).map((value) => svg("g", {},
     svg("line", { class: "gridline", x1: across(value), x2: across(value), y1: frame.top, y2: frame.bottom }),
-    svg("text", { x: across(value), y: frame.bottom + 15, "text-anchor": "middle" }, `${number(value)} s`)));
+    below(across(value), frame.bottom + 15, `${number(value)} s`, width)));
   const rows = lanes.map((lane, index) => svg("text", { x: 0, y: frame.top + ROW * index + 15 }, lane));
   const spans = entry.spans.map(([lane, name, start, seconds]) => {
     const y = frame.top + ROW * lanes.indexOf(lane) + 3;
@@ -47,7 +53,7 @@ function timelineOf(entry) {
     rect.style.fill = phaseColor(name);
     return rect;
   });
-  return el("div", { class: "scroll" }, svg("svg", { viewBox: `0 0 1000 ${frame.bottom + 22}`, role: "img", "aria-label": "timeline" }, marks, rows, spans));
+  return svg("svg", { viewBox: `0 0 ${width} ${frame.bottom + 22}`, role: "img", "aria-label": "timeline" }, marks, rows, spans);
 }
 
 function timeCard(run, phases) {
@@ -55,13 +61,23 @@ function timeCard(run, phases) {
   const inTimeline = new Set(run.timeline.flatMap(({ spans }) => spans.map(([, name]) => CALLS[name] || name)));
   const used = phases.filter((name, index) => inTimeline.has(name) || run.time.values.some((row) => row[index] > 0));
   const others = [...inTimeline].filter((name) => !phases.includes(name));
-  if (run.time.steps.length) card.append(el("div", { class: "scroll" }, bands(run, phases)), legend([...used, ...others]));
+  if (run.time.steps.length) {
+    const place = el("div"), draw = () => place.replaceChildren(bands(run, phases));
+    card.append(place, legend([...used, ...others]));
+    resized.push(draw);
+    draw();
+  }
   if (run.timeline.length) {
     const place = el("div");
-    const show = (index) => place.replaceChildren(timelineOf(run.timeline[index]));
-    const last = run.timeline.length - 1;
-    card.append(el("div", { class: "bar" }, el("label", {}, "timeline of ", choice(run.timeline.map(({ step }) => `step ${step}`), last, show))), place);
-    show(last);
+    let shown = run.timeline.length - 1;
+    const draw = () => place.replaceChildren(timelineOf(run.timeline[shown]));
+    const show = (index) => {
+      shown = index;
+      draw();
+    };
+    card.append(el("div", { class: "bar" }, el("label", {}, "timeline of ", choice(run.timeline.map(({ step }) => `step ${step}`), shown, show))), place);
+    resized.push(draw);
+    draw();
   }
   return card;
 }

@@ -8,9 +8,9 @@ from attrs import frozen
 
 from rlcore.gpu import Device
 from rlcore.installed import distribution_of, installed_entry_points
+from rlcore.published_plugins import first_published, how_to_install, pip_line
 from rlcore.registry.discovery import Entry, Registry, load_entry, provided_by
 from rlcore.registry.plugin_errors import is_outside, listing_error
-from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
 from rlcore.spi.weights import DtypeName
@@ -174,7 +174,8 @@ def _select_named(role: Role, name: str, verdicts: Sequence[_Verdict]) -> Entry:
     named = [verdict for verdict in verdicts if verdict.entry.name == name]
     active = next((verdict for verdict in named if not verdict.entry.disabled), None)
     if not named:
-        problem = f"not installed{did_you_mean(name, (verdict.entry.name for verdict in verdicts))}"
+        hint = how_to_install(role, name, [verdict.entry.name for verdict in verdicts])
+        problem = f"not installed. {hint}".removesuffix(". ")
     elif active is None:
         problem = "disabled"
     elif duplicate := _duplicates(verdicts).get(name):
@@ -209,7 +210,9 @@ def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Device) -> En
 def _error(role: Role, headline: str, verdicts: Sequence[_Verdict], device: Device | None = None) -> PluginError:
     if not verdicts:
         group = ENTRY_POINT_GROUPS[role]
-        return PluginError(f"{headline}\nNo {role} is installed: install a package with an entry point in {group}.")
+        first = first_published(role)
+        such = f", such as by {pip_line([first])}" if first else ""
+        return PluginError(f"{headline}\nNo {role} is installed: install a package with an entry point in {group}{such}.")
     lines = []
     for entry, reason in ((verdict.entry, verdict.reason) for verdict in verdicts):
         priority = f", priority {entry.provider.priority}" if entry.provider else ""

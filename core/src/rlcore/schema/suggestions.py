@@ -6,8 +6,12 @@ from pathlib import Path
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a user who wrote `name` most likely meant; None where none is near."""
-    return next(iter(get_close_matches(name, sorted(set(known)), n=1)), None)
+    """The known name that a user who wrote `name` most likely meant; None where none is near. Case does not matter, and letters
+    in another order are nearer than another letter."""
+    folded = {one.lower(): one for one in sorted(set(known), reverse=True)}
+    same_letters = (one for one in folded if sorted(one) == sorted(name.lower()))
+    near = next(same_letters, None) or next(iter(get_close_matches(name.lower(), folded, n=1)), None)
+    return None if near is None else folded[near]
 
 
 def similar_path(path: Path, pattern: str = "*") -> str:

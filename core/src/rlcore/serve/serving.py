@@ -101,7 +101,8 @@ def prepare_serving(
 
 
 def check_address(host: str, port: int) -> None:
-    """ConfigError where nothing can listen there, found out before anything is loaded."""
+    """ConfigError where nothing can listen there, PluginError where the library that serves is missing, both before anything is
+    loaded."""
     with bound(host, port):
         pass
 

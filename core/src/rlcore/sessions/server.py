@@ -27,12 +27,10 @@ def serving(
     """Serve a model until the block ends, at the address that is yielded, http://HOST:PORT. Port 0 takes one that is free.
     Requests beyond `max_waiting` samples are sent away.
     ConfigError where nothing can listen there, PluginError where the library that serves is missing."""
-    if not is_installed("aiohttp"):
-        raise PluginError("no package `aiohttp`, which serves models over HTTP. Install it: pip install 'rlcore[serve]'")
-    from rlcore.sessions.routes import Gate, Routes
-
-    gate = Gate(max_waiting)
     with bound(host, port) as listening:
+        from rlcore.sessions.routes import Gate, Routes
+
+        gate = Gate(max_waiting)
         thread = _Thread(Routes(model, sessions, gate), listening)
         thread.start()
         try:
@@ -45,7 +43,10 @@ def serving(
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that is bound there. ConfigError where that cannot be."""
+    """Yield a socket that is bound there, to serve on. ConfigError where that cannot be, PluginError where the library that
+    serves is missing."""
+    if not is_installed("aiohttp"):
+        raise PluginError("no package `aiohttp`, which serves models over HTTP. Install it: pip install 'rlcore[serve]'")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

@@ -16,7 +16,7 @@ from rlcore.config.model import ModelConfig
 from rlcore.run.data import hub_reach
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError, ModelError
-from rlcore.testing.models import END_OF_TEXT, make_model, make_tokenizer
+from rlcore.testing.models import END_OF_TEXT, make_tokenizer
 
 
 @pytest.fixture
@@ -204,12 +204,11 @@ def test_a_damaged_tokenizer(directory):
     assert problem.found.startswith(f"the directory {directory} with a tokenizer that does not load (")
 
 
-def test_what_transformers_finds_wrong_with_config_json_is_named(tmp_path):
-    model = make_model(tmp_path / "model", "qwen2")
-    config = model / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 28, "layer_types": ["full_attention"]}))
+def test_what_transformers_finds_wrong_with_config_json_is_named(directory):
+    config = {"model_type": "qwen2", "num_hidden_layers": 28, "layer_types": ["full_attention"]}
+    (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError) as raised:
-        load(model)
+        load(directory)
     (problem,) = raised.value.problems
     assert "`num_hidden_layers` (28)" in problem.found
     assert "`layer_types` (1)" in problem.found

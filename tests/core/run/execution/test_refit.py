@@ -154,7 +154,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield opened
 
     monkeypatch.setattr(train_module, "execution", execution)
-    monkeypatch.setattr("rlcore.run.plan.checks.is_installed", lambda _: True)
     return doomed
 
 

@@ -1,5 +1,6 @@
 """Which plugins a run takes, and why it cannot take others."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
+from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.report import plots
 from rlcore.run.report.progress import Progress
 from rlcore.spi import (
     AlgorithmContext,
@@ -26,6 +29,56 @@ from rlcore.testing.fakes.algorithm import FakeAlgorithm, FakeAlgorithmConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_TRAINER
 
 Run = Callable[..., dict[str, Any]]
+WITHOUT_SINKS = """
+model.path = "none"
+algorithm.name = "fake"
+environment.name = "fake"
+"""
+
+
+def test_without_the_library_that_draws_a_run_is_told_before_it_begins(
+    prepared: Callable[..., RunPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a note where the sink is a default, and by an error where the recipe names it."""
+    recipe = tmp_path / "default.toml"
+    recipe.write_text(WITHOUT_SINKS)
+    assert [sink.name for sink in prepare(recipe, registry=fake_registry()).sinks] == ["curve"]
+    monkeypatch.setattr(plots, "is_installed", lambda name: name != "matplotlib")
+    plan = prepare(recipe, registry=fake_registry())
+    assert (plan.sinks, plan.recipe.sinks.names) == ((), ())
+    told = "sink 'curve' is not usable: the package matplotlib is not installed: pip install 'rlcore[plots]'"
+    assert plan.notes == (f"sinks.names: the run goes without a default: {told}",)
+    with pytest.raises(PluginError, match=re.escape(told)):
+        prepared('sinks.names=["curve"]')
+
+
+@pytest.mark.parametrize(
+    ("roles", "overrides", "missing"),
+    [
+        (("trainer", "algorithm", "environment"), (), "generator. Run: pip install rlcore-transformers"),
+        (("trainer",), (), "generator, algorithm. Run: pip install rlcore-transformers rlcore-grpo"),
+        ((), (), "trainer, generator, algorithm. Run: pip install rlcore-fsdp2 rlcore-transformers rlcore-grpo"),
+    ],
+)
+def test_what_is_missing_for_a_run_is_told_at_once_with_what_installs_it(
+    prepared: Callable[..., RunPlan], roles: tuple[Role, ...], overrides: tuple[str, ...], missing: str
+) -> None:
+    fakes = {"trainer": FAKE_TRAINER, "algorithm": FAKE_ALGORITHM, "environment": FAKE_ENVIRONMENT}
+    with pytest.raises(PluginError) as raised:
+        prepared(*overrides, registry=Registry.from_providers({role: [fakes[role]] for role in roles}))
+    assert raised.value.__notes__ == [f"missing for a run with rewards: {missing}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("gpro", 'Did you mean "grpo"? Run: pip install rlcore-grpo'), ("sft", "Run: pip install rlcore-sft")],
+)
+def test_an_algorithm_that_is_not_installed_comes_with_what_installs_it(
+    prepared: Callable[..., RunPlan], name: str, told: str
+) -> None:
+    with pytest.raises(PluginError) as raised:
+        prepared(f"algorithm.name={name}")
+    assert str(raised.value).splitlines()[0] == f"algorithm {name!r} is not installed. {told}"
 
 
 def test_a_dtype_that_a_backend_does_not_have_is_refused_before_the_run(run: Run, tmp_path: Path) -> None:

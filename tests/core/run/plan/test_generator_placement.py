@@ -47,9 +47,8 @@ def registry(num_devices: Callable[[Any], Any] = lambda config: config.devices) 
 
 
 @pytest.fixture
-def plan(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    """Prepare with such a generator, whether or not Ray is installed."""
-    monkeypatch.setattr("rlcore.run.plan.checks.is_installed", lambda _: True)
+def plan(prepared: Prepare) -> Prepare:
+    """Prepare with such a generator."""
     return lambda *overrides, **options: prepared(*overrides, registry=registry(**options))
 
 

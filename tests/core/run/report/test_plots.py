@@ -1,12 +1,15 @@
 """A run's curves as text and as a PNG."""
 
 import math
+import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
-from rlcore.run.report.plots import Panel, Series, main_panel, run_panels, save_png, terminal_plot
+from rlcore.run.report.plots import PHASE_COLOURS, Panel, Series, main_panel, run_panels, save_png, terminal_plot
+from rlcore.run.report.timing import STEP_PHASES
 
 RECORDS = [
     {"step": 0, "evaluation/pass@1": 0.25},
@@ -73,6 +76,32 @@ def test_shares_have_one_scale_and_other_rewards_their_own() -> None:
     assert lines[2].startswith("1.0")
     assert lines[-4].startswith("0.0")
     assert main_panel([{"step": 1, "reward_mean": -3.0}]).limits is None
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ((0.0, 0.0), ["1.00", "0.75", "0.50", "0.25", "0.00"]),
+        ((2.0, 2.0), ["2.100", "2.050", "2.000", "1.950", "1.900"]),
+        ((-123456.0, 0.0), ["0", "-30864", "-61728", "-92592", "-123456"]),
+        ((1e-5, 3e-5), ["0.0000300", "0.0000250", "0.0000200", "0.0000150", "0.0000100"]),
+        ((1.0000001, 1.0000003), ["1.000000300", "1.000000250", "1.000000200", "1.000000150", "1.000000100"]),
+    ],
+)
+def test_the_values_axis_in_the_terminal_is_labelled_with_values(values: tuple[float, float], labels: list[str]) -> None:
+    panel = Panel(title="t", series=(Series(label="x", points=list(enumerate(values))),))
+    lines = terminal_plot(panel).splitlines()
+    assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == labels
+
+
+def test_every_phase_of_a_step_has_a_colour_of_its_own_the_same_as_in_the_page() -> None:
+    assert list(PHASE_COLOURS) == [*STEP_PHASES, "other"]
+    style = (files("rlcore.html_report") / "style.css").read_text()
+    light = style.partition("@media")[0]
+    named = dict(re.findall(r"--([\w]+): (#\w+);", light))
+    assert {name: named[name] for name in PHASE_COLOURS} == PHASE_COLOURS
+    others = [named[name] for name in ("evaluation", "checkpoint", *(f"more{index}" for index in range(4)))]
+    assert len({*PHASE_COLOURS.values(), *others}) == len(PHASE_COLOURS) + len(others)
 
 
 def test_nothing_to_plot() -> None:

@@ -6,27 +6,31 @@ import numpy as np
 import pytest
 
 from rlcore.run.rollout.reward_differences import Compared, are_told_apart, differ
-from rlcore_torchkit.rl.advantages import are_equal
+
+REWARDS = [
+    ((), False),
+    ((0.5,), False),
+    ((0.0, 0.0), False),
+    ((0.0, 1e-9), True),
+    ((0.1 + 0.2 - 0.3, 0.0), False),
+    ((0.1 + 0.2, 0.3), False),
+    ((-(0.1 + 0.2), -0.3), False),
+    ((1000.0, 1000.01), True),
+    ((1.0, 1.0, 0.0), True),
+    ((-1.0, 1.0), True),
+]
+"""Rewards of a group, and whether they differ."""
 
 
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ((), False),
-        ((0.5,), False),
-        ((0.0, 0.0), False),
-        ((0.0, 1e-9), True),
-        ((0.1 + 0.2 - 0.3, 0.0), False),
-        ((0.1 + 0.2, 0.3), False),
-        ((-(0.1 + 0.2), -0.3), False),
-        ((1000.0, 1000.01), True),
-        ((1.0, 1.0, 0.0), True),
-        ((-1.0, 1.0), True),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "expected"), REWARDS)
 def test_roundings_make_no_difference(rewards: Sequence[float], expected: bool) -> None:
     assert differ(rewards) is expected
-    assert are_equal(np.array(rewards)) is not expected, "as advantages compare them"
+
+
+@pytest.mark.parametrize(("rewards", "expected"), REWARDS)
+def test_advantages_compare_rewards_alike(rewards: Sequence[float], expected: bool) -> None:
+    advantages = pytest.importorskip("rlcore_torchkit.rl.advantages", reason="torch compares them")
+    assert advantages.are_equal(np.array(rewards)) is not expected
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,28 @@ def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(run: Run, tmp_path:
     assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.parametrize("num_steps", [4, 6])
+def test_a_run_that_has_made_as_many_steps_says_that_none_is_left(run: Run, tmp_path: Path, num_steps: int) -> None:
+    run()
+    before, notes = read_metrics(tmp_path / "runs" / "run"), Notes()
+    run(f"run.num_steps={num_steps}", resume=True, progress=notes)
+    assert notes.texts[-1] == f"run.num_steps = {num_steps}, and 6 steps are done: none is left. Raise it to train on"
+    assert read_metrics(tmp_path / "runs" / "run") == before
+
+
+def test_fewer_steps_than_were_made_behind_the_newest_checkpoint_are_refused(run: Run, tmp_path: Path) -> None:
+    run("checkpoint.keep=3")
+    directory, notes = tmp_path / "runs" / "run", Notes()
+    for step in ("step-000004", "step-000006"):
+        remove(directory / "checkpoints" / step)
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match=r"run.num_steps = 3, .* 6 steps, .* checkpoint 2: steps 4 to 6"):
+        run("run.num_steps=3", "checkpoint.keep=3", resume=True)
+    assert contents(directory) == before
+    run("run.num_steps=3", "checkpoint.keep=3", resume=True, allow_changes=True, progress=notes)
+    assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("gone", ["folder", "checkpoints"])
 def test_without_the_checkpoints_that_were_saved_nothing_is_begun_anew(run: Run, tmp_path: Path, gone: str) -> None:
     run()

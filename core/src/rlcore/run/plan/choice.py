@@ -1,6 +1,6 @@
 """Which plugins a run uses: those that the recipe names, or the best ones that can do what it needs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.plugin_errors import is_outside
+from rlcore.registry.missing_roles import missing_text
+from rlcore.registry.plugin_errors import first_line, is_outside
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
@@ -21,6 +22,9 @@ from rlcore.run.plan.sections import observer_options, plugin_config
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
+
+DEFAULT_SINKS = ("curve",)
+"""The sinks of a recipe that names none; a run goes without those that cannot be used here."""
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -51,13 +55,14 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
     dtype = dtype_of(recipe, device)
-    sinks = tuple(entry for name in recipe.sinks.names for entry in take("sink", name, needs={}))
+    into, names = ([], DEFAULT_SINKS) if recipe.sinks.names is None else (errors, recipe.sinks.names)
+    sinks = tuple(entry for name in names for entry in take("sink", name, into=into, needs={}))
     needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
     others: list[Entry] = []
     if recipe.environment is not None:
         found += take("environment", recipe.environment.name, needs={})
-        names = dict.fromkeys(recipe.data.environment_of_set.values())
-        others = [entry for name in names if name != recipe.environment.name for entry in take("environment", name, needs={})]
+        of_sets = dict.fromkeys(recipe.data.environment_of_set.values())
+        others = [entry for name in of_sets if name != recipe.environment.name for entry in take("environment", name, needs={})]
         found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
     usable = {entry.role: entry for entry in found}
     algorithm = None
@@ -79,23 +84,36 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
     if not answers_alone:
         found += take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
     if errors or algorithm is None:
-        raise errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
+        raise _all_of(errors, missing_text(registry, device))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
     return RunPlan(
-        recipe=_with_dynamic_sampling(recipe, algorithm),
+        recipe=_with_dynamic_sampling(_with_sinks(recipe, sinks), algorithm),
         registry=registry,
         chosen=chosen,
         sinks=sinks,
         device=device,
         algorithm=algorithm,
         other_environments=tuple(others),
-        notes=tuple(
-            note
-            for role in AUTO_ROLES
-            if role in chosen and getattr(recipe, role).name == AUTO
-            for note in passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
-        ),
+        notes=(*map(_gone_without, into), *_passed_over(recipe, registry, chosen, device, needs, dtype)),
     )
+
+
+def _gone_without(error: PluginError) -> str:
+    return f"sinks.names: the run goes without a default: {first_line(error)}"
+
+
+def _passed_over(
+    recipe: Recipe,
+    registry: Registry,
+    chosen: Mapping[Role, Entry],
+    device: Device,
+    needs: Mapping[str, Mapping[str, str]],
+    dtype: DtypeName,
+) -> Iterator[str]:
+    """What "auto" could not take, a sentence each."""
+    for role in AUTO_ROLES:
+        if role in chosen and getattr(recipe, role).name == AUTO:
+            yield from passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
 
 
 @contextmanager
@@ -109,6 +127,19 @@ def _collected(errors: list[PluginError]) -> Iterator[None]:
         for other in errors:
             error.add_note(f"wrong as well: {other}")
         raise
+
+
+def _all_of(errors: Sequence[PluginError], missing: str | None) -> PluginError:
+    """One error that tells all, and what is missing for a run."""
+    error = errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
+    if missing is not None:
+        error.add_note(missing)
+    return error
+
+
+def _with_sinks(recipe: Recipe, sinks: Sequence[Entry]) -> Recipe:
+    """The recipe, which names the sinks in use."""
+    return evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks)))
 
 
 def _with_dynamic_sampling(recipe: Recipe, algorithm: AlgorithmHandle) -> Recipe:

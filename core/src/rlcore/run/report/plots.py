@@ -7,15 +7,26 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.installed import is_installed
 from rlcore.run.report.metrics_file import read_metrics_file
-from rlcore.run.report.timing import STEP_PHASES
-from rlcore.spi import SPI_VERSION, PluginError, Provider, SinkContext
+from rlcore.spi import SPI_VERSION, Provider, SinkContext
 
 Point = tuple[float, float]
 
-TIME_BAND_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#9d9d9d")
+PHASE_COLOURS = {
+    "generation": "#4c78a8",
+    "rewards": "#f58518",
+    "logprobs": "#54a24b",
+    "train": "#e45756",
+    "refit": "#72b7b2",
+    "residency": "#b279a2",
+    "other": "#a9a9a4",
+}
+"""The colour of each phase of a step, as in the page of `rlcore report`."""
 TERMINAL_MARKERS = (("dot", "•"), ("braille", "⠒"))
 """plotext's name and a sample: dots for the first series, which lies in front, fine lines for the others."""
+NUM_INTERVALS = 4
+"""Intervals between the labels of the values' axis in the terminal."""
 
 
 def _finite(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -77,7 +88,7 @@ def main_panel(records: Iterable[Mapping[str, float]]) -> Panel:
 def run_panels(records: Iterable[Mapping[str, float]]) -> tuple[Panel, ...]:
     """Every panel of which the records hold a metric, the main one first and the seconds of a step last."""
     lines = list(records)
-    seconds = {f"time/{name}_s": name for name in (*STEP_PHASES, "other")}
+    seconds = {f"time/{name}_s": name for name in PHASE_COLOURS}
     others = list(CURVES.items())[NUM_MAIN:]
     panels = [main_panel(lines), *(Panel(title=title, series=_series(lines, labels)) for title, labels in others)]
     panels.append(Panel(title="Seconds of a step", series=_series(lines, seconds), stacked=True))
@@ -111,19 +122,20 @@ def terminal_plot(panel: Panel, *, width: int = 80, height: int = 16) -> str:
     figure.label("step", "x")
     ticks = _step_ticks(panel)
     figure.ruler("x").ticks(ticks, [str(tick) for tick in ticks])
-    if panel.limits:
-        figure.ruler("y").lim(*panel.limits)
+    low, high = panel.limits or _bounds([y for series in panel.series for _, y in series.points])
+    figure.ruler("y").lim(low, high)
+    values = [low + (high - low) * part / NUM_INTERVALS for part in range(NUM_INTERVALS + 1)]
+    decimals = max(0, 2 - math.floor(math.log10(high - low)))
+    figure.ruler("y").ticks(values, [f"{value:.{decimals}f}" for value in values])
     lines = plotext.uncolorize(figure.build()).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def not_drawn(error: Exception) -> str:
-    """Why a plot is missing, with the remedy where a package is."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        wanted = "'rlcore[plots]'" if package == "matplotlib" else package
-        return f"{package} is not installed: pip install {wanted}"
-    return f"{type(error).__name__}: {error}"
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    """The range of an axis: that of the values, or room about a single one, which begins at 0 where no value is negative."""
+    low, high = min(values), max(values)
+    room = 0.0 if high > low else abs(high) * 0.05 or 1.0
+    return (max(0.0, low - room) if low >= 0 else low - room), high + room
 
 
 def _step_ticks(panel: Panel, most: int = 8) -> list[int]:
@@ -152,6 +164,7 @@ def save_png(path: Path, panels: Sequence[Panel], *, title: str = "") -> None:
         _draw_bands(axes, panel) if panel.stacked else _draw_lines(axes, panel)
         if panel.limits:
             axes.set_ylim(panel.limits[0] - 0.02, panel.limits[1] + 0.02)
+        axes.ticklabel_format(useOffset=False)  # an axis says its values, and not what to add to them
         axes.set_title(panel.title, fontsize=11)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
@@ -162,17 +175,18 @@ def save_png(path: Path, panels: Sequence[Panel], *, title: str = "") -> None:
 
 
 def _draw_lines(axes: Any, panel: Panel) -> None:
-    for series in panel.series:
+    for place, series in enumerate(panel.series):
         xs, ys = zip(*series.points, strict=True)
         marker = "o" if len(xs) <= 30 else ""
-        axes.plot(xs, ys, label=series.label, marker=marker, markersize=3, linewidth=1.4)
+        # The first lies in front, as in the terminal: few points, which a curve of every step would cover.
+        axes.plot(xs, ys, label=series.label, marker=marker, markersize=3, linewidth=1.4, zorder=3 - place / 10)
 
 
 def _draw_bands(axes: Any, panel: Panel) -> None:
     steps = sorted({x for series in panel.series for x, _ in series.points})
     values = [[dict(series.points).get(step, 0.0) for step in steps] for series in panel.series]
     labels = [series.label for series in panel.series]
-    axes.stackplot(steps, values, labels=labels, colors=TIME_BAND_COLOURS, alpha=0.85)
+    axes.stackplot(steps, values, labels=labels, colors=[PHASE_COLOURS[label] for label in labels], alpha=0.85)
 
 
 @frozen(kw_only=True)
@@ -193,18 +207,21 @@ class CurveSink:
         """Nothing is drawn before the end."""
 
     def close(self, summary: Mapping[str, object] | None) -> None:
-        """Draw what metrics.jsonl holds. Raises PluginError with the remedy where a package is missing."""
-        if summary is None:
-            return
-        directory = self._context.run_directory
-        try:
-            save_png(
-                directory / "curve.png",
-                run_panels(read_metrics_file(directory / "metrics.jsonl")),
-                title=self._context.run_name,
-            )
-        except ModuleNotFoundError as error:
-            raise PluginError(not_drawn(error)) from error
+        """Draw what metrics.jsonl holds."""
+        if summary is not None:
+            directory = self._context.run_directory
+            panels = run_panels(read_metrics_file(directory / "metrics.jsonl"))
+            save_png(directory / "curve.png", panels, title=self._context.run_name)
 
 
-CURVE = Provider(name="curve", spi=SPI_VERSION, config=CurveConfig, backend="rlcore.run.report.plots:CurveSink")
+def _unavailable() -> str | None:
+    return None if is_installed("matplotlib") else "the package matplotlib is not installed: pip install 'rlcore[plots]'"
+
+
+CURVE = Provider(
+    name="curve",
+    spi=SPI_VERSION,
+    config=CurveConfig,
+    backend="rlcore.run.report.plots:CurveSink",
+    unavailable=_unavailable,
+)

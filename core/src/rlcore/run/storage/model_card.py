@@ -18,7 +18,7 @@ def write_model_card(plan: RunPlan, directory: RunDirectory, exported: Path, sum
     """Write README.md beside an exported model, or adapters, and the curves where the recipe has the sink that draws them;
     `summary` is what summary.json holds."""
     recipe = plan.recipe
-    curve = _draw(directory, exported, recipe.run.name) if "curve" in recipe.sinks.names else ""
+    curve = _draw(directory, exported, recipe.run.name) if any(sink.name == "curve" for sink in plan.sinks) else ""
     base = recipe.model.path if _is_on_hub(recipe.model.path) else None
     begins = f"from [{base}](https://huggingface.co/{base}) " if base else ""
     kind = "Adapters" if recipe.checkpoint.export == "peft" else "A model"
@@ -86,10 +86,7 @@ def _versions(directory: RunDirectory) -> str:
 
 
 def _draw(directory: RunDirectory, exported: Path, title: str) -> str:
-    """Draw the curves; the text that shows them, "" where the package that draws is not there."""
-    try:
-        with storage_errors(CURVE, exported):
-            save_png(exported / CURVE, run_panels(directory.read_metrics()), title=title)
-    except ModuleNotFoundError:
-        return ""
+    """Draw the curves; the text that shows them."""
+    with storage_errors(CURVE, exported):
+        save_png(exported / CURVE, run_panels(directory.read_metrics()), title=title)
     return f"\n\n![curves of the run]({CURVE})"

@@ -49,10 +49,21 @@ def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resum
         _, text = state_for(plan.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
             note(text)
-    num_steps = plan.recipe.run.num_steps
-    if state is not None and state.step > num_steps:
-        note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
+    _check_num_steps(plan.recipe.run.num_steps, 0 if state is None else state.step, directory, note, allow_changes)
     return checkpoint
+
+
+def _check_num_steps(num_steps: int, saved: int, directory: RunDirectory, note: Note, allow_changes: bool) -> None:
+    """Say that no step is left of `num_steps`, where `saved` of them are in the checkpoint. CheckpointError where steps behind
+    it would be made again, but not all of them."""
+    done = max((int(record["step"]) for record in directory.read_metrics()), default=0)
+    if saved >= num_steps:
+        note(f"run.num_steps = {num_steps}, and {saved} steps are done: none is left. Raise it to train on")
+    elif num_steps < done and not allow_changes:
+        raise CheckpointError(
+            f"run.num_steps = {num_steps}, but {directory.metrics_file} has {done} steps, and the newest checkpoint {saved}: "
+            f"steps {num_steps + 1} to {done} would be gone. Set run.num_steps to {done} or more, or give --allow-changes too"
+        )
 
 
 def newest(directory: RunDirectory, note: Note) -> Path | None:

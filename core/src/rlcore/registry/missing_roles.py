@@ -1,0 +1,30 @@
+"""Which plugins a run needs and none of which can be used, and the command that installs them."""
+
+from rlcore.gpu import Device
+from rlcore.published_plugins import first_published, pip_line
+from rlcore.registry.discovery import Registry
+from rlcore.registry.selection import explain
+from rlcore.spi.provider import Role
+
+NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")
+"""The roles of a run with rewards."""
+
+
+def missing_roles(registry: Registry, device: Device) -> tuple[Role, ...]:
+    """The roles of a run with rewards that no usable plugin fills."""
+    return tuple(role for role in NEEDED if not any(row.usable for row in explain(registry, role, device)))
+
+
+def install_line(roles: tuple[Role, ...]) -> str | None:
+    """The command that installs a plugin for each of the roles; None where none is released."""
+    requirements = [requirement for role in roles if (requirement := first_published(role)) is not None]
+    return pip_line(requirements) if requirements else None
+
+
+def missing_text(registry: Registry, device: Device) -> str | None:
+    """What is missing for a run with rewards, and how to install it; None where every role can be filled."""
+    roles = missing_roles(registry, device)
+    if not roles:
+        return None
+    line = install_line(roles)
+    return f"missing for a run with rewards: {', '.join(roles)}{f'. Run: {line}' if line else ''}"

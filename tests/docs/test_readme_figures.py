@@ -1,0 +1,67 @@
+"""README's figures stand in the section of docs/benchmarks.md that each row links to; ratios there follow from the seconds."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from markdown_blocks import ROOT, anchor_of
+
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|[.,]\d)")
+LINK = re.compile(r"\[[^]]*\]\([^)]*\)")
+CODE = re.compile(r"`[^`]*`")
+
+
+def rows_of(text: str) -> Iterator[list[str]]:
+    """The cells of each row of a table that `text` begins with, but for its heading."""
+    for line in re.match(r"(?:\|.*\n)+", text)[0].splitlines()[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def section(anchor: str) -> str:
+    """A section of docs/benchmarks.md, by what a viewer calls its heading."""
+    (found,) = (
+        part
+        for part in re.split(r"^(?=##+ )", BENCHMARKS, flags=re.MULTILINE)
+        if anchor_of(part.splitlines()[0].lstrip("# ")) == anchor
+    )
+    return found
+
+
+def readme_rows() -> Iterator[tuple[str, str, list[str]]]:
+    """The name of each row, the anchor of its section, and its figures."""
+    readme = (ROOT / "README.md").read_text()
+    anchor = ""
+    for name, *cells in rows_of(readme[readme.index("| Benchmark | Figure |") :]):
+        anchor = next(iter(re.findall(r"docs/benchmarks\.md#([^)]*)", name)), anchor)
+        assert name.startswith(("[", "The same, "))
+        yield name, anchor, NUMBER.findall(CODE.sub("", LINK.sub("", " ".join(cells))))
+
+
+@pytest.mark.parametrize(("name", "anchor", "figures"), readme_rows())
+def test_a_rows_figures_stand_in_the_section_that_it_links_to(name: str, anchor: str, figures: list[str]) -> None:
+    measured = set(NUMBER.findall(section(anchor).replace("**", "")))
+    assert len(figures) >= 2
+    assert not [figure for figure in figures if figure not in measured], (
+        "README and docs/benchmarks.md differ: one was measured"
+    )
+
+
+def test_ratios_of_the_step_on_cpu_follow_from_its_seconds() -> None:
+    table = section("a-grpo-step-on-cpu-benchmarkscpu_steppy")
+    rows = list(rows_of(table[table.index("| case |") :].replace("**", "")))
+    assert [row[1] for row in rows] == ["rlcore", "TRL", "bare loop"] * 3
+    for first in range(0, len(rows), 3):
+        case = rows[first : first + 3]
+        seconds = [float(row[2]) for row in case]
+        for row, own in zip(case, seconds, strict=True):
+            assert [float(cell) for cell in row[3:5]] == pytest.approx([own / seconds[1], own / seconds[2]], abs=0.0051)
+
+
+def test_the_row_in_8_bits_tells_of_its_mismatch_and_of_the_limit_that_lets_it_pass() -> None:
+    (name,) = (name for name, _, _ in readme_rows() if "8 bits" in name)
+    told = re.findall(r"`([\w.]+)=([\d.]+)`", name)
+    assert told == [("training.max_token_mult_prob_error", "1000")]
+    assert "`training.max_token_mult_prob_error=1000`" in BENCHMARKS
+    (mismatch,) = re.findall(r"`token_mult_prob_error`\)? (?:is|of) ([\d.]+ to [\d.]+)", name)
+    assert f"`token_mult_prob_error` is {mismatch} in 8 bits" in BENCHMARKS

@@ -1,0 +1,101 @@
+"""Each target of the Makefile and each command of the documents on the repository is run, or listed with the reason."""
+
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/releasing.md")
+CI, WORKFLOW, README_TEST = ".ci/run", ".github/workflows/ci.yml", "tests/docs/test_readme_commands.py"
+RUN = {
+    "make test-core": CI,
+    "make dist": CI,
+    "make test": CI,
+    "make lint": "make test",
+    "make setup-dev": "make lint",
+    "make setup": "make demo",
+    "make demo": WORKFLOW,
+    "make site": WORKFLOW,
+    "make docs": WORKFLOW,
+    "pip install torch": WORKFLOW,
+    "pip install './core[plots]' ./torchkit ./plugins/fsdp2_backend ./plugins/transformers_generation ./plugins/grpo"
+    " ./plugins/sft ./plugins/dpo ./plugins/ppo ./plugins/reward ./plugins/distill ./plugins/math_environment": WORKFLOW,
+    "pip install --find-links dist rlcore rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
+    "rlcore plugins": WORKFLOW,
+    "rlcore train recipe.toml training.prompts_per_step=16": README_TEST,
+    "rlcore train recipe.toml --resume": README_TEST,
+    "rlcore eval recipe.toml --checkpoint runs/run/checkpoints/step-000100": README_TEST,
+    "rlcore status runs/run": README_TEST,
+    "rlcore report runs/run runs/other -o report.html": README_TEST,
+    ".venv/bin/python release/set_version.py 0.2.0": "tests/release/test_set_version.py",
+}
+"""What runs each: a script, a target that needs it, or a test of `make test`."""
+NOT_RUN = {
+    "make oracle": "takes hours; `make test` runs a selection of its cases",
+    "make kills": "takes an hour; `make test` kills a run a few times (tests/system/test_random_kills.py)",
+    "make chaos": "takes hours; `make test` runs one fault of each kind (tests/system/test_chaos_run.py)",
+    "make mutants": "prints what tests/mutants and tests/conformance assert",
+    "make clean": "removes the environments that the other targets use",
+    "rlcore check recipes/gsm8k-grpo.toml": "reads the Hub; tests/recipes checks every recipe without it",
+    ".venv/bin/python -m pytest tests/grpo": "`make test` runs these tests with all others",
+    ".venv/bin/python -m pytest -m gpu": "needs a CUDA device",
+    "podman build --tag rlcore .": "compiles for GPUs; tests/release/test_container.py checks the statements",
+    'podman run --rm --device nvidia.com/gpu=all --shm-size 16g --volume "$PWD:/work" rlcore train recipe.toml': "needs a GPU",
+}
+"""Commands that nothing runs, and why."""
+
+
+def targets() -> dict[str, list[str]]:
+    """The Makefile's targets that make no file, with what they need first."""
+    text = (ROOT / "Makefile").read_text()
+    (names,) = re.findall(r"^\.PHONY: (.*)", text, re.MULTILINE)
+    needs = dict(re.findall(r"^([\w-]+):(?!=)(.*)", text, re.MULTILINE))
+    assert needs.keys() == set(names.split())
+    return {name: needs[name].split() for name in needs}
+
+
+def commands(text: str) -> set[str]:
+    """The commands of a document's console blocks, and the targets that its sentences name."""
+    found = set(re.findall(r"^\$ (.*)", text, re.MULTILINE))
+    return found | {f"make {name}" for name in re.findall(r"`(?:[A-Z]+=\S+ |[A-Z]+=\"[^\"]*\" )*make ([\w-]+)", text)}
+
+
+def test_every_command_is_run_or_listed_with_the_reason() -> None:
+    written = {f"make {name}" for name in targets()} | set(
+        chain.from_iterable(commands((ROOT / name).read_text()) for name in DOCUMENTS)
+    )
+    assert len(written) > 20
+    assert not written - RUN.keys() - NOT_RUN.keys(), "add them to .ci/run or to a workflow, and to RUN; or to NOT_RUN"
+    assert not (RUN.keys() | NOT_RUN.keys()) - written, "no document has these, and the Makefile has no such target"
+    assert not RUN.keys() & NOT_RUN.keys()
+
+
+def lines_of(place: str) -> set[str]:
+    """The commands that a script or the steps of a workflow consist of."""
+    text = (ROOT / place).read_text()
+    if place == WORKFLOW:
+        jobs = yaml.safe_load(text)["jobs"].values()
+        rows = [row for job in jobs for row in job.get("strategy", {}).get("matrix", {}).get("include", ())]
+        text = "\n".join([step.get("run", "") for job in jobs for step in job["steps"]] + [row["commands"] for row in rows])
+    return {re.sub(r" DIST=.*", "", line.strip()) for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(("command", "place"), RUN.items())
+def test_what_runs_a_command_contains_it(command: str, place: str) -> None:
+    if place.startswith("make "):
+        assert command.removeprefix("make ") in targets()[place.removeprefix("make ")]
+        assert place in RUN
+    elif place.startswith("tests/"):
+        assert (ROOT / place).is_file()
+    else:
+        assert command in lines_of(place)
+
+
+def test_continuous_integration_ends_with_the_first_step_that_fails_and_shows_the_tests_last() -> None:
+    lines = (ROOT / CI).read_text().splitlines()
+    assert "set -euo pipefail" in lines
+    assert lines[-1] == "make test"
+    assert not [line for line in lines if "||" in line or line.endswith("&") or "|" in line]
