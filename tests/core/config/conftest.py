@@ -75,7 +75,7 @@ def load(tmp_path: Path) -> Load:
         path = tmp_path / "recipe.toml"
         (tmp_path / "base.toml").write_text(COMPLETE)
         path.write_text(f'extends = "base.toml"\n{text}' if complete else text)
-        return convert(read_raw(path, overrides), SECTIONS, {"environment": {"other"}})
+        return convert(read_raw(path, overrides), SECTIONS, {"environment": {"other": "disabled"}})
 
     return load
 
