@@ -159,6 +159,7 @@ class _Conversion:
     def _unknown_plugin(self, role: str, key: str, value: object) -> Problem:
         """Either an option written one level too high, or a section of a plugin that is not there."""
         plugins, installed = self.sections.get(role, {}), self._installed(role)
+        install = how_to_install(role.removesuffix("s"), key, plugins)
         near = nearest(key, [_choice_key(role), *plugins])
         remedy = f"Did you mean {role}.{near}?" if near else ""
         if isinstance(value, Mapping):
@@ -167,7 +168,7 @@ class _Conversion:
                 path=f"{role}.{key}",
                 found=f"options of a plugin that is not installed or not usable: {key}",
                 expected=installed,
-                remedy=remedy or "`rlcore plugins` lists all of them, with the reason where one is not usable.",
+                remedy=remedy or install or "`rlcore plugins` lists all of them, with the reason where one is not usable.",
             )
         owners = [f"{role}.{plugin}.{key}" for plugin, cls in plugins.items() if key in describe.fields(cls)]
         remedy = f"Did you mean {' or '.join(owners)}?" if owners else remedy
