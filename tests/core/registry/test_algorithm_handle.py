@@ -133,7 +133,7 @@ def test_what_must_not_be_returned_names_plugin_and_function(make_algorithm, ret
 
 
 def test_tokens_that_come_to_it_beyond_the_vocabulary_are_not_its_mistake(make_algorithm):
-    with pytest.raises(DataError, match="token 3 .* below 3, the model's vocabulary") as raised:
+    with pytest.raises(DataError, match="token 3 .* below 3,") as raised:
         make_algorithm(vocab_size=3).build_batch(ROLLOUTS)
     assert LABEL not in str(raised.value)
 
@@ -142,7 +142,7 @@ def test_tokens_that_were_sampled_beyond_the_vocabulary_are_the_generators(make_
     columns = {**ROLLOUTS.batch.token_columns, GENERATION_LOGPROBS: np.zeros(ROLLOUTS.batch.num_tokens, np.float32)}
     greatest = int(ROLLOUTS.batch.tokens[ROLLOUTS.batch.loss_mask].max())
     rollouts = attrs.evolve(ROLLOUTS, batch=attrs.evolve(ROLLOUTS.batch, token_columns=columns))
-    with pytest.raises(ContractError, match=f"the generator sampled {greatest}; expected tokens below {greatest}"):
+    with pytest.raises(ContractError, match=f"sampled {greatest}; .* below {greatest},"):
         make_algorithm(vocab_size=greatest).build_batch(rollouts)
 
 

@@ -144,7 +144,7 @@ def test_a_prompt_that_is_at_fault_is_told_as_such(make_feed):
     def require(request):
         raise DataError("found the token 8 in a prompt")
 
-    feed, _ = make_feed([request_of(1)], require=require)
+    _, feed = make_feed([request_of(1)], require=require)
     assert feed.take(wait=True) is None
     with pytest.raises(DataError, match="found the token 8"):
         feed.finish()

@@ -295,7 +295,7 @@ def test_every_name_that_stands_for_no_observer_is_told(installer):
 
 def test_a_broken_observer_is_an_error_where_it_is_named(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_bad_watch:WATCH"}}, acme_bad_watch="1 / 0\n")
-    with pytest.raises(PluginError, match=r"'watch' \(acme-watch 1.0\) is not usable: import failed in acme_bad_watch"):
+    with pytest.raises(PluginError, match=r"'watch' \(acme-watch 1.0\) is not usable: .* acme_bad_watch"):
         discover().observers(["watch"])
     assert discover().observers(()) == ()
     assert discover(disable=["watch"]).observers(()) == ()
@@ -303,7 +303,7 @@ def test_a_broken_observer_is_an_error_where_it_is_named(installer):
 
 def test_a_broken_global_observer_is_an_error_in_every_run(installer):
     installer.add("acme-watch", {"rlcore.global_observers": {"watch": "acme_bad_guard:WATCH"}}, acme_bad_guard="1 / 0\n")
-    with pytest.raises(PluginError, match=r"'watch' \(acme-watch 1.0\) is not usable: import failed in acme_bad_guard"):
+    with pytest.raises(PluginError, match=r"'watch' \(acme-watch 1.0\) is not usable: .* acme_bad_guard"):
         discover().observers(())
     assert discover(disable=["watch"]).observers(()) == ()
 

@@ -310,7 +310,7 @@ def test_a_worker_with_other_packages_refuses(installer, change, text):
 
 
 def test_a_worker_in_which_the_plugin_is_broken_says_so(with_broken):
-    with pytest.raises(PluginError, match="in this worker it is not usable: import failed"):
+    with pytest.raises(PluginError, match="not usable: import failed"):
         load_chosen(ChosenPlugin(role="trainer", name="broken", distribution="acme-broken", version="1.0"))
 
 

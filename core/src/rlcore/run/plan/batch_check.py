@@ -28,7 +28,7 @@ from rlcore.spi import (
 from rlcore.spi.arrays import AnyArray
 
 NUM_GROUPS, LENGTH = 2, 4
-"""Of the samples: a prompt of half of the tokens, and an answer."""
+"""How many groups there are, and how many tokens each sample has: the first half is its prompt."""
 
 
 def batch_problems(plan: RunPlan) -> Iterator[Problem]:

@@ -38,7 +38,6 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
         *batch_problems(plan),
-        *_unknown_stop_tokens(recipe),
     ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
@@ -195,6 +194,7 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             remedy="Leave the key out, or turn the algorithm's importance correction on.",
         )
     yield from _pointless(recipe, needs)
+    yield from _unknown_stop_tokens(recipe)
 
 
 def _unknown_stop_tokens(recipe: Recipe) -> Iterator[Problem]:
