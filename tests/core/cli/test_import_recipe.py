@@ -69,6 +69,30 @@ def test_a_file_that_is_there_stays(acme, tmp_path: Path) -> None:
     assert file.read_text() == "good\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "code", "text"),
+    [
+        ("import no_such_library\n", 0, ""),
+        ("import_recipe = None\n", 0, ""),
+        (SOURCE, 3, "importer 'acme' is a duplicate name: acme-importer 1.0 and other-importer 1.0 provide it; keep one"),
+    ],
+)
+def test_another_importer_of_the_name(installer, acme, tmp_path: Path, source: str, code: int, text: str) -> None:
+    points = {"rlcore.importers": {"acme": "other_importer:import_recipe"}}
+    installer.add("other-importer", points, other_importer=source)
+    file = tmp_path / "theirs.yaml"
+    file.write_text("good\n")
+    result = CliRunner().invoke(cli, ["import", "acme", str(file)])
+    assert (result.exit_code, text in result.output) == (code, True), result.output
+
+
+def test_an_importer_that_cannot_be_imported_says_why(installer) -> None:
+    installer.add("acme", {"rlcore.importers": {"acme": "gone_importer:read"}}, gone_importer="import no_such_library\n")
+    result = CliRunner().invoke(cli, ["import", "acme", "file.yaml"])
+    assert result.exit_code == 3
+    assert "importer 'acme' is not usable: import failed in gone_importer, line 1: ModuleNotFoundError" in result.output
+
+
 def test_a_library_that_nothing_reads_is_told(acme, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["import", "nowhere", "file.yaml"])
     assert result.exit_code == 3

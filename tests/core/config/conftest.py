@@ -55,11 +55,16 @@ class StrictOptions:
     """Whether it is fast."""
 
 
+@frozen(kw_only=True)
+class NoOptions:
+    """No options."""
+
+
 SECTIONS = {
     "trainer": {"zed": ZedOptions, "strict": StrictOptions},
     "generator": {},
     "algorithm": {"alg": ScheduleOptions},
-    "environment": {"env": StrictOptions},
+    "environment": {"env": StrictOptions, "other": NoOptions},
     "observers": {"watch": ScheduleOptions, "guard": StrictOptions},
 }
 
@@ -75,7 +80,7 @@ def load(tmp_path: Path) -> Load:
         path = tmp_path / "recipe.toml"
         (tmp_path / "base.toml").write_text(COMPLETE)
         path.write_text(f'extends = "base.toml"\n{text}' if complete else text)
-        return convert(read_raw(path, overrides), SECTIONS, {"environment": {"other"}})
+        return convert(read_raw(path, overrides), SECTIONS)
 
     return load
 

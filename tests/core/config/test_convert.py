@@ -33,7 +33,7 @@ def test_defaults_and_given_values(load) -> None:
         ("model.trust_remote_code=1", "true or false"),
         ('model.trust_remote_code="false"', "true or false"),
         ("rollout.temperature=true", "a number"),
-        ("rollout.temperature=nan", "a number"),
+        ("rollout.temperature=nan", "a finite number above 0"),
         (f"rollout.temperature={2**53 + 1}", "a number"),
         ('rollout.temperature="1.0"', "a number"),
         ("model.dtype=float16", 'one of "auto", "float32", "bfloat16"'),
@@ -192,6 +192,7 @@ def test_sections_of_plugins_that_are_not_there(problems) -> None:
     assert found["trainer.zet"].remedy == "Did you mean trainer.zed?"
     assert found["generator.fast"].expected == "an installed generator: none"
     assert "rlcore plugins" in found["generator.fast"].remedy
+    assert problems("[algorithm.sft]\n")["algorithm.sft"].remedy == "Run: pip install rlcore-sft"
 
 
 def test_a_section_of_the_recipe_written_below_a_plugin(problems) -> None:
@@ -210,6 +211,8 @@ def test_names_of_plugins_that_are_not_there_are_reported_with_all_else(problems
     assert found["trainer.name"].remedy == 'Did you mean "zed"?'
     assert found["trainer.name"].origin == "the command line"
     assert (found["algorithm.name"].found, found["algorithm.name"].remedy) == ('"xyz"', "")
+    told = problems("run.seed = 'x'", "algorithm.name=sft")["algorithm.name"]
+    assert (told.found, told.remedy) == ('"sft"', "Run: pip install rlcore-sft")
     assert (found["observers.names"].found, found["observers.names"].remedy) == ('"wacth"', 'Did you mean "watch"?')
 
 

@@ -187,11 +187,13 @@ def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
 def make_generator(backends, make_provider) -> Callable[..., GeneratorHandle]:
     """A handle on a FakeGenerator some of whose hooks are replaced."""
 
-    def make(observers=(), declared=ALL, max_sequence_length: int = 16, **hooks: Callable[..., Any]) -> GeneratorHandle:
+    def make(
+        observers=(), declared=ALL, max_sequence_length: int = 16, model: str = "model", **hooks: Callable[..., Any]
+    ) -> GeneratorHandle:
         backends.Generator = _with_hooks(FakeGenerator, hooks)
         provider = make_provider(backend="fake_backends:Generator", capabilities=declared)
         (entry,) = Registry.from_providers({"generator": [provider]}).of("generator")
-        context = evolve(GENERATOR_CONTEXT, max_sequence_length=max_sequence_length)
+        context = evolve(GENERATOR_CONTEXT, max_sequence_length=max_sequence_length, model=ModelSpec(path=model))
         return build_generator(entry, context, FakeConfig(), observing(*observers))
 
     return make

@@ -12,6 +12,7 @@ from rlcore.registry.checks import OWN_METRICS, OWN_PREFIXES
 from rlcore.registry.discovery import Registry
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import (
+    GENERATION_LOGPROBS,
     GROUP_IDS,
     AlgorithmContext,
     AlgorithmNeeds,
@@ -87,7 +88,7 @@ def test_what_is_right_passes_as_it_is(make_algorithm):
         (
             attrs.evolve(GOOD, loss=attrs.evolve(LOSS, path="nowhere.at_all:loss")),
             ContractError,
-            "loss.path: found 'nowhere.at_all:loss', but there is no module 'nowhere.at_all'; expected one",
+            "loss.path: found 'nowhere.at_all:loss', but there is no module 'nowhere.at_all'; expected 'package",
         ),
         (
             attrs.evolve(GOOD, batch=BATCH.with_token_column("advantages", np.asarray([0, math.nan, 0, 0], np.float32))),
@@ -132,9 +133,17 @@ def test_what_must_not_be_returned_names_plugin_and_function(make_algorithm, ret
 
 
 def test_tokens_that_come_to_it_beyond_the_vocabulary_are_not_its_mistake(make_algorithm):
-    with pytest.raises(DataError, match="token 3; .* below 3") as raised:
+    with pytest.raises(DataError, match="token 3 .* below 3,") as raised:
         make_algorithm(vocab_size=3).build_batch(ROLLOUTS)
     assert LABEL not in str(raised.value)
+
+
+def test_tokens_that_were_sampled_beyond_the_vocabulary_are_the_generators(make_algorithm):
+    columns = {**ROLLOUTS.batch.token_columns, GENERATION_LOGPROBS: np.zeros(ROLLOUTS.batch.num_tokens, np.float32)}
+    greatest = int(ROLLOUTS.batch.tokens[ROLLOUTS.batch.loss_mask].max())
+    rollouts = attrs.evolve(ROLLOUTS, batch=attrs.evolve(ROLLOUTS.batch, token_columns=columns))
+    with pytest.raises(ContractError, match=f"sampled {greatest}; .* below {greatest},"):
+        make_algorithm(vocab_size=greatest).build_batch(rollouts)
 
 
 def test_what_it_raises_passes_with_a_note(make_algorithm):

@@ -8,6 +8,7 @@ import pytest
 from rlcore.registry.checked_feed import CheckedFeed
 from rlcore.spi import (
     ContractError,
+    DataError,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -136,6 +137,16 @@ def test_samples_that_are_not_what_they_were_to_be_end_the_stream(make_feed):
     feed.deliver(np.array([0]), result_of(1))
     assert inner.delivered == []
     with pytest.raises(ContractError, match="tokens: found too many"):
+        feed.finish()
+
+
+def test_a_prompt_that_is_at_fault_is_told_as_such(make_feed):
+    def require(request):
+        raise DataError("found the token 8 in a prompt")
+
+    _, feed = make_feed([request_of(1)], require=require)
+    assert feed.take(wait=True) is None
+    with pytest.raises(DataError, match="found the token 8"):
         feed.finish()
 
 

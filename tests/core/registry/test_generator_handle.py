@@ -10,6 +10,7 @@ from attrs import evolve
 
 from rlcore.spi import (
     ContractError,
+    DataError,
     DraftCounts,
     FinishReason,
     GenerateRequest,
@@ -69,6 +70,32 @@ def samples(*lists, reasons, version=3, **changes):
         finish_reasons=np.array(reasons, np.uint8),
     )
     return attrs.evolve(result, **changes)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "prompt", "error", "text"),
+    [
+        (8, (1, 8), DataError, "found the token 8 in a prompt; expected tokens below 8, the model's vocabulary"),
+        (5, (1, 2), ContractError, "generator 'fake' (in-process 0)"),
+        (5, (1, 2), ContractError, "the generator sampled 5; expected tokens below 5, the model's vocabulary"),
+        (6, (1, 5), None, ""),
+        (None, (1, 99), None, ""),
+    ],
+)
+def test_a_token_that_the_model_does_not_have_is_of_the_prompt_or_of_the_generator(
+    vocab_size, prompt, error, text, make_generator, tmp_path
+):
+    if vocab_size is not None:
+        (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocab_size}}}')
+    generator = make_generator(model=str(tmp_path))
+    generator.refit(refit_request())
+    if error is None:
+        generator.generate(generate_request(prompts=(prompt,)))
+        return
+    with pytest.raises(error) as raised:
+        generator.generate(generate_request(prompts=(prompt,)))
+    assert text in str(raised.value)
+    assert ("Its tokenizer is of another model" in str(raised.value)) == (error is DataError)
 
 
 @pytest.fixture

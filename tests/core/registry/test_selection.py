@@ -153,7 +153,7 @@ def test_nothing_usable_lists_every_reason(make_provider):
     )
     message = refusal(registry)
     assert message.startswith("no usable trainer is installed for device cpu")
-    assert "one (in-process 0, priority 0): no driver" in message
+    assert "one (in-process 0, priority 0): not usable: no driver" in message
     assert "two (in-process 0, priority 80): meant for cuda, so 'auto' passes it over on cpu; it can be named" in message
 
 
@@ -184,11 +184,11 @@ async def asynchronous():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("probe", [raising, leaving, asynchronous, lambda: False, lambda: ""])
-def test_a_broken_probe_is_reported_and_never_swallowed(make_provider, probe):
+def test_a_broken_probe_is_a_reason_and_blocks_no_other(make_provider, probe):
     registry = registry_of(make_provider("odd", unavailable=probe), make_provider("good", priority=5))
-    assert "trainer 'odd' (in-process 0) is broken" in refusal(registry)
-    assert "its probe `unavailable` r" in refusal(registry, "odd")
+    assert "trainer 'odd' is not usable: its probe `unavailable` r" in refusal(registry, "odd")
     assert chosen(registry, "good") == "good"
+    assert chosen(registry) == "good"
 
 
 @pytest.fixture
@@ -199,11 +199,14 @@ def with_broken(installer):
     return installer
 
 
-def test_under_auto_an_import_error_is_an_error_with_its_own_message(with_broken):
-    message = refusal(discover())
-    assert message.startswith("'auto' chooses no trainer: trainer 'broken' (acme-broken 1.0) is broken")
-    assert "No module named 'no_such_library'" in message
-    assert "good (acme-good 1.0, priority 10): usable" in message
+def test_under_auto_an_import_error_is_passed_over_and_told(with_broken):
+    registry = discover()
+    taken = select(registry, "trainer", "auto", device="cpu", needs={})
+    assert taken.name == "good"
+    (told,) = passed_over(registry, taken, device="cpu", needs={})
+    assert told.startswith("trainer 'good' (priority 10) is taken, as 'broken' (acme-broken 1.0) cannot be: import failed in ")
+    assert told.endswith("No module named 'no_such_library'")
+    assert "broken (acme-broken 1.0): not usable: import failed in broken_one" in refusal(registry, "other")
 
 
 def test_naming_another_or_disabling_it_makes_a_broken_plugin_harmless(with_broken):
@@ -213,11 +216,15 @@ def test_naming_another_or_disabling_it_makes_a_broken_plugin_harmless(with_brok
     assert "trainer 'broken' is disabled" in refusal(discover(disable=["broken"]), "broken")
 
 
-def test_under_auto_another_spi_version_is_an_error_too(installer):
+def test_another_interface_is_passed_over_under_auto_and_told(installer):
     installer.trainer("good")
-    installer.trainer("old", spi=(0, 3), priority=90)
-    assert f"written for SPI 0.3, but this rlcore has SPI {SPI_VERSION[0]}.{SPI_VERSION[1]}" in refusal(discover())
-    assert chosen(discover(disable=["acme-old"])) == "good"
+    installer.trainer("old", spi=(0, 3), priority="high")
+    registry = discover()
+    taken = select(registry, "trainer", "auto", device="cpu", needs={})
+    why = f"of another interface: written for SPI 0.3, but this rlcore has SPI {SPI_VERSION[0]}.{SPI_VERSION[1]}"
+    (told,) = passed_over(registry, taken, device="cpu", needs={})
+    assert told.startswith(f"trainer 'good' (priority 0) is taken, as 'old' (acme-old 1.0) cannot be: it is {why}")
+    assert f"trainer 'old' is {why}" in refusal(registry, "old")
 
 
 @pytest.fixture
@@ -232,7 +239,16 @@ def with_duplicate(installer):
 def test_a_duplicate_name_is_an_error_that_names_both_distributions(with_duplicate, name):
     message = refusal(discover(), name)
     assert "'twin' is a duplicate name: acme-one 1.0 and acme-two 1.0 provide it" in message
+    assert 'keep one: set plugins.disable = ["acme-two"] or RLCORE_DISABLE_PLUGINS=acme-two, or uninstall the other' in message
     assert message.count("\n  - ") == 3
+
+
+def test_a_duplicate_that_auto_would_not_take_blocks_nothing(installer):
+    installer.trainer("twin", "acme-one", priority=10)
+    installer.trainer("twin", "acme-two", priority=20, devices=["cuda"])
+    installer.trainer("best", priority=15)
+    assert chosen(discover()) == "best"
+    assert "'auto' chooses no trainer: 'twin' is a duplicate name" in refusal(discover(), device="cuda")
 
 
 def test_a_duplicate_name_is_resolved_by_disabling_a_distribution(with_duplicate):
@@ -294,7 +310,7 @@ def test_a_worker_with_other_packages_refuses(installer, change, text):
 
 
 def test_a_worker_in_which_the_plugin_is_broken_says_so(with_broken):
-    with pytest.raises(PluginError, match="broken: import failed"):
+    with pytest.raises(PluginError, match="not usable: import failed"):
         load_chosen(ChosenPlugin(role="trainer", name="broken", distribution="acme-broken", version="1.0"))
 
 

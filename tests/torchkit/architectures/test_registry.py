@@ -58,12 +58,17 @@ def test_an_unknown_family_is_refused_with_those_known_and_how_to_add_it() -> No
 @pytest.mark.parametrize(
     ("model_type", "source", "found"),
     [
-        ("llama", "ARCHITECTURE = None", "model_type llama, which is described by "),
-        ("odd", "raise RuntimeError('broken')", "cannot be imported: RuntimeError: broken"),
-        ("odd", "ARCHITECTURE = None", "of acme is None"),
-        ("odd", "from rlcore_torchkit.architectures.llama import ARCHITECTURE", "of acme is Architecture(model_type='llama'"),
+        (
+            "llama",
+            "from rlcore_torchkit.architectures.llama import ARCHITECTURE",
+            "model_type llama, which is a duplicate name: acme_two_llama:ARCHITECTURE of acme 1.0 and rlcore_torchkit",
+        ),
+        ("odd", "raise RuntimeError('broken')", "of acme 1.0 is not usable: import failed: RuntimeError: broken"),
+        ("odd", "raise SystemExit(0)", "of acme 1.0 is not usable: import failed: SystemExit: 0"),
+        ("odd", "ARCHITECTURE = None", "of acme 1.0 is not usable: found None; expected an Architecture of model_type odd"),
+        ("odd", "from rlcore_torchkit.architectures.llama import ARCHITECTURE", "found Architecture(model_type='llama'"),
     ],
-    ids=["two", "broken", "another thing", "another family"],
+    ids=["two", "broken", "leaving", "another thing", "another family"],
 )
 def test_a_description_that_cannot_be_used(
     model_type: str, source: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -72,6 +77,14 @@ def test_a_description_that_cannot_be_used(
     problem = find_architecture({"model_type": model_type}, "config.json")
     assert isinstance(problem, Problem)
     assert found in problem.found
+
+
+@pytest.mark.parametrize("source", ["raise RuntimeError('broken')", "ARCHITECTURE = None", "import no_such_library"])
+def test_a_description_that_cannot_be_used_takes_no_name_from_ours(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / f"taken_{abs(hash(source))}", monkeypatch, llama=source)
+    assert isinstance(find_architecture({"model_type": "llama"}, "config.json"), Architecture)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.schema.constraints import PathText, Text, at_least
+from rlcore.schema.constraints import Finite, PathText, Text, at_least
 
 
 @frozen(kw_only=True)
@@ -23,5 +23,5 @@ class AgentConfig:
     A function is called in the process of the run, and sees all of them."""
     max_concurrent: Annotated[int, at_least(1)] = 64
     """Most episodes at once."""
-    success_reward: float = 1.0
+    success_reward: Finite = 1.0
     """The reward from which on a task counts as solved, where the agent itself does not say."""

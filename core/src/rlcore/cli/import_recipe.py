@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from rlcore.spi.importing import ImportedRecipe, Unmapped
 
 LONGEST_VALUE = 80
@@ -50,26 +48,32 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     """The function that reads a library's recipes. PluginError where no package has it."""
     from rlcore.installed import installed_entry_points
     from rlcore.published_plugins import how_to_install
+    from rlcore.registry.discovery import importers
     from rlcore.registry.plugin_errors import attributed
+    from rlcore.registry.states import named_state, states_of
     from rlcore.spi import PluginError
     from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
     from rlcore.time_limit import LateError, loading
 
-    points = {point.name: point for point in installed_entry_points().entry_points.select(group=IMPORTER_GROUP)}
-    if library not in points:
-        hint = how_to_install("importer", library, points)
-        told = f"nothing imports recipes of {library!r}; importers are installed for {', '.join(sorted(points)) or 'none'}"
+    state = named_state(states_of(importers(library)), library)
+    if state is None:
+        names = sorted(installed_entry_points().entry_points.select(group=IMPORTER_GROUP).names)
+        hint = how_to_install("importer", library, names)
+        told = f"nothing imports recipes of {library!r}; importers are installed for {', '.join(names) or 'none'}"
         raise PluginError(f"{told}. {hint}".removesuffix(". "))
-    point: EntryPoint = points[library]
+    if not state.is_usable:
+        raise PluginError(f"importer {library!r} is {state.text}")
+    entry, function = state.entry, state.entry.function
+    assert function is not None
 
     def read(file: Path, overrides: Sequence[str]) -> ImportedRecipe:
         try:
-            with attributed("raised by the importer", point.value), loading(f"the importer {point.value}"):
-                found = point.load()(file, overrides)
+            with attributed("raised by", entry.label), loading(entry.label):
+                found = function(file, overrides)
         except LateError as error:
             raise PluginError(str(error)) from error
         if not isinstance(found, ImportedRecipe):
-            raise PluginError(f"the importer {point.value} returned {found!r:.60}; expected an ImportedRecipe")
+            raise PluginError(f"{entry.label} returned {found!r:.60}; expected an ImportedRecipe")
         return found
 
     return read

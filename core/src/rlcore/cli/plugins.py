@@ -15,6 +15,7 @@ from rlcore.gpu import Device, detect_device
 from rlcore.registry.discovery import ObserverEntry, Registry, discover
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
+from rlcore.registry.states import Kind, PluginState, states_of
 from rlcore.spi.provider import ROLES
 from rlcore.spi.version import SPI_VERSION
 
@@ -29,7 +30,7 @@ def plugins_json(registry: Registry, device: Device) -> dict[str, Any]:
         "plugins": [_row_json(row) for role in ROLES for row in explain(registry, role, device)],
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
         "missing": _missing_json(registry, device),
-        "observers": [_observer_json(observer) for observer in registry.observer_entries],
+        "observers": [_observer_json(state) for state in states_of(registry.observer_entries)],
         "warnings": list(registry.warnings),
     }
 
@@ -109,7 +110,7 @@ def _listed(registry: Registry, device: Device) -> Iterator[tuple[str, list[_Lis
         if rows := explain(registry, role, device):
             yield role, [_listed_row(row) for row in rows]
     if registry.observer_entries:
-        yield "observer", [_listed_observer(observer) for observer in registry.observer_entries]
+        yield "observer", [_listed_observer(state) for state in states_of(registry.observer_entries)]
 
 
 def _listed_row(row: Row) -> _Listed:
@@ -122,19 +123,22 @@ def _listed_row(row: Row) -> _Listed:
     style: dict[str, Any]
     if row.usable:
         status, style = "; ".join(filter(None, ("usable", row.reason))), {}
-    elif entry.disabled:
-        status, style = f"disabled ({origin})", {"dim": True}
     else:
-        status, style = f"not usable ({origin}): {row.reason}", {"fg": "red"}
+        status, style = _unusable(origin, row.kind, row.reason)
     return _Listed(entry.name, "auto" if row.auto else "", status, style, tuple(details))
 
 
-def _listed_observer(observer: ObserverEntry) -> _Listed:
+def _unusable(origin: str, kind: Kind, reason: str | None) -> tuple[str, dict[str, Any]]:
+    """How a plugin is shown that is not usable: its status and its style."""
+    return ": ".join(filter(None, (f"{kind} ({origin})", reason))), {"dim": True} if kind == "disabled" else {"fg": "red"}
+
+
+def _listed_observer(state: PluginState[ObserverEntry]) -> _Listed:
+    observer = state.entry
     origin, mark = observer.origin, "global" if observer.is_global else ""
-    if observer.disabled:
-        return _Listed(observer.name, "", f"disabled ({origin})", {"dim": True}, ())
-    if observer.error is not None:
-        return _Listed(observer.name, mark, f"not usable ({origin}): {observer.error}", {"fg": "red"}, ())
+    if not state.is_usable:
+        status, style = _unusable(origin, state.kind, state.reason)
+        return _Listed(observer.name, "" if observer.disabled else mark, status, style, ())
     status = "in use in every run" if observer.is_global else "usable, by its name in observers.names"
     return _Listed(observer.name, mark, status, {}, (origin,))
 
@@ -151,6 +155,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "capabilities": sorted(map(str, provider.capabilities)) if provider else None,
         "devices": sorted(map(str, provider.devices)) if provider else None,
         "disabled": entry.disabled,
+        "state": row.kind,
         "usable": row.usable,
         "reason": row.reason,
         "auto": row.auto,
@@ -167,14 +172,16 @@ def _missing_json(registry: Registry, device: Device) -> dict[str, Any]:
     return {"roles": list(roles), "install": install_line(roles)}
 
 
-def _observer_json(observer: ObserverEntry) -> dict[str, Any]:
+def _observer_json(state: PluginState[ObserverEntry]) -> dict[str, Any]:
+    observer = state.entry
     return {
         "name": observer.name,
         "distribution": observer.distribution,
         "version": observer.version,
         "global": observer.is_global,
         "disabled": observer.disabled,
-        "error": observer.error,
+        "state": state.kind,
+        "error": state.reason,
     }
 
 

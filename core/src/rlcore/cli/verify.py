@@ -13,10 +13,10 @@ from attrs import asdict, frozen
 
 from rlcore.descendants import supervised
 from rlcore.gpu import detect_device
+from rlcore.published_plugins import how_to_install
 from rlcore.registry.discovery import Entry, Registry, discover
 from rlcore.registry.selection import select
 from rlcore.schema.problem import Problem
-from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.errors import ConfigError, PluginError, WorkerError
 from rlcore.spi.provider import ROLES, Role
 
@@ -100,8 +100,11 @@ def find(registry: Registry, name: str, role: Role | None) -> Entry:
     if not roles:
         known = {each for names in installed.values() for each in names}
         shown = ", ".join(sorted(known)) or "none"
-        hint = did_you_mean(name, known)
-        raise PluginError(f"found no {role or 'plugin'} {name!r}{hint}; expected one that is installed: {shown}")
+        hints = filter(None, (how_to_install(each, name, names) for each, names in installed.items()))
+        hint = min(hints, key=lambda hint: hint.startswith("Did you mean"), default="")  # the name itself before one like it
+        raise PluginError(
+            f"found no {role or 'plugin'} {name!r}; expected one that is installed: {shown}. {hint}".removesuffix(". ")
+        )
     return select(registry, roles[0], name, device="cpu", needs={})
 
 

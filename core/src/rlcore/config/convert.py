@@ -1,7 +1,7 @@
 """Conversion of a raw recipe to a Recipe: each section through the strict converter, all problems together."""
 
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -20,8 +20,8 @@ from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
 """Section of Recipe, which is a role, "sinks" or "observers" -> plugin -> the class of its section."""
-Unchecked = Mapping[str, Collection[str]]
-"""The plugins whose options cannot be checked (disabled or broken), by section."""
+Unchecked = Mapping[str, Mapping[str, str]]
+"""Section -> plugin whose options nothing can check -> what it is instead of usable."""
 Choice: TypeAlias = PluginChoice | NamedPluginChoice | SinksConfig | ObserversConfig
 """A section that chooses plugins, and holds a table for each."""
 SINKS, OBSERVERS = "sinks", "observers"
@@ -83,7 +83,7 @@ class _Conversion:
     unchecked: Unchecked
     problems: list[Problem] = field(factory=list)
     unknown_names: list[Problem] = field(factory=list)
-    """What is not installed, reported beside other problems. Alone they are left to the selection, which tells more."""
+    """Names that no usable plugin has, told beside other problems. Alone they are left to the selection, which tells more."""
 
     def run(self) -> tuple[Recipe | None, list[Problem]]:
         """The Recipe, or None and its problems."""
@@ -144,16 +144,14 @@ class _Conversion:
                 yield plugin, value
 
     def _unknown_names(self, role: str, chosen: str | Sequence[str] | None) -> Iterator[Problem]:
-        """A problem for each plugin that the recipe names and that is not installed."""
-        known = {*self.sections.get(role, {}), *self.unchecked.get(role, ()), PluginChoice().name}
+        """A problem for each plugin that the recipe names and that is not installed, or of which no options are known."""
+        known, unfit = {*self.sections.get(role, {}), PluginChoice().name}, self.unchecked.get(role, {})
         for name in [chosen] if isinstance(chosen, str) else chosen or ():
             if name not in known:
-                yield Problem(
-                    path=f"{role}.{_choice_key(role)}",
-                    found=describe.toml_literal(name),
-                    expected=self._installed(role),
-                    remedy=how_to_install(role.removesuffix("s"), name, known),
-                )
+                remedy = "" if name in unfit else how_to_install(role.removesuffix("s"), name, known)
+                found = describe.toml_literal(name) + (f", which is {unfit[name]}" if name in unfit else "")
+                path = f"{role}.{_choice_key(role)}"
+                yield Problem(path=path, found=found, expected=self._installed(role), remedy=remedy)
 
     def _installed(self, role: str) -> str:
         return f"an installed {role.removesuffix('s')}: {', '.join(sorted(self.sections.get(role, {}))) or 'none'}"
@@ -161,6 +159,7 @@ class _Conversion:
     def _unknown_plugin(self, role: str, key: str, value: object) -> Problem:
         """Either an option written one level too high, or a section of a plugin that is not there."""
         plugins, installed = self.sections.get(role, {}), self._installed(role)
+        install = how_to_install(role.removesuffix("s"), key, plugins)
         near = nearest(key, [_choice_key(role), *plugins])
         remedy = f"Did you mean {role}.{near}?" if near else ""
         if isinstance(value, Mapping):
@@ -169,7 +168,7 @@ class _Conversion:
                 path=f"{role}.{key}",
                 found=f"options of a plugin that is not installed or not usable: {key}",
                 expected=installed,
-                remedy=remedy or "`rlcore plugins` lists all of them, with the reason where one is not usable.",
+                remedy=remedy or install or "`rlcore plugins` lists all of them, with the reason where one is not usable.",
             )
         owners = [f"{role}.{plugin}.{key}" for plugin, cls in plugins.items() if key in describe.fields(cls)]
         remedy = f"Did you mean {' or '.join(owners)}?" if owners else remedy

@@ -170,7 +170,8 @@ class TrainingConfig:
     """When a step's mean exp(|generation - trainer log-probability|) rises above this, a note says so and the worst samples are
     written to `disagreement/`; inf never."""
     max_token_mult_prob_error: Mismatch = 2.0
-    """Above this the update is refused, the worst samples are written, and the run ends: generator and trainer disagree."""
+    """Above this the update is refused, the worst samples are written, and the run ends: generator and trainer disagree; inf
+    never."""
 
 
 @frozen(kw_only=True)

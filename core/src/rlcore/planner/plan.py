@@ -14,6 +14,7 @@ from rlcore.planner.work import Work, work_of
 from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO
+from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.device_room import GENERATOR_SHARE
 from rlcore.run.plan.environment_memory import has_plan
 from rlcore.run.plan.sections import convert_recipe, plugin_config
@@ -62,7 +63,7 @@ def plan_recipe(
 
 def _planners(recipe: Recipe, registry: Registry, role: Role) -> dict[str, Planner]:
     """By name; whether a plugin would run on this machine does not matter."""
-    usable = {entry.name: entry for entry in registry.of(role) if has_plan(entry)}
+    usable = {name: entry for name, entry in entries_by_name(registry.of(role)).items() if has_plan(entry)}
     name = getattr(recipe, role).name
     wanted = usable if name == AUTO else {name: usable[name]} if name in usable else {}
     if not wanted:

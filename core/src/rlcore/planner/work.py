@@ -7,6 +7,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.planner.devices import Devices
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
+from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.choice import build_chosen_algorithm
 from rlcore.run.plan.environment_memory import EnvironmentMemory, environment_memory
 from rlcore.run.plan.step_work import RESPONSE_SHARE, step_context
@@ -86,7 +87,7 @@ def _environments(recipe: Recipe, registry: Registry) -> list[Entry]:
     """All that the recipe names; whether they would run on this machine does not matter. PluginError where one is unknown."""
     if recipe.environment is None:
         return []
-    known = {entry.name: entry for entry in registry.of("environment")}
+    known = entries_by_name(registry.of("environment"))
     names = dict.fromkeys((recipe.environment.name, *recipe.data.environment_of_set.values()))
     return [known.get(name) or select(registry, "environment", name, device="cuda", needs={}) for name in names]
 

@@ -10,6 +10,7 @@ from attrs import evolve
 from rlcore.registry.checks import check_int, check_loss_path, check_metrics, check_own_names, check_record
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.sample_checks import check_sampled, check_vocabulary
 from rlcore.schema.types import is_choice
 from rlcore.spi.algorithm import (
     Algorithm,
@@ -22,8 +23,8 @@ from rlcore.spi.algorithm import (
     ValueMeasuringAlgorithm,
 )
 from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range
-from rlcore.spi.batch import GROUP_IDS, TokenBatch
-from rlcore.spi.errors import ContractError, DataError, RlcoreError
+from rlcore.spi.batch import GENERATION_LOGPROBS, GROUP_IDS, TokenBatch
+from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.weights import Head
 
@@ -95,11 +96,15 @@ class AlgorithmHandle:
         with attributed("raised in load_state of", self.entry.label):
             self._algorithm.load_state(_copied(state))
 
+    def made_of(self, rollouts: RolloutBatch) -> TrainingBatch:
+        """What the algorithm makes of samples, not checked."""
+        return self._algorithm.build_batch(_protected(rollouts))
+
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
         _check_origin(rollouts.batch, self.vocab_size)
         with attributed("raised in build_batch of", self.entry.label):
-            returned = self._algorithm.build_batch(_protected(rollouts))
+            returned = self.made_of(rollouts)
         try:
             batch = check_record(returned, TrainingBatch)
             _check_batch(batch, self.vocab_size)
@@ -254,10 +259,9 @@ def _check_groups(batch: TokenBatch) -> None:
 
 def _check_origin(batch: TokenBatch, vocab_size: int | None) -> None:
     """What comes to the algorithm with a token that the model does not have is not the algorithm's mistake."""
-    if vocab_size is not None and batch.tokens.max(initial=0) >= vocab_size:
-        found = f"the samples hold the token {batch.tokens.max()}"
-        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model"
-        raise DataError(f"{found}; expected {expected}, or its vocab_size is too small")
+    if GENERATION_LOGPROBS in batch.token_columns:
+        check_sampled(batch.tokens[batch.loss_mask], vocab_size)
+    check_vocabulary("a prompt or row", batch.tokens, vocab_size)
 
 
 def _check_values(batch: TokenBatch, vocab_size: int | None) -> None:

@@ -14,6 +14,7 @@ import pluggy
 from attrs import evolve
 
 from rlcore.installed import is_installed
+from rlcore.model_files import config_number
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.registry.generator_handle import GeneratorHandle
@@ -133,8 +134,14 @@ def build_generator(
     backend = _build(entry, "generator", context, config)
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
-    limit, own_weights = context.max_sequence_length, context.channel is None
-    return GeneratorHandle(entry, manager.hook, record, max_sequence_length=limit, own_weights=own_weights)
+    return GeneratorHandle(
+        entry,
+        manager.hook,
+        record,
+        max_sequence_length=context.max_sequence_length,
+        own_weights=context.channel is None,
+        vocab_size=config_number(context.model.path, "vocab_size"),
+    )
 
 
 def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:

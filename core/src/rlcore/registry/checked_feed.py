@@ -9,7 +9,7 @@ from attrs import define
 
 from rlcore.registry.sample_checks import ExpectedSamples
 from rlcore.spi.arrays import BoolArray, Int64Array, check_array
-from rlcore.spi.errors import ContractError
+from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.generator import GenerateRequest, GenerateResult, SampleFeed
 
 
@@ -64,7 +64,7 @@ class CheckedFeed:
                     self._require(request)
                 for request in requests:
                     self._expect(request)
-            except ContractError as error:
+            except RlcoreError as error:
                 self._fail(error)
                 return None
         return requests

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve
 
-from rlcore.installed import is_installed
+from rlcore.registry.loss_source import loss_problem
 from rlcore.registry.plugin_errors import attributed
 from rlcore.schema.listing import listed
 from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
@@ -265,13 +265,10 @@ def _check_size(owner: str, specs: tuple[TensorSpec, ...], max_bucket_bytes: int
 
 
 def check_loss_path(path: object) -> None:
-    """Raise ContractError where a path has the wrong form, or names a module that is not installed here. Nothing heavy is
-    imported: the packages above the module are, and the module itself only where the loss is computed."""
-    if not isinstance(path, str) or not all(path.partition(":")):
-        raise ContractError(f"loss.path: found {path!r}; expected 'package.module:function'")
-    module = path.partition(":")[0]
-    if not is_installed(module):
-        raise ContractError(f"loss.path: found {path!r}, but there is no module {module!r}; expected one that can be imported")
+    """Raise ContractError where a path names no loss. Nothing heavy is imported: the packages above the module are, and the
+    module itself only where the loss is computed."""
+    if problem := loss_problem(path):
+        raise ContractError(f"loss.path: found {problem}; expected 'package.module:function' of one that can be imported")
 
 
 def require_loss(path: str) -> None:

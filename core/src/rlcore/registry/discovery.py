@@ -2,20 +2,24 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib.metadata import EntryPoint, EntryPoints
+from inspect import iscoroutine
+from pathlib import Path
 from traceback import walk_tb
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
 from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
 from rlcore.registry.fitting import misfit
-from rlcore.registry.plugin_errors import is_outside, listing_error
-from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
+from rlcore.registry.plugin_errors import is_outside, listing_error, message_of
+from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
+from rlcore.registry.states import named_state, states_of
 from rlcore.schema.suggestions import did_you_mean
+from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
 from rlcore.time_limit import LateError, loading
 
@@ -24,7 +28,7 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 
 
 @frozen(kw_only=True, eq=False)
-class _Installed:
+class Installed:
     """What is known of an entry point of any role."""
 
     role: Role | str
@@ -46,9 +50,18 @@ class _Installed:
         """The name that messages use for it."""
         return f"{self.role} {self.name!r} ({self.origin})"
 
+    @property
+    def is_of_another_interface(self) -> bool:
+        """Whether it is written for another version of the SPI."""
+        return False
+
+    def unavailable(self) -> str | None:
+        """Why it cannot run here, by its own probe."""
+        return None
+
 
 @frozen(kw_only=True)
-class Entry(_Installed):
+class Entry(Installed):
     """One installed plugin of a role."""
 
     role: Role
@@ -62,9 +75,30 @@ class Entry(_Installed):
         provider = loaded if isinstance(loaded, Provider) else None
         return evolve(self, provider=provider, error=provider_error(loaded, self.name))
 
+    @property
+    def is_of_another_interface(self) -> bool:
+        """Whether it is written for another version of the SPI."""
+        return self.provider is not None and spi_mismatch(self.provider.spi) is not None
+
+    def unavailable(self) -> str | None:
+        """The reason that the provider's own probe gives, or what is wrong with the probe."""
+        if self.provider is None:
+            return self.error
+        try:
+            reason = self.provider.unavailable()
+        except BaseException as error:
+            if is_outside(error):
+                raise
+            return f"its probe `unavailable` raised {type(error).__name__}: {message_of(error)}"
+        if reason is None or (isinstance(reason, str) and reason):
+            return reason
+        if iscoroutine(reason):
+            reason.close()  # or Python prints a warning of its own
+        return f"its probe `unavailable` returned {reason!r}; expected a reason or None"
+
 
 @frozen(kw_only=True, eq=False)
-class ObserverEntry(_Installed):
+class ObserverEntry(Installed):
     """One installed observer."""
 
     role: str = field(default="observer", init=False)
@@ -82,7 +116,22 @@ class ObserverEntry(_Installed):
         return evolve(self, observer=loaded, config=config, error=error)
 
 
-AnyEntry = TypeVar("AnyEntry", Entry, ObserverEntry)
+@frozen(kw_only=True, eq=False)
+class ImporterEntry(Installed):
+    """One installed function that reads another library's recipes."""
+
+    role: str = field(default="importer", init=False)
+    function: Callable[[Path, Sequence[str]], ImportedRecipe] | None = None
+    """None where it is disabled or could not be imported."""
+
+    def holding(self, loaded: object) -> "ImporterEntry":
+        """This entry with the object that it names, and what is wrong with that object."""
+        if not callable(loaded):
+            return evolve(self, error=f"the entry point names a {type(loaded).__name__}; expected a function")
+        return evolve(self, function=loaded)
+
+
+AnyEntry = TypeVar("AnyEntry", Entry, ObserverEntry, ImporterEntry)
 
 
 @frozen(kw_only=True)
@@ -118,28 +167,22 @@ class Registry:
         return tuple(entry for entry in self.entries if entry.role == role)
 
     def observers(self, names: Collection[str]) -> tuple[ObserverEntry, ...]:
-        """The observers in use: those that the recipe names, and the global ones. PluginError lists every one of them that is
-        not installed, disabled, unfit or not the only one of its name, since leaving it out would be silent."""
-        used = [entry for entry in self.observer_entries if entry.name in names or (entry.is_global and not entry.disabled)]
-        problems = [f"{entry.label}: {entry.error}" for entry in used if entry.error is not None]
-        for name in dict.fromkeys([*names, *(entry.name for entry in used)]):
-            found = [entry for entry in used if entry.name == name and not entry.disabled]
-            if not any(entry.name == name for entry in used):
+        """The observers in use: those that the recipe names, and the global ones. PluginError lists every name of them that no
+        usable observer has alone, since leaving it out would be silent."""
+        found = states_of(entry for entry in self.observer_entries if entry.name in names or entry.is_global)
+        usable = {state.entry.name for state in found if state.is_usable}
+        problems = []
+        for name in dict.fromkeys([*names, *(state.entry.name for state in found)]):
+            state = named_state(found, name)
+            if state is None:
                 hint = did_you_mean(name, (entry.name for entry in self.observer_entries))
                 problems.append(f"observer {name!r} is not installed{hint}")
-            elif not found:
-                problems.append(f"observer {name!r} is disabled")
-            elif len(found) > 1:
-                problems.append(f"observer {name!r} is a duplicate name: {provided_by(found)}")
+            elif name not in usable and (name in names or state.kind != "disabled"):
+                problems.append(f"{state.entry.label if state.kind == 'not usable' else f'observer {name!r}'} is {state.text}")
         if problems:
             headline = f"{len(problems)} observer(s) cannot be used; repair or disable them, or do not name them"
             raise listing_error(headline, problems)
-        return tuple(entry for entry in used if not entry.disabled)
-
-
-def provided_by(entries: Iterable[Entry | ObserverEntry]) -> str:
-    """Whose entries of one name these are."""
-    return f"{' and '.join(entry.origin for entry in entries)} provide it"
+        return tuple(state.entry for state in found if state.is_usable)
 
 
 @frozen
@@ -147,7 +190,7 @@ class _DisableList:
     specs: tuple[str, ...]
     matched: set[str] = field(factory=set)
 
-    def covers(self, entry: _Installed) -> bool:
+    def covers(self, entry: Installed) -> bool:
         """Whether a plugin is to be left out; remembers which of the specs named one."""
         names = (entry.name, f"{entry.role}:{entry.name}")
         hits = {spec for spec in self.specs if spec in names or _same_distribution(spec, entry.distribution)}
@@ -169,8 +212,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 
     Nothing raises here: a plugin that cannot be imported is listed with its error, and selection decides what that means.
     """
-    from_environment = (spec.strip() for spec in os.environ.get(DISABLE_VARIABLE, "").split(","))
-    disabled = _DisableList(tuple(dict.fromkeys([*disable, *filter(None, from_environment)])))
+    disabled = _disable_list(disable)
     found = installed_entry_points()
     installed = found.entry_points
     entries = [
@@ -186,6 +228,20 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     known = {name for entry in (*entries, *observers) for name in (entry.name, entry.distribution)}
     warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
     return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=warnings)
+
+
+def importers(name: str) -> tuple[ImporterEntry, ...]:
+    """The installed importers of a name. No other is imported."""
+    found = _sorted(installed_entry_points().entry_points.select(group=IMPORTER_GROUP, name=name))
+    origins = [(point, *distribution_of(point)) for point in found]
+    entries = [(ImporterEntry(name=name, distribution=owner, version=version), point) for point, owner, version in origins]
+    return tuple(_loaded(entry, point, _disable_list(())) for entry, point in entries)
+
+
+def _disable_list(disable: Sequence[str]) -> _DisableList:
+    """These plugins and those of the environment variable."""
+    from_environment = (spec.strip() for spec in os.environ.get(DISABLE_VARIABLE, "").split(","))
+    return _DisableList(tuple(dict.fromkeys([*disable, *filter(None, from_environment)])))
 
 
 def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
@@ -208,19 +264,24 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     """The entry with what it names, unless it is disabled, does not fit this rlcore or cannot be imported."""
     if disabled.covers(entry):
         return evolve(entry, disabled=True)
+    loaded, problem = load_object(entry_point, entry.label)
+    return evolve(entry, error=problem) if problem is not None else entry.holding(loaded)
+
+
+def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
+    """What an entry point names; or None, and why it does not fit this rlcore or cannot be imported."""
     if problem := misfit(entry_point.dist):
-        return evolve(entry, error=problem)
+        return None, problem
     try:
         # What it prints is no part of what a command tells.
-        with redirect_stdout(sys.stderr), loading(f"the import of {entry.label}"):
-            loaded = entry_point.load()
+        with redirect_stdout(sys.stderr), loading(f"the import of {label}"):
+            return entry_point.load(), None
     # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;
     # it must not take the listing along.
     except BaseException as error:
         if is_outside(error):
             raise
-        return evolve(entry, error=_import_failure(entry_point, error))
-    return entry.holding(loaded)
+        return None, _import_failure(entry_point, error)
 
 
 def _unknown_groups(installed: EntryPoints) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rlcore.registry.checks import check_int, check_record, compare_digests, rec
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
-from rlcore.registry.sample_checks import ExpectedSamples, check_samples
+from rlcore.registry.sample_checks import ExpectedSamples, check_samples, check_vocabulary
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RefitError, WorkerError
 from rlcore.spi.generator import (
@@ -36,11 +36,19 @@ class GeneratorHandle(BackendHandle):
     least_loaded_version: ClassVar[int] = -1
 
     def __init__(
-        self, entry: Entry, hooks: Any, record: CallRecord, max_sequence_length: int, *, own_weights: bool = False
+        self,
+        entry: Entry,
+        hooks: Any,
+        record: CallRecord,
+        max_sequence_length: int,
+        *,
+        own_weights: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
-        """`own_weights`: it holds those of its model, as version 0."""
+        """`own_weights`: it holds those of its model, as version 0. `vocab_size`: tokens that the model has, where known."""
         super().__init__(entry, hooks, record)
         self._max_sequence_length = max_sequence_length
+        self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._num_generating = 0
         self._newest_version = -1
@@ -155,6 +163,7 @@ class GeneratorHandle(BackendHandle):
         if longest >= self._max_sequence_length:
             limit = f"a prompt has {longest} tokens; expected fewer than max_sequence_length = {self._max_sequence_length}"
             raise ContractError(f"{self.entry.label}: {hook}: {limit}")
+        check_vocabulary("a prompt", request.prompts.tokens, self._vocab_size)
         needed = {
             capabilities.TOP_K: request.sampling.top_k != 0,
             capabilities.TOP_P: request.sampling.top_p < 1,
@@ -167,7 +176,7 @@ class GeneratorHandle(BackendHandle):
         self._require_capabilities(hook, needed)
 
     def _check(self, expected: ExpectedSamples, result: GenerateResult) -> None:
-        check_samples(expected, result, self._newest_version, self._max_sequence_length)
+        check_samples(expected, result, self._newest_version, self._max_sequence_length, self._vocab_size)
 
 
 def _check_refit(request: RefitRequest, sent: dict[str, int], result: RefitResult) -> None:

@@ -5,7 +5,7 @@ from attrs import evolve, frozen
 
 from rlcore.registry.checks import TOLERANCE
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_range
-from rlcore.spi.errors import ContractError
+from rlcore.spi.errors import ContractError, DataError
 from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, SamplingParams
 
 
@@ -37,10 +37,18 @@ class ExpectedSamples:
         return evolve(self, prompt_lengths=self.prompt_lengths[samples], max_tokens=self.max_tokens[samples])
 
 
-def check_samples(expected: ExpectedSamples, result: GenerateResult, newest_version: int, max_sequence_length: int) -> None:
-    """ContractError for the first thing that is wrong. `newest_version` is the newest that a token can be of."""
+def check_samples(
+    expected: ExpectedSamples,
+    result: GenerateResult,
+    newest_version: int,
+    max_sequence_length: int,
+    vocab_size: int | None = None,
+) -> None:
+    """ContractError for the first thing that is wrong. `newest_version` is the newest that a token can be of, `vocab_size` the
+    number of tokens that the model has, where its files say so."""
     check_range("logprobs", result.logprobs, upper=TOLERANCE)
     check_range("tokens", result.tokens, lower=0)
+    check_sampled(result.tokens, vocab_size)
     check_range("weight_versions", result.weight_versions, lower=0, upper=newest_version)
     _check_spans(result)
     _check_lengths(expected, result, max_sequence_length)
@@ -48,6 +56,23 @@ def check_samples(expected: ExpectedSamples, result: GenerateResult, newest_vers
     _check_mask(expected, result)
     if expected.sampling.stop_token_ids:
         _check_stops(expected.sampling, result)
+
+
+def check_vocabulary(where: str, tokens: Int32Array, vocab_size: int | None) -> None:
+    """DataError where prompts or rows hold a token that the model does not have: no generator or trainer is at fault."""
+    if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
+        cause = "Its tokenizer is of another model or adds tokens, or the environment gives tokens of its own"
+        raise DataError(f"found the token {tokens.max()} in {where}; expected {_vocabulary(vocab_size)}. {cause}")
+
+
+def check_sampled(tokens: Int32Array, vocab_size: int | None) -> None:
+    """ContractError where the generator sampled a token that the model does not have."""
+    if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
+        raise ContractError(f"tokens: the generator sampled {tokens.max()}; expected {_vocabulary(vocab_size)}")
+
+
+def _vocabulary(vocab_size: int) -> str:
+    return f"tokens below {vocab_size}, the model's vocabulary (vocab_size in its config.json)"
 
 
 def _check_spans(result: GenerateResult) -> None:

@@ -1,16 +1,16 @@
 """Which plugin fills a role: the named one, or under "auto" the usable one of the highest priority; never a fallback."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from inspect import iscoroutine
+from typing import TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.gpu import Device
 from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.published_plugins import first_published, how_to_install, pip_line
-from rlcore.registry.discovery import Entry, Registry, load_entry, provided_by
-from rlcore.registry.plugin_errors import is_outside, listing_error
+from rlcore.registry.discovery import Entry, Registry, load_entry
+from rlcore.registry.plugin_errors import listing_error
+from rlcore.registry.states import Kind, PluginState, named_state, states_of
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
 from rlcore.spi.weights import DtypeName
@@ -18,7 +18,7 @@ from rlcore.spi.weights import DtypeName
 AUTO = "auto"
 AUTO_ROLES: tuple[Role, ...] = ("trainer", "generator")
 """Roles whose plugins do the same work, so that "auto" may choose; each algorithm and environment does something else."""
-_REMEDY = "disable all but one by distribution"
+State: TypeAlias = PluginState[Entry]
 
 
 @frozen(kw_only=True)
@@ -26,12 +26,17 @@ class Row:
     """What the listing says about one plugin."""
 
     entry: Entry
-    usable: bool
-    """Whether a recipe may name it."""
+    kind: Kind
+    """What it is called."""
     reason: str | None
     """Why it is not usable, or why "auto" passes it over."""
     auto: bool
-    """Whether "auto" considers it."""
+    """Whether "auto" takes it."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a recipe may name it."""
+        return self.kind == "usable"
 
 
 @frozen(kw_only=True)
@@ -49,16 +54,6 @@ class ChosenPlugin:
         return cls(role=entry.role, name=entry.name, distribution=entry.distribution, version=entry.version)
 
 
-@frozen(kw_only=True)
-class _Verdict:
-    """Whether one entry can be used by its name."""
-
-    entry: Entry
-    reason: str | None
-    broken: bool = False
-    """It has a defect, which "auto" reports instead of passing the entry over."""
-
-
 def select(
     registry: Registry, role: Role, name: str, *, device: Device, needs: Mapping[str, str], dtype: DtypeName | None = None
 ) -> Entry:
@@ -67,51 +62,55 @@ def select(
 
     PluginError lists every installed plugin of the role with the reason why it was not taken.
     """
-    verdicts = [_judge(entry, needs, dtype) for entry in registry.of(role)]
-    if name == AUTO:
-        return _select_auto(role, verdicts, device)
-    return _select_named(role, name, verdicts)
+    states = _states(registry, role, needs, dtype)
+    return _select_auto(role, states, device) if name == AUTO else _select_named(role, name, states)
 
 
 def passed_over(
     registry: Registry, taken: Entry, *, device: Device, needs: Mapping[str, str], dtype: DtypeName | None = None
 ) -> tuple[str, ...]:
-    """Why "auto", which took `taken`, could take none of the plugins that are meant for the device and rank higher: a sentence
-    for each. What the user has disabled is left out."""
+    """Why "auto", which took `taken`, could take none of the plugins that are meant for the device and rank higher, or whose
+    rank is unknown: a sentence for each. What the user has disabled is left out, and what another usable plugin is called."""
     role = taken.role
-    higher = [entry for entry in registry.of(role) if not entry.disabled and _priority(entry) > _priority(taken)]
-    verdicts = [_judge(entry, needs, dtype) for entry in higher if _wrong_device(entry, device) is None]
+    states = _states(registry, role, needs, dtype)
+    meant = {state.entry.name for state in states if state.is_usable}
+    higher = [
+        state
+        for state in states
+        if state.kind != "disabled"
+        and state.entry.name not in meant
+        and (state.entry.error is not None or _priority(state.entry) > _priority(taken))
+        and _wrong_device(state.entry, device) is None
+    ]
     return tuple(
-        f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {verdict.entry.name!r} "
-        f"(priority {_priority(verdict.entry)}) cannot be: {verdict.reason}"
-        for verdict in sorted(verdicts, key=lambda verdict: -_priority(verdict.entry))
+        f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {_with_priority(state.entry)} cannot be: "
+        f"{state.reason if state.kind == 'not usable' else f'it is {state.text}'}"
+        for state in sorted(higher, key=lambda state: -_priority(state.entry))
     )
 
 
 def explain(registry: Registry, role: Role, device: Device) -> tuple[Row, ...]:
     """Every installed plugin of a role, whether it is usable or why not, and which one "auto" takes."""
-    verdicts = [_judge(entry, {}) for entry in registry.of(role)]
-    duplicates = _duplicates(verdicts)
+    states = states_of(registry.of(role))
     try:
-        chosen = _select_auto(role, verdicts, device)
+        chosen = _select_auto(role, states, device)
     except PluginError:
         chosen = None
-    rows = []
-    for verdict in verdicts:
-        reason = verdict.reason
-        if reason is None and verdict.entry.name in duplicates:
-            reason = f"{duplicates[verdict.entry.name]}; {_REMEDY}"
-        usable = reason is None
-        if usable and role in AUTO_ROLES:
-            reason = _wrong_device(verdict.entry, device)
-        rows.append(Row(entry=verdict.entry, usable=usable, reason=reason, auto=verdict.entry is chosen))
-    return tuple(rows)
+    return tuple(
+        Row(
+            entry=state.entry,
+            kind=state.kind,
+            reason=_wrong_device(state.entry, device) if state.is_usable and role in AUTO_ROLES else state.reason,
+            auto=state.entry is chosen,
+        )
+        for state in states
+    )
 
 
 def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
     """Why "auto" would choose nothing in a role, or None where it does."""
     try:
-        _select_auto(role, [_judge(entry, {}) for entry in registry.of(role)], device)
+        _select_auto(role, states_of(registry.of(role)), device)
     except PluginError as error:
         return str(error).partition("\n")[0]
     return None
@@ -133,91 +132,75 @@ def load_chosen(chosen: ChosenPlugin) -> Entry:
         raise PluginError(f"the driver chose {wanted}; this worker has version {version}. Install the same version")
     entry = load_entry(chosen.role, matching[0])
     if entry.error is not None:
-        raise PluginError(f"the driver chose {wanted}; in this worker it is broken: {entry.error}")
+        (state,) = states_of([entry])
+        raise PluginError(f"the driver chose {wanted}; in this worker it is {state.text}")
     return entry
 
 
-def _judge(entry: Entry, needs: Mapping[str, str], dtype: DtypeName | None = None) -> _Verdict:
-    if entry.disabled:
-        return _Verdict(entry=entry, reason="disabled")
-    if entry.error is not None or entry.provider is None:
-        return _Verdict(entry=entry, reason=entry.error, broken=True)
-    reason, broken = _probe(entry.provider)
-    if reason is not None:
-        return _Verdict(entry=entry, reason=reason, broken=broken)
-    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if capability not in entry.provider.capabilities]
+def _states(registry: Registry, role: Role, needs: Mapping[str, str], dtype: DtypeName | None) -> list[State]:
+    """The states of a role's plugins for a recipe: one that lacks what the recipe needs is not usable."""
+    states = states_of(registry.of(role))
+    return [_judged(state, state.entry.provider, needs, dtype) for state in states]
+
+
+def _judged(state: State, provider: Provider | None, needs: Mapping[str, str], dtype: DtypeName | None) -> State:
+    if not state.is_usable or provider is None:
+        return state
+    entry = state.entry
+    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if capability not in provider.capabilities]
     reasons = [f"lacks the capability {', '.join(missing)}"] if missing else []
     taken = [repr(capability) for capability in needs if capability in entry.taken_away]
     if taken:
         reasons.append(f"[{entry.role}.{entry.name}] takes {', '.join(taken)} away")
-    if dtype is not None and dtype not in entry.provider.dtypes:
-        reasons.append(f"does not compute in {dtype} (model.dtype), only in {', '.join(sorted(entry.provider.dtypes))}")
-    return _Verdict(entry=entry, reason="; ".join(reasons) or None)
+    if dtype is not None and dtype not in provider.dtypes:
+        reasons.append(f"does not compute in {dtype} (model.dtype), only in {', '.join(sorted(provider.dtypes))}")
+    return evolve(state, kind="not usable", reason="; ".join(reasons)) if reasons else state
 
 
-def _probe(provider: Provider) -> tuple[str | None, bool]:
-    """The reason that the provider's own probe gives, and whether the probe itself is broken."""
-    try:
-        reason = provider.unavailable()
-    except BaseException as error:
-        if is_outside(error):
-            raise
-        return f"its probe `unavailable` raised {type(error).__name__}: {error}", True
-    if reason is None or (isinstance(reason, str) and reason):
-        return reason, False
-    if iscoroutine(reason):
-        reason.close()  # or Python prints a warning of its own
-    return f"its probe `unavailable` returned {reason!r}; expected a reason or None", True
-
-
-def _select_named(role: Role, name: str, verdicts: Sequence[_Verdict]) -> Entry:
-    named = [verdict for verdict in verdicts if verdict.entry.name == name]
-    active = next((verdict for verdict in named if not verdict.entry.disabled), None)
-    if not named:
-        hint = how_to_install(role, name, [verdict.entry.name for verdict in verdicts])
-        problem = f"not installed. {hint}".removesuffix(". ")
-    elif active is None:
-        problem = "disabled"
-    elif duplicate := _duplicates(verdicts).get(name):
-        problem = f"a {duplicate}; {_REMEDY}"
-    elif active.reason is not None:
-        problem = f"not usable: {active.reason}"
+def _select_named(role: Role, name: str, states: Sequence[State]) -> Entry:
+    state = named_state(states, name)
+    if state is not None and state.is_usable:
+        return state.entry
+    if state is None:
+        problem = f"not installed. {how_to_install(role, name, [one.entry.name for one in states])}".removesuffix(". ")
     else:
-        return active.entry
-    raise _error(role, f"{role} {name!r} is {problem}", verdicts)
+        problem = state.text
+    raise _error(role, f"{role} {name!r} is {problem}", states)
 
 
-def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Device) -> Entry:
+def _select_auto(role: Role, states: Sequence[State], device: Device) -> Entry:
     if role not in AUTO_ROLES:
-        raise _error(role, f"the {role} has to be named: each does something else", verdicts)
-    defects = [f"{verdict.entry.label} is broken" for verdict in verdicts if verdict.broken]
-    defects += [f"{name!r} is a {duplicate}" for name, duplicate in _duplicates(verdicts).items()]
-    if defects:
-        remedy = "repair or disable what is wrong, or name the one to use"
-        raise _error(role, f"'auto' chooses no {role}: {', '.join(defects)}; {remedy}", verdicts, device)
-    usable = [entry for entry in (v.entry for v in verdicts if v.reason is None) if _wrong_device(entry, device) is None]
-    if not usable:
+        raise _error(role, f"the {role} has to be named: each does something else", states)
+    able = [
+        state for state in states if state.kind in ("usable", "a duplicate name") and not _wrong_device(state.entry, device)
+    ]
+    if not able:
         headline = f"no usable {role} is installed for device {device}; install, enable or repair one"
-        raise _error(role, headline, verdicts, device)
-    highest = max(_priority(entry) for entry in usable)
-    top = [entry for entry in usable if _priority(entry) == highest]
+        raise _error(role, headline, states, device)
+    highest = max(_priority(state.entry) for state in able)
+    top = [state for state in able if _priority(state.entry) == highest]
+    for state in top:
+        if not state.is_usable:
+            headline = f"'auto' chooses no {role}: {state.entry.name!r} is {state.text}, or name another"
+            raise _error(role, headline, states, device)
     if len(top) > 1:
-        names = " and ".join(entry.label for entry in top)
-        raise _error(role, f"'auto' chooses no {role}: {names} tie at priority {highest}; name one of them", verdicts, device)
-    return top[0]
+        names = " and ".join(state.entry.label for state in top)
+        raise _error(role, f"'auto' chooses no {role}: {names} tie at priority {highest}; name one of them", states, device)
+    return top[0].entry
 
 
-def _error(role: Role, headline: str, verdicts: Sequence[_Verdict], device: Device | None = None) -> PluginError:
-    if not verdicts:
+def _error(role: Role, headline: str, states: Sequence[State], device: Device | None = None) -> PluginError:
+    if not states:
         group = ENTRY_POINT_GROUPS[role]
         first = first_published(role)
         such = f", such as by {pip_line([first])}" if first else ""
         return PluginError(f"{headline}\nNo {role} is installed: install a package with an entry point in {group}{such}.")
     lines = []
-    for entry, reason in ((verdict.entry, verdict.reason) for verdict in verdicts):
+    for state in states:
+        entry = state.entry
         priority = f", priority {entry.provider.priority}" if entry.provider else ""
-        status = reason or (_wrong_device(entry, device) if device else None) or "usable"
-        lines.append(f"{entry.name} ({entry.origin}{priority}): {status}")
+        other = _wrong_device(entry, device) if device and state.is_usable else None
+        lines.append(f"{entry.name} ({entry.origin}{priority}): {other or state.text}")
     return listing_error(f"{headline}\nInstalled {role}s", lines)
 
 
@@ -230,12 +213,9 @@ def _wrong_device(entry: Entry, device: Device) -> str | None:
 
 
 def _priority(entry: Entry) -> int:
-    return entry.provider.priority if entry.provider else 0
+    """0 where it is not known: what does not fit may say anything."""
+    return entry.provider.priority if entry.provider and entry.error is None else 0
 
 
-def _duplicates(verdicts: Sequence[_Verdict]) -> dict[str, str]:
-    """What is wrong with each name that several plugins have."""
-    active: defaultdict[str, list[Entry]] = defaultdict(list)
-    for entry in (verdict.entry for verdict in verdicts if not verdict.entry.disabled):
-        active[entry.name].append(entry)
-    return {name: f"duplicate name: {provided_by(entries)}" for name, entries in active.items() if len(entries) > 1}
+def _with_priority(entry: Entry) -> str:
+    return f"{entry.name!r} (priority {_priority(entry)})" if entry.error is None else f"{entry.name!r} ({entry.origin})"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, PathText, Positive, Text
+from rlcore.schema.constraints import Constraint, Finite, PathText, Positive, Text
 
 _FINITE = Constraint("of finite numbers", lambda value: all(map(math.isfinite, value.values())))
 
@@ -20,7 +20,7 @@ class PromptConfig:
     a list of messages goes through the chat template in either case."""
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
-    success_reward: float = 1.0
+    success_reward: Finite = 1.0
     """The reward from which on a sample counts as solved, where nothing else says."""
 
 

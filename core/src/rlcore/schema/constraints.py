@@ -57,6 +57,7 @@ KNOWN_HOME = Constraint(
 Positive: TypeAlias = Annotated[int, at_least(1)]
 Count: TypeAlias = Annotated[int, at_least(0)]
 Seconds: TypeAlias = Annotated[float, Constraint("of seconds above 0", lambda value: 0 < value < math.inf)]
+Finite: TypeAlias = Annotated[float, Constraint("that is finite", math.isfinite)]
 Share: TypeAlias = Annotated[float, between(0, 1)]
 Text: TypeAlias = Annotated[str, not_empty()]
 PathText: TypeAlias = Annotated[str, KNOWN_HOME]

@@ -35,6 +35,17 @@ class OutOfRange(Mismatch):
     """A value is of its type, but none that its field takes."""
 
 
+NOT_FINITE = "Write the number that is meant: nothing can be computed with this one."
+
+
+class NotFinite(OutOfRange):
+    """NaN or an infinity, where its field takes no such number."""
+
+    def __init__(self, value: object, tp: Any) -> None:
+        words = describe.expectation(tp)
+        super().__init__(value, words if "inf" in words else words.replace("number", "finite number", 1), NOT_FINITE)
+
+
 def structure(value: object, tp: Any, path: str) -> tuple[Any, list[Problem]]:
     """What a recipe's value makes of a type, such as an instance of an attrs class of a table, or None and every problem that
     the value has. `path` is the value's own."""
@@ -73,7 +84,9 @@ def _scalar(value: Any, tp: Any) -> Any:
     """Takes an int for a float, where that loses nothing, and no other type in place of one."""
     if tp is float and type(value) is int and abs(value) <= 2**53:
         return float(value)
-    if type(value) is not (str if tp is Path else tp) or (type(value) is float and math.isnan(value)):
+    if tp is float and type(value) is float and math.isnan(value):
+        raise NotFinite(value, tp)
+    if type(value) is not (str if tp is Path else tp):
         raise Mismatch(value, describe.expectation(tp), _scalar_remedy(value, tp))
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise Mismatch(value, "an integer of 64 bits")
@@ -134,6 +147,8 @@ def _union_hook(made: Converter, tp: Any) -> Hook:
                 return candidate(value, branch)
             except (ValueError, ClassValidationError, IterableValidationError):
                 continue
+        if type(value) is float and not math.isfinite(value):
+            raise NotFinite(value, tp)
         raise Mismatch(value, describe.expectation(tp))
 
     return hook
@@ -165,9 +180,14 @@ def _constrained_hook(made: Converter, tp: Any) -> Hook:
     hook = made.get_structure_hook(inner)
 
     def constrained(value: Any, _: Any) -> Any:
-        made_of = hook(value, inner)
+        try:
+            made_of = hook(value, inner)
+        except NotFinite:
+            raise NotFinite(value, tp) from None
         for condition in types.constraints(tp):
             if not condition.accepts(made_of):
+                if type(made_of) is float and not math.isfinite(made_of):
+                    raise NotFinite(value, tp)
                 raise OutOfRange(value, describe.expectation(tp), condition.remedy)
         return made_of
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.schema.constraints import PathText, Positive, Seconds, Text, between
+from rlcore.schema.constraints import Finite, PathText, Positive, Seconds, Text, between
 
 
 @frozen(kw_only=True)
@@ -32,7 +32,7 @@ class NemoGymConfig:
     """Whether messages with the role `developer` reach the chat template as the role `system`: most templates know no other."""
     metrics: tuple[str, ...] = ()
     """Fields of the agent server's reply, numbers or true and false, that become metrics of these names."""
-    success_reward: float = 1.0
+    success_reward: Finite = 1.0
     """The reward from which on an episode counts as solved."""
     max_concurrent: Positive = 64
     """Most episodes at once."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Positive, Seconds, Text, between
+from rlcore.schema.constraints import Finite, Positive, Seconds, Text, between
 
 FIRST_EVALUATION_SEED = 10**9
 """Seeds of the evaluation's rows begin here, those of training at 0: the two never meet."""
@@ -47,10 +47,10 @@ class OpenEnvConfig:
     """Most answers in an episode."""
     reward: Literal["sum", "last"] = "sum"
     """Which of the rewards of an episode's steps is its own: their sum, or the last that is a number."""
-    success_reward: float = 1.0
+    success_reward: Finite = 1.0
     """The reward from which on an episode counts as solved."""
     on_invalid_action: Literal["tell", "end"] = "tell"
     """What follows on an answer without an action, or with one that does not fit the server's schema: the policy reads what is
     wrong and goes on, or the episode ends."""
-    invalid_action_reward: float = 0.0
+    invalid_action_reward: Finite = 0.0
     """The reward of such an answer."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import PathText, Positive, at_least
+from rlcore.schema.constraints import Finite, PathText, Positive, at_least
 
 
 @frozen(kw_only=True)
@@ -30,7 +30,7 @@ class RewardModelConfig:
     and of the reward model each its own. A prompt that is a list of messages goes through them in either case."""
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
-    success_reward: float = 0.0
+    success_reward: Finite = 0.0
     """The reward from which on a sample counts as solved."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the reward model computes; "cuda" is the first device that the run sees. Of a model in a local directory, what is

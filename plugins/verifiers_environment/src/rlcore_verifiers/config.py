@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, Count, at_least
+from rlcore.schema.constraints import Constraint, Count, Finite, at_least
 
 Argument: TypeAlias = str | bool | int | float | tuple[str | bool | int | float, ...]
 
@@ -22,7 +22,7 @@ class VerifiersConfig:
     """Arguments of its function `load_environment`."""
     num_evaluation: Count = 0
     """Tasks that are held out from the end of its training data, where it has no evaluation data of its own."""
-    success_reward: float | None = None
+    success_reward: Finite | None = None
     """The reward from which on a task counts as solved; none: the environment's `pass_threshold`."""
     max_concurrent: Annotated[int, at_least(1)] = 64
     """Most episodes at once."""

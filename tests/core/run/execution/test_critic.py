@@ -258,7 +258,7 @@ def test_an_episode_that_a_limit_of_turns_ends_is_told_from_one_that_has_ended(r
     for name, max_turns in (("ended", 2), ("cut", 1)):
         turns = ("environment.fake.num_turns=2", f"rollout.max_turns={max_turns}", "rollout.max_response_tokens=60")
         run(*FULL, f"run.name={name}", "run.num_steps=1", *turns, registry=registry(algorithm=SeesLimits))
-    (ended, _), (cut, reasons) = limits
+    _, (ended, _), _, (cut, reasons) = limits  # before each run, the made-up samples of the check
     assert not all(ended)
     assert all(cut)
     assert FinishReason.STOP in reasons

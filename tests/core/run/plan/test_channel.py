@@ -143,5 +143,6 @@ def test_a_generator_that_takes_no_weights_is_refused_to_train(prepared: Callabl
 
 def test_a_broken_function_is_named(prepared: Callable[..., RunPlan]) -> None:
     generator = evolve(FAKE_GENERATOR, disabled_capabilities=lambda config: 1 / 0)
-    with pytest.raises(PluginError, match="its function `disabled_capabilities` raised ZeroDivisionError"):
-        prepared(registry=registry(FAKE_TRAINER, generator))
+    expected = "generator 'fake' is not usable: its function `disabled_capabilities` raised ZeroDivisionError"
+    with pytest.raises(PluginError, match=expected):
+        prepared("generator.name=fake", registry=registry(FAKE_TRAINER, generator))

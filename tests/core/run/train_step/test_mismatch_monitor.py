@@ -291,6 +291,7 @@ def test_where_some_tokens_are_of_older_weights_the_others_are_compared(
     monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
     notes = Notes()
     run(*LARGE, "training.updates_per_step=1", progress=notes)
+    del seen[0]  # the made-up samples of the check
     records = read_metrics(tmp_path / "runs" / "run")[1:]
     present = [batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == step) for step, batch in enumerate(seen)]
     assert [record["async/tokens_compared"] for record in records] == [np.count_nonzero(mask) for mask in present]

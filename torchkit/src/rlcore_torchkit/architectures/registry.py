@@ -36,24 +36,34 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
         return Problem(
             path=path, found=found, expected=f"one of {', '.join(sorted({*installed_model_types(), *families}))}", remedy=remedy
         )
-    if len(entry_points) > 1:
-        given = f"{found}, which is described by {' and '.join(sorted(map(_owner, entry_points)))}"
-        return Problem(path=path, found=given, expected="one description", remedy="Uninstall the others")
+    loaded = [(point, _loaded(point, model_type)) for point in entry_points]
+    usable = [(point, family) for point, family in loaded if isinstance(family, Architecture)]
+    if len(usable) > 1:
+        owners = " and ".join(sorted(_owner(point) for point, _ in usable))
+        given = f"{found}, which is a duplicate name: {owners} provide it"
+        return Problem(path=path, found=given, expected="one description", remedy="Uninstall the other")
+    if usable:  # one that is not usable takes no name from it
+        return usable[0][1]
+    reasons = "; ".join(f"{_owner(point)} is not usable: {reason}" for point, reason in loaded)
+    expected = f"an importable Architecture of model_type {model_type}"
+    return Problem(path=path, found=f"{found}, but {reasons}", expected=expected, remedy="Repair or reinstall the package")
+
+
+def _loaded(point: EntryPoint, model_type: str) -> Architecture | str:
+    """The family that an entry point names, or why it is none."""
     try:
-        with loading(f"the description {_owner(entry_points[0])}"):
-            architecture = entry_points[0].load()
-    except Exception as error:
-        given = f"{found}, whose description {_owner(entry_points[0])} cannot be imported: {type(error).__name__}: {error}"
-        return Problem(path=path, found=given, expected="an importable Architecture", remedy="Repair or reinstall the package")
-    if not isinstance(architecture, Architecture) or architecture.model_type != model_type:
-        given = f"{found}, for which {_owner(entry_points[0])} is {architecture!r}"
-        return Problem(path=path, found=given, expected=f"an Architecture of model_type {model_type}")
-    return architecture
+        with loading(f"the description {_owner(point)}"):
+            family = point.load()
+    except (Exception, SystemExit) as error:  # whatever a module raises that is imported
+        return f"import failed: {type(error).__name__}: {error}"
+    if isinstance(family, Architecture) and family.model_type == model_type:
+        return family
+    return f"found {family!r:.200}; expected an Architecture of model_type {model_type}"
 
 
 def _owner(point: EntryPoint) -> str:
     """Which description it is, and whose; read where it is told alone, since a distribution's metadata take a millisecond."""
-    return f"{point.value} of {distribution_of(point)[0]}"
+    return f"{point.value} of {' '.join(distribution_of(point))}"
 
 
 @lru_cache(maxsize=1)

@@ -8,11 +8,12 @@ from attrs import evolve
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
-from rlcore.model_files import model_problems
+from rlcore.model_files import config_number, model_problems
 from rlcore.registry.binding import require_module, run_check, shared_kernels
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.agent_check import agent_problems
+from rlcore.run.plan.batch_check import batch_problems
 from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.hub_check import hub_problems
@@ -36,6 +37,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *_refills(plan),
         *agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
+        *batch_problems(plan),
     ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
@@ -192,6 +194,16 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             remedy="Leave the key out, or turn the algorithm's importance correction on.",
         )
     yield from _pointless(recipe, needs)
+    yield from _unknown_stop_tokens(recipe)
+
+
+def _unknown_stop_tokens(recipe: Recipe) -> Iterator[Problem]:
+    """Tokens to stop at that the model does not have, as far as its files are here."""
+    vocab_size = config_number(recipe.model.path, "vocab_size")
+    for index, token in enumerate(recipe.rollout.stop_token_ids or ()):
+        if vocab_size is not None and token >= vocab_size:
+            expected = f"a token below {vocab_size}, the model's vocabulary (vocab_size in its config.json)"
+            yield Problem(path=f"rollout.stop_token_ids[{index}]", found=str(token), expected=expected)
 
 
 def _refills(plan: RunPlan) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.missing_roles import missing_text
-from rlcore.registry.plugin_errors import first_line, is_outside
+from rlcore.registry.plugin_errors import first_line, is_outside, message_of
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
@@ -226,16 +226,15 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
     if entry.role not in AUTO_ROLES or provider is None or entry.error is not None:
         return entry
     options = getattr(recipe, entry.role).options.get(entry.name)
-    if options is None:
+    if not isinstance(options, provider.config):  # none, or those of another plugin of its name
         return entry
     try:
         lost = frozenset(provider.disabled_capabilities(options))
     except BaseException as error:
         if is_outside(error):
             raise
-        raise PluginError(
-            f"{entry.label}: its function `disabled_capabilities` raised {type(error).__name__}: {error}"
-        ) from error
+        problem = f"its function `disabled_capabilities` raised {type(error).__name__}: {message_of(error)}"
+        return evolve(entry, error=problem)
     provider, lost = evolve(provider, capabilities=provider.capabilities - lost), provider.capabilities & lost
     return evolve(entry, provider=provider, taken_away=lost)
 

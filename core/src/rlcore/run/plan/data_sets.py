@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.discovery import Entry
+from rlcore.registry.sample_checks import check_vocabulary
 from rlcore.run.data.datasets import Split, load_rows, row_name
 from rlcore.run.data.examples import Examples, joined_examples
 from rlcore.run.data.given_rows import given_rows
@@ -167,10 +168,7 @@ def _rendered(prepared: RunPlan, one: DataSet, tokenizer: Tokenizer) -> Examples
 
 def _require_known(prepared: RunPlan, key: str, where: str, tokens: Int32Array) -> None:
     """DataError where there are tokens that the model has no rows for."""
-    vocab_size, greatest = prepared.algorithm.vocab_size, int(tokens.max(initial=0))
-    if vocab_size is not None and greatest >= vocab_size:
-        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model, or adds tokens"
-        raise DataError(f"{key}: found the token {greatest} in {where}; expected {expected} that it has no rows for")
+    check_vocabulary(f"{where} of {key}", tokens, prepared.algorithm.vocab_size)
 
 
 def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokenizer, observe: Observe | None) -> Int64Array:

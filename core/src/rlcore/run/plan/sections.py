@@ -1,6 +1,6 @@
 """The recipe's sections for plugins: which there are, and what a plugin's own holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -9,6 +9,7 @@ from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import COMMAND_LINE, RawRecipe
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
+from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
 from rlcore.schema import describe
 from rlcore.schema.structure import structure
 from rlcore.spi import ROLES, ConfigError, Note, Problem, Role
@@ -52,23 +53,27 @@ class NoOptions:
 
 
 def sections(registry: Registry) -> dict[str, dict[str, type]]:
-    """The config class of every plugin that is fit for use, by its section of the recipe and name."""
+    """The config class that each name of a plugin has in a recipe, by section."""
     found: dict[str, dict[str, type]] = {
         _section(role): {
-            entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None
+            name: entry.provider.config for name, entry in entries_by_name(registry.of(role)).items() if entry.provider
         }
         for role in ROLES
     }
-    observers = [entry for entry in registry.observer_entries if entry.observer is not None and entry.error is None]
-    return found | {OBSERVERS: {entry.name: entry.config or NoOptions for entry in observers}}
+    observers = entries_by_name(registry.observer_entries)
+    return found | {OBSERVERS: {name: entry.config or NoOptions for name, entry in observers.items()}}
 
 
-def unchecked(registry: Registry) -> dict[str, set[str]]:
-    """The plugins that are disabled or broken, so that nothing can check their options, by section of the recipe."""
-    installed: dict[str, Sequence[Entry | ObserverEntry]] = {_section(role): registry.of(role) for role in ROLES}
-    installed[OBSERVERS] = registry.observer_entries
-    unfit = {role: {entry.name for entry in of if entry.disabled or entry.error is not None} for role, of in installed.items()}
-    return {role: names - sections(registry)[role].keys() for role, names in unfit.items()}
+def unchecked(registry: Registry) -> dict[str, dict[str, str]]:
+    """What each name is that no usable plugin has alone, so that nothing can check its options, by section of the recipe."""
+    known = sections(registry)
+    found = {_section(role): _others(registry.of(role), known[_section(role)]) for role in ROLES}
+    return found | {OBSERVERS: _others(registry.observer_entries, known[OBSERVERS])}
+
+
+def _others(entries: Sequence[InstalledT], known: Collection[str]) -> dict[str, str]:
+    states = states_of(entry for entry in entries if entry.name not in known)
+    return {name: state.text for name in {state.entry.name for state in states} if (state := named_state(states, name))}
 
 
 def plugin_config(recipe: Recipe, entry: Entry) -> Any:

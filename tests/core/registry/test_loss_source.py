@@ -1,0 +1,53 @@
+"""The source of losses: what it binds, and what it reads in every call."""
+
+import pytest
+
+from rlcore.registry.loss_source import columns_read, loss_problem
+
+SOURCES = {
+    "function": ("def loss(inputs, config): ...", True),
+    "class": ("class loss: ...", True),
+    "alias": ("from elsewhere import other as loss", True),
+    "assigned": ("loss = make()", True),
+    "unpacked": ("loss, other = make()", True),
+    "below if": ("if True:\n    def loss(inputs, config): ...", True),
+    "star": ("from elsewhere import *", True),
+    "getattr": ("def __getattr__(name): ...", True),
+    "made": ("globals()['loss'] = 1", True),
+    "not Python": ("def loss(", True),
+    "other": ("def losses(inputs, config): ...", False),
+}
+
+
+@pytest.mark.parametrize(("source", "sound"), SOURCES.values(), ids=SOURCES)
+def test_a_function_that_may_be_there_is_no_problem(source, sound, tmp_path, monkeypatch, request):
+    module = f"acme_source_{request.node.callspec.id.replace(' ', '_')}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    problem = loss_problem(f"{module}:loss")
+    assert (problem is None) == sound
+    assert sound or problem == f"'{module}:loss', but {module} has no 'loss'; did you mean 'losses'?"
+
+
+READS = {
+    "constant": ('    x = inputs.token_columns["a"]', {"a"}, set()),
+    "own name": ("    return f(inputs.token_columns[OWN])", {"own"}, set()),
+    "of the interface": ("    x = inputs.token_columns[spi.VALUES]", {"values"}, set()),
+    "sequences": ('    x = inputs.sequence_columns["a"] + inputs.token_columns["b"]', {"b"}, {"a"}),
+    "get": ('    x = inputs.token_columns.get("a")', set(), set()),
+    "branch": ('    if config.on:\n        x = inputs.token_columns["a"]', set(), set()),
+    "either": ('    x = inputs.token_columns["a"] if config.on else 0', set(), set()),
+    "later": ('    if config.on:\n        return 0\n    x = inputs.token_columns["a"]', set(), set()),
+    "inner": ('    def f():\n        y = inputs.token_columns["a"]', set(), set()),
+    "each": ('    x = [inputs.token_columns["a"] for _ in config.all]', set(), set()),
+    "unknown name": ("    x = inputs.token_columns[name_of(config)]", set(), set()),
+}
+
+
+@pytest.mark.parametrize(("body", "token", "sequence"), READS.values(), ids=READS)
+def test_only_what_every_call_reads_counts(body, token, sequence, tmp_path, monkeypatch, request):
+    module = f"acme_reads_{request.node.callspec.id.replace(' ', '_')}"
+    (tmp_path / f"{module}.py").write_text(f'from rlcore import spi\nOWN = "own"\n\ndef loss(inputs, config):\n{body}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    found = columns_read(f"{module}:loss")
+    assert (found.token, found.sequence) == (token, sequence)
