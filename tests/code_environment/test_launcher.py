@@ -145,7 +145,7 @@ def test_folders_that_are_named_readable_are_seen_and_no_more(isolated, tmp_path
     (tmp_path / "shown" / "data").write_text("seen")
     (tmp_path / "other").write_text("secret")
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.name.startswith("pytest") or folder == tmp_path:
+        if "pytest" in str(folder):  # those of pytest and its workers
             folder.chmod(0o755)
     program = f"import os\nprint(os.listdir({str(tmp_path)!r}), open({str(tmp_path / 'shown' / 'data')!r}).read())"
     assert isolated.run(program, readable=(tmp_path / "shown",)).output.decode() == "['shown'] seen\n"
