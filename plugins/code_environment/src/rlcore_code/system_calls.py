@@ -28,9 +28,10 @@ copy_file_range:326:285 fsync:74:82 fdatasync:75:83 truncate:76:45 ftruncate:77:
 getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82 renameat:264:38 renameat2:316:276 rmdir:84 creat:85 link:86 linkat:265:37
 unlink:87 unlinkat:263:35 symlink:88 symlinkat:266:36 readlink:89 readlinkat:267:78 umask:95:166 statfs:137:43 fstatfs:138:44
 msync:26:227 fadvise64:221:223 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12
-flistxattr:196:13 fork:57 vfork:58 execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 getpid:39:172 getppid:110:173
-gettid:186:178 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getresuid:118:148 getresgid:120:150
-getgroups:115:158 getpgrp:111 getpgid:121:155 getsid:124:156 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139
+flistxattr:196:13 fork:57 vfork:58 execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95
+getpid:39:172 getppid:110:173 gettid:186:178 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177
+getresuid:118:148 getresgid:120:150 getgroups:115:158 getpgrp:111 getpgid:121:155 getsid:124:156 rt_sigaction:13:134
+rt_sigprocmask:14:135 rt_sigreturn:15:139
 rt_sigpending:127:136 rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 pause:34 alarm:37 getitimer:36:102
 setitimer:38:103 restart_syscall:219:128 times:100:153 getrusage:98:165 sysinfo:99:179 uname:63:160 getrlimit:97:163
 setrlimit:160:164 getpriority:140:141 sched_yield:24:124 sched_getaffinity:204:123 sched_getparam:143:121
