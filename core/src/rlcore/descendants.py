@@ -20,8 +20,8 @@ END_S = 10.0
 """Most seconds for killed processes to be gone."""
 POLL_S = 0.01
 PARENT_POLL_S = 0.2
-NOT_STARTED = 126
-"""The exit code of a supervisor whose program does not start; its last line on standard error says why."""
+NOT_STARTED = "the program does not start: "
+"""What a supervisor's line on standard error begins with where its program does not start; then comes why."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a supervisor with its program, where they are not ignored."""
 ENDED = frozenset("ZXx")
@@ -126,8 +126,8 @@ def _become(command: Sequence[str], handled: Sequence[int]) -> None:
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
-        os.write(2, f"{error}\n".encode(errors="replace"))
-        os._exit(NOT_STARTED)
+        os.write(2, f"{NOT_STARTED}{error}\n".encode(errors="replace"))
+        os._exit(126)
 
 
 def _leave(program: int, code: int) -> None:
