@@ -43,6 +43,11 @@ def test_the_three_forms():
         ("assert f(x=1) is True", ["f(x=1)"], "_0 is True", ()),
         ("assert select(1) > 2", ["select(1)"], "_0 > 2", ()),
         ("assert total > 2", ["total"], "_0 > 2", ()),
+        ("assert is_tree(Node(1), 3)", ["is_tree(Node(1), 3)"], "_0", ()),
+        ("assert sorted(f(1), key=lambda x: -x) == [2]", ["f(1)"], "sorted(_0, key=lambda x: -x) == [2]", ()),
+        ("assert all(x > 0 for x in f(1))", ["f(1)"], "all((x > 0 for x in _0))", ()),
+        ("assert {tuple(x) for x in f([y for y in 'a'])}", ["f([y for y in 'a'])"], "{tuple(x) for x in _0}", ()),
+        ("assert (x := f(1)) > 2 and x < 4", ["f(1)"], "(x := _0) > 2 and x < 4", ()),
     ],
 )
 def test_asserts_are_questions_and_a_condition(text, questions, condition, modules):
@@ -130,6 +135,17 @@ def test_what_is_right_is_in_no_question(text):
         "assert np.allclose(f(1), [987654])",
         "assert np.abs(f(1) - 987654) < 1e-6",
         "assert Tester().equal(f(1), 987654)",
+        "assert Tester(987654).accepts(f(1))",
+        "assert True == check(f(1), 987654)",
+        "assert [check(f(1), 987654)] == [True]",
+        "assert all([check(f(1), 987654), check(f(2), 987654)])",
+        "assert any(check(f(1), 987654) for _ in 'a')",
+        "assert check(f(1), 987654) & check(f(2), 987654)",
+        "assert check(f(1), 987654) if f(2) else False",
+        "assert (passed := check(f(1), 987654))",
+        "assert check(*[f(1), 987654])",
+        "assert check(f, [(1, 987654)])",
+        "assert f(1).equals(987654)",
     ],
 )
 def test_a_helper_that_nobody_defines_is_refused(text):
@@ -142,6 +158,25 @@ def test_what_questions_name_is_given_to_the_program():
     cases = read("assert right(f(make(1)))", setup=setup)
     assert cases.given_setup == "LIMIT = 3\ndef make(n):\n    return LIMIT * n"
     assert cases.setup == setup
+
+
+@pytest.mark.parametrize(
+    ("setup", "given"),
+    [
+        ("data, right = [1], 987654", "data = [1]"),
+        ("right = {}\nright['a'] = 987654\ndata = 1", "data = 1"),
+        ("right = []\nfor n in range(3):\n    right.append(n)\ndata = 1", "data = 1"),
+        ("right = 987654\nshifted = right + 1\ndata = 1", "data = 1"),
+        ("def right(): return 987654\ndef shown(): return right()\ndata = 1", "data = 1"),
+        ("data = {}\ndata[1] = helper = 2\nright = 987654", "data = {}\ndata[1] = helper = 2"),
+        ("import sys\nsys.setrecursionlimit(5000)\nright = 987654", "import sys\nsys.setrecursionlimit(5000)"),
+        ("def right(n):\n    data = n\n    return data\ndata = 1", "data = 1"),
+    ],
+)
+def test_the_given_setup_runs_without_what_is_right(setup, given):
+    cases = read("assert f(data) == right", setup=setup)
+    assert cases.given_setup == given
+    exec(cases.given_setup, {})
 
 
 def test_names_of_the_setup_are_no_questions():

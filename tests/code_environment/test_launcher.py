@@ -14,7 +14,7 @@ import pytest
 
 from rlcore_code.sandbox import Sandbox
 
-from .sandboxes import CONFIG, EVERY, evolve, named, needs_namespaces, run
+from .sandboxes import CONFIG, EVERY, ORDINARY, evolve, named, needs_namespaces, run
 
 IN_NAMESPACES = [one for one in EVERY if one[0] == "namespaces"]
 only_in_namespaces = pytest.mark.parametrize("isolated", IN_NAMESPACES, ids=" of ".join, indirect=True)
@@ -50,12 +50,16 @@ def test_a_failure_is_an_exit_code(program, code):
 
 def test_the_library_works(isolated):
     program = """
-        import asyncio, concurrent.futures, ctypes, decimal, hashlib, json, multiprocessing, sqlite3, ssl, subprocess, zlib
+        import asyncio, concurrent.futures, ctypes, decimal, hashlib, json, locale, mmap
+        import multiprocessing, sqlite3, ssl, subprocess, zlib
         async def own():
             return await asyncio.to_thread(sum, [1, 2])
         print(asyncio.run(own()), hashlib.sha256(b"").hexdigest()[:4])
         with open("own.txt", "w") as file:
             file.write("x")
+        with open("own.txt", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            mapped.flush()
+        locale.setlocale(locale.LC_ALL, "")
         print(sqlite3.connect(":memory:").execute("select 1").fetchone())
     """
     assert isolated.run(program, max_processes=8).output.decode() == "3 e3b0\n(1,)\n"
@@ -123,7 +127,7 @@ def test_nothing_of_the_system_is_there_but_python(isolated):
         PACKAGES = [path for path in sys.path if path.endswith("-packages")]
         library = os.path.dirname(os.__file__)
         for folder, folders, files in os.walk("/"):
-            if folder.startswith((library, "/usr/share/zoneinfo", "/dev", "/box", *PACKAGES)):
+            if folder.startswith((library, "/usr/share/zoneinfo", "/usr/lib/locale/C.utf8", "/dev", "/box", *PACKAGES)):
                 folders.clear()
                 continue
             for file in files:
@@ -433,6 +437,85 @@ def test_too_many_files_end_it(isolated, written):
     """
     execution = isolated.run(program)
     assert (execution.output, execution.exit_code, execution.timed_out) == (b"started\n", None, False)
+
+
+REMOVED = {
+    "open": "kept.append(file); os.unlink(name)",
+    "without a name": "kept.append(os.open('.', os.O_TMPFILE | 2)); os.write(kept[-1], bytes(2**19)); os.unlink(name)",
+    "replaced": "kept.append(file); os.rename(name, 'same')",
+    "mapped": "kept.append(mmap.mmap(file, 4096)); os.unlink(name); os.close(file)",
+    "in a child": "os.unlink(name); os.fork() or time.sleep(600); os.close(file)",
+}
+
+
+@in_limits
+@pytest.mark.parametrize("use", REMOVED)
+def test_removed_files_that_it_uses_count(isolated, use):
+    program = f"""
+        import mmap, os, time
+        print("started", flush=True)
+        kept = []
+        for number in range(8):
+            name = str(number)
+            file = os.open(name, os.O_CREAT | os.O_RDWR)
+            os.write(file, bytes(2**19))
+            {REMOVED[use]}
+        time.sleep(600)
+    """
+    execution = isolated.run(program, max_processes=5000)
+    assert (execution.output, execution.exit_code, execution.timed_out) == (b"started\n", None, False)
+
+
+@in_limits
+def test_a_removed_file_that_fits_is_its_own(isolated):
+    program = """
+        import tempfile, time
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(2**19))
+            file.flush()
+            time.sleep(0.2)
+        print("done")
+    """
+    assert isolated.run(program).output == b"done\n"
+
+
+@in_limits
+def test_it_takes_no_space_beyond_the_size_of_a_file(isolated):
+    program = (
+        TRY
+        + """
+file = os.open("own", os.O_CREAT | os.O_RDWR)
+attempt("fallocate", libc.fallocate, file, 1, ctypes.c_long(0), ctypes.c_long(2**26))
+os.posix_fallocate(file, 0, 4096)
+print(os.fstat(file).st_blocks * 512)
+"""
+    )
+    assert isolated.run(program).output == b"4096\n"
+
+
+def test_it_changes_no_rights_and_times_of_files_beside_its_own(isolated, tmp_path):
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    other = tmp_path / "other"
+    other.write_text("x")
+    other.chmod(0o600)
+    os.utime(other, (1, 1))
+    if isolated.options.get("python") and os.geteuid() == 0:
+        os.chown(other, ORDINARY, ORDINARY)
+    program = f"""
+        import os, shutil
+        open("own", "w").write("x")
+        shutil.copy2("own", "copied")
+        for change in (lambda path: os.chmod(path, 0o777), lambda path: os.utime(path, (9, 9))):
+            try:
+                change({str(other)!r})
+            except OSError:
+                pass
+        print(sorted(os.listdir(".")))
+    """
+    assert isolated.run(program).output == b"['copied', 'main.py', 'own']\n"
+    status = other.stat()
+    assert (status.st_mode & 0o777, status.st_mtime) == (0o600, 1)
 
 
 @in_limits

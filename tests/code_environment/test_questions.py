@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,20 @@ def test_plain_data_come_back(value):
     found = unpack(json.loads(json.dumps(pack(value))))
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([[1, 2]]), [[1, 2]]),
+        ([{np.int8(1): np.arange(2)}], [{1: [0, 1]}]),
+    ],
+)
+def test_numbers_and_arrays_of_numpy_are_plain_data(value, plain):
+    assert pack(value) == pack(plain)
 
 
 @pytest.mark.parametrize("value", [object(), [object()], {1: len}, range(3)])

@@ -59,6 +59,11 @@ CASES = [
     ("kill of all", (62, 129), (-1,), ALLOW, ERRNO | EPERM),
     ("kill of itself", (62, 129), (OWN_PROCESS,), ALLOW, ALLOW),
     ("tgkill of another", (234, 131), (77, 77), ALLOW, ERRNO | EPERM),
+    ("chmod", (90, 53), (), ALLOW, ERRNO),
+    ("utimensat", (280, 88), (), ALLOW, ERRNO),
+    ("fallocate", (285, 47), (3, 0), ALLOW, ALLOW),
+    ("fallocate beyond the size", (285, 47), (3, 1), ERRNO | EPERM, ERRNO | EPERM),
+    ("msync", (26, 227), (), ALLOW, ALLOW),
     ("setsid", (112, 157), (), ALLOW, ERRNO | ENOSYS),
 ]
 
@@ -87,7 +92,12 @@ def test_numbers_are_the_kernels():
 
     listed = [
         entry.split(":")
-        for text in (system_calls.ALLOWED, system_calls.ALLOWED_IN_NAMESPACES, system_calls.RULED)
+        for text in (
+            system_calls.ALLOWED,
+            system_calls.ALLOWED_IN_NAMESPACES,
+            system_calls.CHANGES_OF_OWN_FILES,
+            system_calls.RULED,
+        )
         for entry in text.split()
     ]
     renamed = {"newfstatat": "fstatat", "fadvise64": "fadvise64"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.descendants import adopt_orphans, descendants, end_descendants
+from rlcore.descendants import adopt_orphans, descendants, end_descendants, supervised
 
 DAEMON = """
 import os, sys, time
@@ -147,6 +147,54 @@ def test_all_that_a_killed_run_has_started_ends(kind: str, tmp_path: Path) -> No
     while living(str(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert living(str(mark)) == []
+
+
+BESIDE = "import sys, time; print('up', flush=True); time.sleep(1000)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_supervisor_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    mark = tmp_path / "started"
+    with subprocess.Popen(supervised([sys.executable, "-c", LEAVING, str(mark)])) as process:
+        while (not mark.exists() or mark.stat().st_size < 4) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+    assert process.returncode == -signal.SIGKILL
+    assert living(str(mark)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+def test_a_group_that_it_does_not_lead_outlives_its_parent() -> None:
+    script = """
+import os, subprocess, sys
+from rlcore.descendants import end_with
+if os.fork() == 0:
+    end_with(os.getppid())
+    print("up", flush=True)
+    import time
+    time.sleep(1000)
+sys.stdin.read()
+"""
+    with (
+        subprocess.Popen([sys.executable, "-c", BESIDE], stdout=subprocess.PIPE, process_group=0) as leader,
+        subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=leader.pid
+        ) as parent,
+    ):
+        assert leader.stdout is not None
+        assert parent.stdout is not None
+        leader.stdout.readline()
+        parent.stdout.readline()
+        parent.kill()
+        assert parent.stdout.read() == b"", "its child has ended"
+        assert leader.poll() is None
+        leader.kill()
+
+
+def test_a_supervisor_adds_nothing_to_what_its_program_prints() -> None:
+    ended = subprocess.run([sys.executable, "-W", "always", *supervised(["echo", "own"])[1:]], capture_output=True, check=True)
+    assert (ended.stdout, ended.stderr) == (b"own\n", b"")
 
 
 def living(word: str) -> list[bytes]:

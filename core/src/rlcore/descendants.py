@@ -20,8 +20,10 @@ END_S = 10.0
 """Most seconds for killed processes to be gone."""
 POLL_S = 0.01
 PARENT_POLL_S = 0.2
-NOT_STARTED = 126
-"""The exit code of a supervisor whose program does not start; its last line on standard error says why."""
+NOT_STARTED = "the program does not start: "
+"""What a supervisor's line on standard error begins with where its program does not start; then comes why."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end a supervisor with its program, where they are not ignored."""
 ENDED = frozenset("ZXx")
 """States of a process or thread that runs nothing any more."""
 
@@ -35,18 +37,21 @@ def adopt_orphans() -> None:
 
 def supervised(command: Sequence[str]) -> list[str]:
     """The command under a supervisor, which is this process's child in its place and has its exit code. All that the program
-    starts ends with it, and all of it with this process, also where that is killed. SIGTERM ends it too."""
+    starts ends with it, and all of it with this process, also where that is killed. The signals ENDING end it too."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def end_with(parent: int) -> None:
-    """Kill all descendants of this process, its group and itself as soon as its parent is another: `parent` has ended."""
+    """Kill all descendants of this process, the group that it leads and itself as soon as its parent is another: `parent` has
+    ended."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
         end_descendants(os.getpid())
-        os.killpg(0, signal.SIGKILL)
+        if os.getpgrp() == os.getpid():  # else there are others in it, such as the script that the parent was started by
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
@@ -98,28 +103,31 @@ def _state_and_parent(folder: Path) -> tuple[str, int]:
 def main(arguments: Sequence[str]) -> None:
     """Run a command as the supervisor."""
     program = 0
-    signal.signal(signal.SIGTERM, lambda *_: _leave(program, -signal.SIGKILL))
+    ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    for number in ending:
+        signal.signal(number, lambda *_: _leave(program, -signal.SIGKILL))
     adopt_orphans()
-    end_with(int(arguments[0]))
     program = os.fork()
     if program == 0:
-        _become(arguments[1:])
+        _become(arguments[1:], ending)
+    end_with(int(arguments[0]))  # a thread, which no fork may find
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)  # whoever reads the program's output sees its end
     _leave(program, os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
 
 
-def _become(command: Sequence[str]) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _become(command: Sequence[str], handled: Sequence[int]) -> None:
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
-        os.write(2, f"{error}\n".encode(errors="replace"))
-        os._exit(NOT_STARTED)
+        os.write(2, f"{NOT_STARTED}{error}\n".encode(errors="replace"))
+        os._exit(126)
 
 
 def _leave(program: int, code: int) -> None:

@@ -137,6 +137,7 @@ def test_what_a_program_prints_is_told_without_secrets(monkeypatch: pytest.Monke
     ("text", "names"),
     [
         ("import sys; print('bad', file=sys.stderr); sys.exit(3)", "exit code 3.*bad"),
+        ("import sys; sys.exit(126)", "exit code 126"),  # as of a shell whose program does not start
         ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
         ("import os; os.kill(os.getpid(), 40)", "signal 40"),
         ("pass", "no reward.*''"),

@@ -40,8 +40,8 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
         # Shielded, since the process has to be waited for although the episode is over.
         await asyncio.shield(program.close())
     output, errors = program.printed(STDOUT), program.printed(STDERR)
-    if program.exit_code == NOT_STARTED and not output:
-        raise PluginError(f"the agent {command[0]!r} does not start: {errors[-SHOWN:]}")
+    if program.exit_code != 0 and errors.startswith(NOT_STARTED):  # an exit code alone may be the program's own
+        raise PluginError(f"the agent {command[0]!r} does not start: {masked(errors[len(NOT_STARTED) :])[-SHOWN:]}")
     if program.exit_code != 0:
         raise RewardError(
             f"the agent ended with {ending(program.exit_code)}. The last it printed: {masked(errors or output)[-SHOWN:]}"

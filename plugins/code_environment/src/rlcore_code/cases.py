@@ -3,8 +3,9 @@
 import ast
 import builtins
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -17,7 +18,10 @@ FORMS = '{"input": text, "output": text}, {"call": name, "arguments": [...], "re
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 """What Python raises of a text that it does not read."""
 _PLAIN_METHODS = {name for kind in (str, bytes, complex, float, int, list, tuple, dict, set) for name in dir(kind)}
-_SCOPES = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.NamedExpr)
+_CONVERSIONS = {"bool", "int", "all", "any", "list", "tuple", "set"}
+"""Functions whose value for truths says no more than these."""
+_COMPARING = re.compile("equal|close|same|match|compare")
+"""What methods are called that compare an object with a value."""
 
 
 @frozen(kw_only=True)
@@ -110,6 +114,12 @@ def _known_names(setup: str) -> set[str]:
     return set(dir(builtins)).union(*map(_defined, ast.walk(ast.parse(setup))))
 
 
+def _bound(condition: ast.AST) -> set[str]:
+    """The variables of a condition itself: those of its comprehensions, lambdas and walrus operators."""
+    arguments = {node.arg for node in ast.walk(condition) if isinstance(node, ast.arg)}
+    return arguments.union(*map(_defined, ast.walk(condition)))
+
+
 def _defined(node: ast.AST) -> set[str]:
     """The names that a node of a syntax tree gives a meaning to."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -120,24 +130,54 @@ def _defined(node: ast.AST) -> set[str]:
 
 
 def given_setup(setup: str, tests: Sequence[ValueCase | AssertCase]) -> str:
-    """The setup but for the definitions that conditions name and no question does, each with what it names in turn."""
-    statements = ast.parse(setup).body
-    defined = [set().union(*map(_defined, ast.walk(statement))) for statement in statements]
-    used = [{node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} for statement in statements]
+    """The setup but for the definitions that conditions name and no question does, each with what it names in turn, and for
+    what names or changes these."""
+    statements = [part for statement in ast.parse(setup).body for part in _parts(statement)]
+    imported = set(dir(builtins)).union(*map(_defined, filter(_is_import, statements)))
+    used = [_names(statement) for statement in statements]
+    changed = [_changed(statement) - imported for statement in statements]
 
-    def reached(expressions: Iterable[str]) -> set[int]:
-        names = {node.id for text in expressions for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    def reached(names: set[str], *, backwards: bool = True) -> set[int]:
         found: set[int] = set()
-        while new := {number for number, own in enumerate(defined) if own & names} - found:
+        while new := {number for number, own in enumerate(changed if backwards else used) if own & names} - found:
             found |= new
-            names = names.union(*(used[number] for number in new))
+            names = names.union(*((used if backwards else changed)[number] for number in new))
         return found
 
-    conditions = reached(test.condition for test in tests if isinstance(test, AssertCase))
-    hidden = conditions - reached(question for test in tests for question in test.questions)
-    imports = (ast.Import, ast.ImportFrom)
-    kept = [one for number, one in enumerate(statements) if number not in hidden or isinstance(one, imports)]
+    def named(expressions: Iterable[str]) -> set[str]:
+        return set().union(*(_names(ast.parse(text)) for text in expressions))
+
+    asked = reached(named(question for test in tests for question in test.questions))
+    hidden = reached(named(test.condition for test in tests if isinstance(test, AssertCase))) - asked
+    gone = set().union(*(changed[number] for number in hidden)).difference(*(changed[number] for number in asked))
+    hidden |= reached(gone, backwards=False) - asked
+    kept = [one for number, one in enumerate(statements) if number not in hidden or _is_import(one)]
     return setup if len(kept) == len(statements) else "\n".join(map(ast.unparse, kept))
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def _parts(statement: ast.stmt) -> list[ast.stmt]:
+    """One assignment for each name, where several get literals at once."""
+    match statement:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
+            if all(isinstance(name, ast.Name) for name in names) and not _names(statement.value):
+                pairs = zip(names, values, strict=True)
+                return [ast.fix_missing_locations(ast.Assign(targets=[name], value=value, lineno=1)) for name, value in pairs]
+    return [statement]
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """The names that a statement may give another meaning to, or whose objects it may change."""
+    defined: set[str] = set().union(*map(_defined, ast.walk(statement)))
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Assign(targets=targets) if all(isinstance(target, (ast.Name, ast.Tuple, ast.List)) for target in targets):
+            return defined
+    return defined if _is_import(statement) else defined | _names(statement)
 
 
 def _of_text(value: Any, opening: str) -> Any:
@@ -186,7 +226,7 @@ def _read_assert(text: str, known: set[str]) -> ValueCase | AssertCase:
         raise ValueError(f"found {text!r:.80}; expected one statement of Python, assert CONDITION ({error})") from error
     if not isinstance(statement, ast.Assert):
         raise ValueError(f"found {text!r:.80}; expected assert CONDITION")
-    split = _Questions(known)
+    split = _Questions(known, _bound(statement.test))
     split.look_at_truth(statement.test)
     condition = split.visit(statement.test)
     if split.judges_itself:
@@ -212,9 +252,9 @@ class _Questions(ast.NodeTransformer):
     such names by themselves. The rest of a condition, with the values that are right, is not shown to the program: nor are the
     arguments of methods that plain data have, and keys, which are asked of the answer."""
 
-    def __init__(self, known: set[str]) -> None:
-        self._known = known
-        self._depth = 0
+    def __init__(self, known: set[str], bound: set[str]) -> None:
+        self._known = known | bound
+        self._bound = bound
         self.questions: list[str] = []
         self.is_bound = False
         """Whether a question depends on a variable of the condition itself."""
@@ -222,22 +262,35 @@ class _Questions(ast.NodeTransformer):
         """A function of the program's that is to say whether an answer is right."""
         self.modules: set[str] = set()
 
-    def look_at_truth(self, node: ast.expr) -> None:
+    def look_at_truth(self, node: ast.AST) -> None:
         """See whether the program itself would compare an answer with another value: by a call whose truth is the condition."""
+        parts: Iterable[ast.AST] = ()
         match node:
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                self.look_at_truth(operand)
-            case ast.BoolOp(values=values):
-                for value in values:
-                    self.look_at_truth(value)
-            case ast.Compare(left=left, comparators=[ast.Constant(value=bool())]):
-                self.look_at_truth(left)
-            case ast.Call(func=ast.Name(id="bool"), args=[value]):
-                self.look_at_truth(value)
-            case ast.Call(func=function, args=arguments, keywords=keywords) if self._is_programs(function):
-                asks = [self._asks(one) for one in [*arguments, *(keyword.value for keyword in keywords)]]
-                if any(asks) and not all(asks):
+            case ast.Call(func=function) if self._is_programs(function):
+                if self._compares(node):
                     self.judges_itself = ast.unparse(function)
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in _CONVERSIONS:
+                parts = arguments
+            case ast.Compare(left=left, comparators=others) if any(map(_is_truth, [left, *others])):
+                parts = [left, *others]
+            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() | ast.BitXor(), right=right):
+                parts = [left, right]
+            case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element) | ast.SetComp(elt=element):
+                parts = [element]
+            case ast.BoolOp() | ast.UnaryOp() | ast.IfExp() | ast.NamedExpr() | ast.List() | ast.Tuple() | ast.Set():
+                parts = ast.iter_child_nodes(node)
+        for part in parts:
+            self.look_at_truth(part)
+
+    def _compares(self, call: ast.Call) -> bool:
+        """Whether a call of the program's is given an answer and another value, or is a method that compares an answer."""
+        given = _given(call)
+        match call.func:
+            case ast.Attribute(value=receiver, attr=name) if given and _COMPARING.search(name) and self._asks(receiver):
+                return True
+        asked = [self._asks(one) or self._is_function(one) for one in given]
+        others = [one for link in _chain(call.func) if isinstance(link, ast.Call) for one in _given(link)]
+        return any(asked) and not all([*asked, *map(self._asks, others)])
 
     def visit(self, node: ast.AST) -> ast.AST:
         root, above = _root(node)
@@ -252,17 +305,14 @@ class _Questions(ast.NodeTransformer):
                 node.args = [self.visit(one) for one in node.args]
                 node.keywords = [self.visit(one) for one in node.keywords]
                 return node
-        self._depth += isinstance(node, _SCOPES)
-        visited = self.generic_visit(node)
-        self._depth -= isinstance(node, _SCOPES)
-        return visited
+        return self.generic_visit(node)
 
     def _question(self, node: ast.expr) -> ast.Name:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=module)), args=arguments):
                 if module[:1].islower() and any(map(self._asks, arguments)):
                     self.judges_itself = ast.unparse(node.func)  # what the setup does not import
-        self.is_bound |= self._depth > 0
+        self.is_bound |= bool(_names(node) & (self._bound - _bound(node)))
         self.questions.append(ast.unparse(node))
         return ast.Name(id=f"_{len(self.questions) - 1}", ctx=ast.Load())
 
@@ -272,16 +322,57 @@ class _Questions(ast.NodeTransformer):
         is_module = isinstance(root, ast.Name) and root.id in sys.stdlib_module_names and isinstance(above, ast.Attribute)
         return isinstance(root, ast.Name) and root.id not in self._known and not is_module
 
+    def _is_function(self, node: ast.expr) -> bool:
+        """Whether it is a name of the program's by itself, and none of a class."""
+        return isinstance(node, ast.Name) and self._is_programs(node) and not _begins_with_capital(node)
+
     def _asks(self, node: ast.expr) -> bool:
-        return any(isinstance(one, ast.Call) and self._is_programs(one) for one in ast.walk(node))
+        """Whether it holds a call of the program's, but for those that make an object."""
+        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and self._is_programs(one)]
+        return not all(_begins_with_capital(call.func) for call in calls)
+
+
+def _chain(node: ast.AST) -> Iterator[ast.AST]:
+    """The links of a chain of calls, attributes and subscripts, the last one first, down to what it begins with."""
+    yield node
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+        yield node
 
 
 def _root(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
-    """What a chain of calls, attributes and subscripts begins with, and the link above it."""
-    above = None
-    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
-        node, above = node.func if isinstance(node, ast.Call) else node.value, node
-    return node, above
+    """What a chain begins with, and the link above it."""
+    *links, root = _chain(node)
+    return root, links[-1] if links else None
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call."""
+    arguments: list[ast.expr] = []
+    for one in call.args:
+        match one:
+            case ast.Starred(value=ast.List(elts=parts) | ast.Tuple(elts=parts)):
+                arguments += parts
+            case _:
+                arguments.append(one)
+    return [*arguments, *(keyword.value for keyword in call.keywords)]
+
+
+def _begins_with_capital(node: ast.expr) -> bool:
+    """Whether the last name of a chain does, as a class's."""
+    last = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return last[:1].isupper()
+
+
+def _is_truth(node: ast.expr) -> bool:
+    """Whether it is True or False, or a list of these."""
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        return bool(node.elts) and all(map(_is_truth, node.elts))
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _asks_plain_data(node: ast.expr) -> bool:

@@ -19,7 +19,7 @@ START_S = 60.0
 ASKED = "import json, sys; print(json.dumps([sys.base_prefix, sys.prefix, sys.path]))"
 LOADER_CACHE = Path("/etc/ld.so.cache")
 LIBRARY_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
-ALSO_NEEDED = ("/usr/share/zoneinfo", str(LOADER_CACHE))
+ALSO_NEEDED = ("/usr/share/zoneinfo", "/usr/lib/locale/C.utf8", str(LOADER_CACHE))
 PACKAGES = ("site-packages", "dist-packages")
 OPENED_LATE = "libgcc_s.so.1"
 """What the C library opens where a thread ends."""

@@ -108,6 +108,9 @@ def run_keeper(request: dict, with_launcher: int) -> int:
     keeper = os.fork()
     if keeper == 0:
         os.setsid()
+        if request["isolation"] == "limits" and request["user"] is not None:
+            libc.setfsgid(request["user"])  # whose processes tell their open files to nobody else
+            libc.setfsuid(request["user"])
         prctl(SET_PDEATHSIG, with_launcher)
         if os.getppid() not in (launcher, 0):  # 0: it is of another namespace
             os._exit(REFUSED)
@@ -136,11 +139,14 @@ def keep(request: dict) -> None:
     program = os.fork()
     if program == 0:
         guarded(become_program, request)
-    ended = wait_for(program, request)
-    if ended["exit"] is None:
-        os.kill(program, signal.SIGKILL)  # it has not been waited for, so that the number is its own
-    if request["isolation"] == "limits":
-        end_group(program)
+    ended = {"exit": None}
+    try:
+        ended = wait_for(program, request)
+    finally:  # also where memory or the folder's rights are gone
+        if ended["exit"] is None:
+            os.kill(program, signal.SIGKILL)  # it has not been waited for, so that the number is its own
+        if request["isolation"] == "limits":
+            end_group(program)
     report(request, ended)
 
 
@@ -164,16 +170,43 @@ def wait_for(program: int, request: dict) -> dict:
 
 
 def is_overfull(disk_bytes: int) -> bool:
-    """Whether the files of the working folder are too many or too large together."""
-    num_files = num_bytes = 0
+    """Whether the files of the working folder, removed ones that are in use too, are too many or too large together."""
+    num_files, num_bytes = 0, removed_bytes(disk_bytes)
     with os.scandir(".") as entries:
         for entry in entries:
             num_files += 1
             with contextlib.suppress(OSError):
                 num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-            if num_files > MAX_FILES or num_bytes > disk_bytes + OWN_BYTES:
+            if num_files > MAX_FILES:
                 return True
-    return False
+    return num_bytes > disk_bytes + OWN_BYTES
+
+
+def removed_bytes(disk_bytes: int) -> int:
+    """What files hold that have been removed from the working folder while descendants of this process use them. One that is
+    mapped and not open, whose size nothing tells, counts as the largest."""
+    folder, device = os.fsencode(os.getcwd()) + b"/", os.stat(".").st_dev
+    found: dict[int, int] = {}
+    processes = [str(os.getpid())]
+    for process in processes:  # to which their children are added
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for thread in os.listdir(f"/proc/{process}/task"):
+                processes += read(f"/proc/{process}/task/{thread}/children").decode().split()
+        with contextlib.suppress(OSError):
+            for line in read(f"/proc/{process}/maps").splitlines():
+                if line.endswith(b" (deleted)") and folder in line:
+                    found.setdefault(int(line.split()[4]), disk_bytes)
+            for file in os.listdir(f"/proc/{process}/fd"):
+                with contextlib.suppress(OSError):
+                    status = os.stat(f"/proc/{process}/fd/{file}")
+                    if status.st_nlink == 0 and status.st_dev == device:
+                        found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def end_group(program: int) -> None:

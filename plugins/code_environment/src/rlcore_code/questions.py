@@ -18,7 +18,7 @@ MAX_JSON_INT = 2**63
 
 
 def pack(value: Any) -> Any:
-    """The value in types of JSON. TypeError where it holds anything but plain data."""
+    """The value in types of JSON; numpy's arrays are lists. TypeError where it holds anything but plain data."""
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, int):
@@ -32,6 +32,8 @@ def pack(value: Any) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": value.hex()}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return pack(value.tolist())
     raise TypeError(f"a {type(value).__name__} is no plain data")
 
 

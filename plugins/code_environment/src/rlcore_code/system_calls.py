@@ -26,12 +26,12 @@ access:21 faccessat:269:48 faccessat2:439:439 pipe:22 pipe2:293:59 dup:32:23 dup
 poll:7 ppoll:271:73 epoll_create:213 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232 epoll_pwait:281:22 sendfile:40:71
 copy_file_range:326:285 fsync:74:82 fdatasync:75:83 truncate:76:45 ftruncate:77:46 getdents:78 getdents64:217:61
 getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82 renameat:264:38 renameat2:316:276 rmdir:84 creat:85 link:86 linkat:265:37
-unlink:87 unlinkat:263:35 symlink:88 symlinkat:266:36 readlink:89 readlinkat:267:78 chmod:90 fchmod:91:52 fchmodat:268:53
-umask:95:166 statfs:137:43 fstatfs:138:44 utime:132 utimes:235 utimensat:280:88 futimesat:261 fallocate:285:47
-fadvise64:221:223 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:196:13
-fork:57 vfork:58 execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 getpid:39:172 getppid:110:173
-gettid:186:178 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getresuid:118:148 getresgid:120:150
-getgroups:115:158 getpgrp:111 getpgid:121:155 getsid:124:156 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139
+unlink:87 unlinkat:263:35 symlink:88 symlinkat:266:36 readlink:89 readlinkat:267:78 umask:95:166 statfs:137:43 fstatfs:138:44
+msync:26:227 fadvise64:221:223 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12
+flistxattr:196:13 fork:57 vfork:58 execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95
+getpid:39:172 getppid:110:173 gettid:186:178 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177
+getresuid:118:148 getresgid:120:150 getgroups:115:158 getpgrp:111 getpgid:121:155 getsid:124:156 rt_sigaction:13:134
+rt_sigprocmask:14:135 rt_sigreturn:15:139
 rt_sigpending:127:136 rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 pause:34 alarm:37 getitimer:36:102
 setitimer:38:103 restart_syscall:219:128 times:100:153 getrusage:98:165 sysinfo:99:179 uname:63:160 getrlimit:97:163
 setrlimit:160:164 getpriority:140:141 sched_yield:24:124 sched_getaffinity:204:123 sched_getparam:143:121
@@ -42,8 +42,14 @@ getrandom:318:278 sendto:44:206 recvfrom:45:207 shutdown:48:210 getsockname:51:2
 """name:number on x86_64:number on aarch64, which lacks some."""
 ALLOWED_IN_NAMESPACES = "mkdir:83 mkdirat:258:34 setsid:112:157 setpgid:109:154 tkill:200:130"
 """Without namespaces a program stays in one folder and one session, by which it is found and ended."""
+CHANGES_OF_OWN_FILES = """
+chmod:90 fchmod:91:52 fchmodat:268:53 utime:132 utimes:235 utimensat:280:88 futimesat:261
+"""
+"""Calls that Landlock does not bound: without namespaces they would change all files of the program's user. There they seem to
+work and change nothing, so that copies of files go on."""
 RULED = """
-clone:56:220 fcntl:72:25 ioctl:16:29 kill:62:129 prctl:157:167 prlimit64:302:261 socketpair:53:199 tgkill:234:131
+clone:56:220 fallocate:285:47 fcntl:72:25 ioctl:16:29 kill:62:129 prctl:157:167 prlimit64:302:261
+socketpair:53:199 tgkill:234:131
 """
 NEW_NAMESPACES_OR_PARENT = 0x7E028000
 """Flags of clone that make namespaces, and CLONE_PARENT."""
@@ -61,6 +67,7 @@ class Condition:
 
 RULES: dict[str, tuple[Condition, ...]] = {
     "clone": (Condition(0, (0,), NEW_NAMESPACES_OR_PARENT),),
+    "fallocate": (Condition(1, (0,)),),  # other modes take space beyond the largest size of a file
     # Duplicates, flags and the size of pipes. No locks, which other programs see, and no owner, whom signals are sent to.
     "fcntl": (Condition(1, (0, 1, 2, 3, 4, 1030, 1032)),),
     "ioctl": (Condition(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
@@ -97,9 +104,12 @@ def call_filter(isolation: Literal["namespaces", "limits"]) -> list[Instruction]
         (RETURN, 0, 0, KILL_PROCESS),
         (LOAD, 0, 0, NUMBER),
     ]
-    plain = ALLOWED + (ALLOWED_IN_NAMESPACES if isolation == "namespaces" else "")
-    for number in _numbers(plain, column).values():
-        program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    outcomes = dict.fromkeys(_numbers(ALLOWED, column).values(), ALLOW)
+    outcomes |= dict.fromkeys(_numbers(CHANGES_OF_OWN_FILES, column).values(), ALLOW if isolation == "namespaces" else ERRNO)
+    if isolation == "namespaces":
+        outcomes |= dict.fromkeys(_numbers(ALLOWED_IN_NAMESPACES, column).values(), ALLOW)
+    for number, outcome in outcomes.items():
+        program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, outcome)]
     for name, number in _numbers(RULED, column).items():
         body = [*_conditions(rules[name]), (RETURN, 0, 0, ALLOW)]
         program += [(EQUAL, 0, len(body), number), *body]
