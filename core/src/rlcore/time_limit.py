@@ -192,7 +192,7 @@ class ThreadAlarm(_Alarm):
 def resident_bytes() -> int:
     """Return the memory that the process has of the machine's; 0 where the system does not say."""
     try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - for each message that is rendered
+        with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except OSError:  # no Linux
         return 0

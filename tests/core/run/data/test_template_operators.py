@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.run.data.template_operators import MAX_BITS, MAX_ITEMS, bound_operators, require_bounded
+from rlcore.run.data.template_operators import MAX_ITEMS, bound_operators, require_bounded
 
 
 @pytest.mark.parametrize(
