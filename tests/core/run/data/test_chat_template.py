@@ -218,7 +218,7 @@ def test_a_template_that_takes_all_memory_is_ended(  # type: ignore[no-untyped-d
 ) -> None:
     monkeypatch.setattr(chat_template, "MAX_BYTES", 2**27)
     tokenizer = load("{% for m in messages %}{{ m.content }}{% endfor %}" + template)
-    with ThreadPoolExecutor(1) as pool, pytest.raises(DataError, match=r"the chat template refuses .*(memory|at most)"):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DataError, match=r"template .*(memory|at most)"):
         pool.submit(tokenizer.render_chat, [USER]).result() if in_thread else tokenizer.render_chat([USER])
 
 

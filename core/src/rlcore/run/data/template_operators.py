@@ -25,6 +25,9 @@ def bound_operators() -> None:
     """Let transformers compile chat templates with operators that are bounded."""
     from transformers.utils import chat_template_utils
 
+    if not hasattr(chat_template_utils, "ImmutableSandboxedEnvironment"):
+        return  # jinja2 is missing, which transformers says in its own words
+
     class BoundedEnvironment(chat_template_utils.ImmutableSandboxedEnvironment):  # type: ignore[misc]
         intercepted_binops = frozenset({"*", "**"})
 
