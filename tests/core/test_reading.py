@@ -1,11 +1,23 @@
 """Files that may be damaged: an error that names the file and the place, of the class that is asked for."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from rlcore.reading import MAX_DEPTH, SUMS, parse_json, parse_toml, read_json, read_parquet, read_toml, write_parquet
+from rlcore.reading import (
+    MAX_DEPTH,
+    SUMS,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_json,
+    read_parquet,
+    read_toml,
+    write_parquet,
+)
 from rlcore.spi import CheckpointError, StorageError
 
 DEEP = MAX_DEPTH + 1
@@ -60,6 +72,21 @@ def test_what_is_as_deep_as_may_be_is_read() -> None:
 def test_what_is_no_file_is_named(tmp_path: Path, path: str) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_json(tmp_path / path)
+
+
+@pytest.mark.parametrize("read", [read_bytes, read_json, read_toml, read_parquet])
+@pytest.mark.parametrize(("kind", "named"), [("pipe", "named pipe"), ("device", "device"), ("sparse", "more bytes")])
+def test_what_never_ends_is_not_opened(tmp_path: Path, read: Callable[[Path], object], kind: str, named: str) -> None:
+    file = tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.touch()
+        os.truncate(file, 2**42)
+    with pytest.raises(CheckpointError, match=f"{file} cannot be read: .*{named}"):
+        read(file)
 
 
 def test_a_table_is_compared_with_its_digest(tmp_path: Path) -> None:

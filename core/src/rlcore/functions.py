@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from rlcore.schema.file_limits import MAX_BYTES, require_file
 from rlcore.schema.homes import expanded
-from rlcore.schema.reading import MAX_BYTES, require_file
 from rlcore.spi import ConfigError, Problem
 from rlcore.time_limit import loading
 

@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 from attrs import frozen
 
 from rlcore.half_characters import half_character
+from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
-from rlcore.schema.reading import read_file
 from rlcore.spi.errors import DataError, ModelError, Problem
 
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"

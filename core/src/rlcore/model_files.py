@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.schema.file_limits import MAX_BYTES, read_file, require_file
 from rlcore.schema.homes import expanded
-from rlcore.schema.reading import MAX_BYTES, read_file, require_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
 from rlcore.weight_headers import Header, content_problems, index_problems

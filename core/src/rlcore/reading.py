@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli
 
+from rlcore.schema.file_limits import MAX_BYTES, memory_bytes, read_file
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckpointError, RlcoreError
 
@@ -38,17 +39,17 @@ def parse_toml(text: str) -> dict[str, Any]:
     return found
 
 
-def read_bytes(path: Path, error: type[RlcoreError] = CheckpointError) -> bytes:
-    """A file's content; `error` where it cannot be read."""
+def read_bytes(path: Path, error: type[RlcoreError] = CheckpointError, most: int | None = None) -> bytes:
+    """A file's content; `error` where it cannot be read, or has more bytes than `most`, or than there is memory."""
     try:
-        return path.read_bytes()
+        return read_file(path, memory_bytes() if most is None else most)
     except (OSError, ValueError) as reason:  # ValueError: a NUL in its name
         raise error(f"{path} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
 
 
 def read_json(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[str, Any]:
     """The object in a JSON file; `error` where it is damaged."""
-    content = read_bytes(path, error)
+    content = read_bytes(path, error, MAX_BYTES)
     try:
         found = parse_json(content)
     except ValueError as reason:
@@ -60,7 +61,7 @@ def read_json(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[st
 
 def read_toml(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[str, Any]:
     """The table of a TOML file; `error` where it is damaged."""
-    content = read_bytes(path, error)
+    content = read_bytes(path, error, MAX_BYTES)
     try:
         return parse_toml(content.decode())
     except ValueError as reason:
@@ -119,7 +120,7 @@ def _without_null(value: Any) -> Any:
 
 def _sums(folder: Path) -> Mapping[str, str]:
     try:
-        lines = (folder / SUMS).read_text(errors="replace").splitlines()
+        lines = read_file(folder / SUMS).decode(errors="replace").splitlines()
     except OSError:
         return {}
     pairs = (line.partition("  ") for line in lines)

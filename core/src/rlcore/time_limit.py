@@ -1,4 +1,4 @@
-"""A limit on the time that foreign code takes before and beside a run: imports, chat templates, tokenizers' own code."""
+"""Limits on the time and memory that foreign code takes before and beside a run: imports, chat templates, tokenizers."""
 
 import ctypes
 import os
@@ -21,13 +21,16 @@ TEMPLATE_S = 10.0
 """Seconds in which a chat template has to render messages."""
 NOTICE_S = 10.0
 """Seconds after which it is said what takes long."""
+LOOK_S = 0.05
+"""Seconds between two looks at the memory."""
 _SOON_S = 1e-3
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 AGAIN_S = 1.0
 """Seconds after which code that holds up what ends it is ended again."""
 
 
 class LateError(TimeoutError):
-    """Something took longer than it may. The message names it, and where it was."""
+    """Something took longer, or more memory, than it may. The message names it, and where it was."""
 
 
 class _Late(BaseException):
@@ -50,13 +53,14 @@ def loading(what: str, times: float = 1.0) -> Iterator[None]:
 
 
 @contextmanager
-def time_limit(what: str, seconds: float, remedy: str = "") -> Iterator[None]:
-    """Run the block for at most so many seconds. LateError names `what` and the line that it was at.
+def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | None = None) -> Iterator[None]:
+    """Run the block for at most so many seconds, and until the process has taken `max_bytes` more of memory. LateError names
+    `what` and the line that it was at.
 
     In the main thread a signal ends what waits, too; in others, Python code alone can be ended.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    alarm = SignalAlarm(what, seconds) if is_main else ThreadAlarm(what, seconds)
+    alarm = (SignalAlarm if is_main else ThreadAlarm)(what, seconds, max_bytes)
     place = ""
     try:
         try:
@@ -66,20 +70,25 @@ def time_limit(what: str, seconds: float, remedy: str = "") -> Iterator[None]:
             alarm.clear()
     except BaseException as error:
         alarm.clear()  # Ctrl-C may have come in the midst of it
-        if not isinstance(error, _Late) or not alarm.has_rung:
+        if not isinstance(error, _Late) or not alarm.fault:
             raise  # another block's, around this one, or the code's own
         place = _place(error.__traceback__)
-    if alarm.has_rung:
-        reason = f"{what} took longer than {seconds:g} s{place}"
+    if alarm.fault:
+        reason = f"{what} took {alarm.fault}{place}"
         raise LateError(f"{reason}; {remedy}" if remedy else reason)
 
 
 class _Alarm(ABC):
     """Rings in the thread that has set it, unless it is cleared in time."""
 
-    def __init__(self, what: str, seconds: float) -> None:
+    def __init__(self, what: str, seconds: float, max_bytes: int | None) -> None:
         self.what, self.seconds = what, seconds
-        self.is_set = self.has_rung = False
+        self.fault = ""
+        """What the block took too much of; empty until the alarm has rung."""
+        self.is_set = False
+        self._max_bytes = inf if max_bytes is None else resident_bytes() + max_bytes
+        self._ends = time.monotonic() + seconds
+        self._memory_fault = f"more than {max_bytes or 0:,} bytes of memory"
 
     @abstractmethod
     def set(self) -> None:
@@ -88,6 +97,17 @@ class _Alarm(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Ring no more."""
+
+    def _next_look(self) -> float:
+        """Seconds until there may be a fault."""
+        remaining = self._ends - time.monotonic()
+        return max(remaining if self._max_bytes == inf else min(remaining, LOOK_S), _SOON_S)
+
+    def _found(self) -> str:
+        """What the block has taken too much of; empty where that is nothing."""
+        if time.monotonic() >= self._ends:
+            return f"longer than {self.seconds:g} s"
+        return self._memory_fault if self._max_bytes < inf and resident_bytes() > self._max_bytes else ""
 
 
 class SignalAlarm(_Alarm):
@@ -102,7 +122,7 @@ class SignalAlarm(_Alarm):
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
         now = time.monotonic()
         self._outer_ends = now + remaining if remaining else inf
-        self._ends, self._told = now + self.seconds, now + NOTICE_S
+        self._told = now + NOTICE_S
         self._wait()
 
     def clear(self) -> None:
@@ -116,8 +136,8 @@ class SignalAlarm(_Alarm):
         self.is_set = False
 
     def _wait(self) -> None:
-        due = min(self._ends, self._told, self._outer_ends) - time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, max(due, _SOON_S))
+        due = min(self._told, self._outer_ends) - time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, max(min(due, self._next_look()), _SOON_S))
 
     def _due(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -125,9 +145,9 @@ class SignalAlarm(_Alarm):
             self._outer_ends = inf
             self._wait()
             self._outer(number, frame)
-        elif now >= self._ends:
-            self.has_rung = True
-            self._ends = now + AGAIN_S  # for code that holds it up
+        elif found := self._found():
+            self.fault = self.fault or found
+            self._max_bytes, self._ends = inf, now + AGAIN_S  # for code that holds it up
             self._wait()
             raise _Late
         else:
@@ -142,26 +162,40 @@ class ThreadAlarm(_Alarm):
 
     def set(self) -> None:
         """See _Alarm."""
-        self._thread, self._changing = threading.get_ident(), threading.Lock()
-        self._timer = threading.Timer(self.seconds, self._due)
-        self._timer.daemon = self.is_set = True
-        self._timer.start()
+        self._thread, self._changing, self._cleared = threading.get_ident(), threading.Lock(), threading.Event()
+        self.is_set = True
+        threading.Thread(target=self._watch, daemon=True, name="rlcore-time-limit").start()
 
     def clear(self) -> None:
         """See _Alarm."""
         if not self.is_set:
             return
-        self._timer.cancel()
+        self._cleared.set()
         with self._changing:
             self.is_set = False
-        if self.has_rung:  # what was raised and has not come yet is not to come later
+        if self.fault:  # what was raised and has not come yet is not to come later
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
 
-    def _due(self) -> None:
+    def _watch(self) -> None:
+        while not self._cleared.wait(self._next_look()):
+            if found := self._found():
+                self._ring(found)
+                return
+
+    def _ring(self, fault: str) -> None:
         with self._changing:
             if self.is_set:
-                self.has_rung = True
+                self.fault = fault
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Late))
+
+
+def resident_bytes() -> int:
+    """Return the memory that the process has of the machine's; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:  # no Linux
+        return 0
 
 
 def _place(trace: TracebackType | None) -> str:

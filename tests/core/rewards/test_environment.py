@@ -28,7 +28,7 @@ def score(completion, answer):
 
 def where(completion):
     if completion == "hang":
-        time.sleep(60)
+        time.sleep(3600)
     if completion == "crash":
         os.abort()
     return {"reward": 0.5, "process": os.getpid()}
@@ -37,7 +37,7 @@ def sees(completion):
     return sum(2**place for place, name in enumerate(("WANDB_API_KEY", "NAMED_KEY", "SOMETHING", "PATH")) if name in os.environ)
 
 async def later(completion, row):
-    await asyncio.sleep(60 if completion == "hang" else 0)
+    await asyncio.sleep(3600 if completion == "hang" else 0)
     if completion == "fail":
         raise ValueError("bad")
     return {"short": len(completion) < 3, "process": os.getpid()}
@@ -117,9 +117,23 @@ def test_given_functions_of_one_name_are_refused_before_anything_runs(backend: C
 
 
 @pytest.mark.parametrize("kind", ["where", "later"])
-def test_one_that_hangs_costs_its_sample_alone(backend: Callable[..., FunctionBackend], kind: str) -> None:
+def test_one_that_hangs_costs_its_sample_alone(
+    backend: Callable[..., FunctionBackend], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = backend(kind, weights={"short": 1.0} if kind == "later" else {}, max_concurrent=2)
-    runner = EpisodeRunner(environment, 3.0, "mask", max_concurrent=2)
+    now, answered, environment_step, work = [0.0], [], environment.step, EpisodeRunner.work
+
+    async def step_and_count(state: Any, answer: Turn) -> StepResult:
+        """Time goes on once all others have answered, however long that takes."""
+        result = await environment_step(state, answer)
+        answered.append(result)
+        if len(answered) == 3:
+            asyncio.get_running_loop().call_soon(now.append, 1000.0)
+        return result
+
+    monkeypatch.setattr(environment, "step", step_and_count)
+    monkeypatch.setattr(EpisodeRunner, "work", lambda runner, begin: work(runner, begin, lambda: now[-1]))
+    runner = EpisodeRunner(environment, 60.0, "mask", max_concurrent=2)
     outcomes = runner.step_all([ROW] * 4, [turn(text) for text in ("hang", "2", "3", "4")])
     runner.close()
     assert isinstance(outcomes[0], Failure)

@@ -54,6 +54,14 @@ def test_a_body_that_does_not_come_is_given_up(bounded: str, head: bytes) -> Non
     assert (status, said["error"]["type"]) == (408, "invalid_request_error")
 
 
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br"])
+def test_a_body_that_is_not_of_the_encoding_that_it_names_is_the_clients_fault(bounded: str, encoding: bytes) -> None:
+    with connected(bounded) as connection:
+        connection.sendall(POST + b"Content-Encoding: " + encoding + b"\r\nContent-Length: 10\r\n\r\n0123456789")
+        status, _, said = answer(connection)
+    assert (status, said["error"]["type"]) == (400, "invalid_request_error")
+
+
 @pytest.mark.parametrize("sent", [b"", b"POST", POST, POST + b"Content-Le"])
 @pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
 def test_headers_that_do_not_come_end_the_connection(bounded: str, before: bytes, sent: bytes) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import read_object
+from rlcore.schema.file_limits import require_file
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
-from rlcore.schema.reading import require_file
 from rlcore.spi.errors import Problem
 from rlcore.spi.lora import LoraSpec
 

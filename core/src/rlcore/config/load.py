@@ -10,8 +10,8 @@ import tomli
 from attrs import field, frozen
 
 from rlcore.reading import parse_toml
+from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded, has_home
-from rlcore.schema.reading import read_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import ConfigError, Problem
 

@@ -10,8 +10,8 @@ from rlcore.installed import is_installed
 from rlcore.rewards.judge_config import JudgeConfig
 from rlcore.rewards.judge_template import filled, pattern_fault, row_fields, score_of
 from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
+from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
-from rlcore.schema.reading import read_file
 from rlcore.secrets import keep_secret, masked
 from rlcore.spi import (
     CheckContext,

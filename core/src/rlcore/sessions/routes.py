@@ -128,6 +128,8 @@ class Routes:
         except TimeoutError as error:
             message = f"the request's body had not come in {BODY_S:g} s; expected all of it. Send it again"
             raise RequestError(408, message) from error
+        except web.RequestPayloadError as error:  # bytes that are not of the encoding that the request names
+            raise RequestError(400, f"the request's body cannot be read: {error}") from error
         except web.HTTPRequestEntityTooLarge as error:  # of a body that does not say its length
             raise body_too_long(None, self._max_bytes) from error
 

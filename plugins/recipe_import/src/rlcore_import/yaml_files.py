@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rlcore.schema.reading import read_file
+from rlcore.schema.file_limits import read_file
 from rlcore.spi import ConfigError, Problem
 
 DEFAULTS = "defaults"

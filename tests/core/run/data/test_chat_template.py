@@ -194,3 +194,35 @@ def test_a_template_that_does_not_end_is_named(load, monkeypatch, template: str,
 def test_a_template_that_goes_too_far_is_refused(load, template: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(DataError, match="the chat template refuses"):
         load(template).render_chat([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s=[1]) %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s * 2 %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 9999999 }}{% endfor %}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 10 ** 10 * [messages] }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set n = messages | length + 8 %}{{ n ** (n ** n) }}",
+        "{{ 'a'.center(200000000) }}",
+    ],
+)
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_template_that_takes_all_memory_is_ended(  # type: ignore[no-untyped-def]
+    load, template: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_BYTES", 2**27)
+    tokenizer = load("{% for m in messages %}{{ m.content }}{% endfor %}" + template)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DataError, match=r"template .*(memory|at most)"):
+        pool.submit(tokenizer.render_chat, [USER]).result() if in_thread else tokenizer.render_chat([USER])
+
+
+def test_a_template_may_multiply(load) -> None:  # type: ignore[no-untyped-def]
+    assert load("{{ '-' * 3 ~ 2 ** 10 ~ 2 * 3 ~ 1.5 * 2 ~ 2 ** -1 }}{{ messages[0].content }}").render_chat([USER]) == (
+        "---102463.00.5hi"
+    )

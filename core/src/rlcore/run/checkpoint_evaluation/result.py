@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.schema.file_limits import read_file
+
 PREFIX = "eval/"
 SHOWN = 8
 """Names that a message lists at most."""
@@ -32,7 +34,7 @@ def read_figures(printed: Path, output: Path, file: str | None, key: str | None)
 
 
 def _last_object(printed: Path) -> tuple[Any, str]:
-    lines = printed.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = _text(printed).splitlines()
     for line in reversed(lines):
         if line.lstrip().startswith("{") and isinstance(found := _parsed(line), dict):
             return found, "what it printed"
@@ -44,10 +46,17 @@ def _newest_file(output: Path, pattern: str) -> tuple[Any, str]:
     files = sorted((path for path in output.glob(pattern) if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
     if not files:
         raise NoFiguresError(f"it wrote no file {pattern} below {output}")
-    found = _parsed(files[-1].read_text(encoding="utf-8", errors="replace"))
+    found = _parsed(_text(files[-1]))
     if not isinstance(found, dict):
         raise NoFiguresError(f"{files[-1]} is no JSON object")
     return found, str(files[-1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_file(path).decode(errors="replace")
+    except OSError as error:
+        raise NoFiguresError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _parsed(text: str) -> Any:

@@ -12,6 +12,7 @@ from attrs import field, frozen
 
 from rlcore.chat.messages import OWN, THOUGHTS, read_messages, thought_of
 from rlcore.images import Placeholders, image_parts, images_of, shown_message
+from rlcore.run.data.template_operators import bound_operators
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError
 from rlcore.time_limit import TEMPLATE_S, time_limit
@@ -21,8 +22,10 @@ TODAY = date(2024, 7, 26)
 Llama's take it where they know no date."""
 PROBE = "rlcore-probe-7391"
 """Stands for a message's content where only its place is wanted."""
-
-
+MAX_BYTES = 2**30
+"""The most memory that the process takes while a template renders."""
+MAX_CHARACTERS = 2**27
+"""The longest text of a template: no model reads a hundredth of it."""
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates besides the default."""
 PROCESSOR_TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.json", "processor_config.json"
@@ -170,10 +173,14 @@ class ChatTemplate:
         template = template_for(self.backend.chat_template, has_tools=bool(tools))
         today = {"strftime_now": TODAY.strftime} if reads("strftime_now", template) else {}
         options = {"tools": [dict(tool) for tool in tools] or None, "add_generation_prompt": not answered, **today}
+        bound_operators()
         for form in (conversation, [_with_arguments_as_text(message) for message in conversation]):
             try:
-                with time_limit("the chat template", TEMPLATE_S):
-                    return str(self.backend.apply_chat_template(list(form), tokenize=False, **options, **self.variables))
+                with time_limit("the chat template", TEMPLATE_S, max_bytes=MAX_BYTES):
+                    text = str(self.backend.apply_chat_template(list(form), tokenize=False, **options, **self.variables))
+                if len(text) > MAX_CHARACTERS:
+                    raise OverflowError(f"its text has {len(text):,} characters; expected at most {MAX_CHARACTERS:,}")
+                return text
             except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
                 # DeepSeek's and others join the arguments to text, and raise TypeError for objects.
                 if form is not conversation or not any(message.get("tool_calls") for message in conversation):

@@ -17,8 +17,8 @@ from rlcore.run.data.arrow_rows import arrow_rows
 from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
 from rlcore.run.data.row_fields import RowReader
+from rlcore.schema.file_limits import require_tree
 from rlcore.schema.homes import expanded
-from rlcore.schema.reading import require_tree
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, LazyRows, Row
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlcore.schema.reading import memory_bytes, read_file
+from rlcore.schema.file_limits import memory_bytes, read_file
 from rlcore.spi import DataError
 
 _COMPRESSED = {

@@ -24,6 +24,7 @@ from rlcore.files import storage_errors
 from rlcore.reading import numbers, parse_json, read_record
 from rlcore.run.storage.run_directory import step_of
 from rlcore.schema.constraints import Count
+from rlcore.schema.file_limits import read_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckpointError
 
@@ -153,7 +154,7 @@ class _DamageError(Exception):
 def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
     """Size and digest by file; _DamageError where the file is no manifest of this version, OSError where it cannot be read."""
     try:
-        manifest = parse_json((checkpoint / MANIFEST).read_bytes())
+        manifest = parse_json(read_file(checkpoint / MANIFEST))
     except ValueError as error:  # no JSON, no UTF-8, or too deep
         raise _DamageError(f"{MANIFEST} is no JSON ({error})") from error
     if not isinstance(manifest, dict):

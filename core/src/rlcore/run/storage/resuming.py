@@ -14,6 +14,7 @@ from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_ch
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.run.storage.run_directory import LAST_SAVED, RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest
+from rlcore.schema.file_limits import read_file
 from rlcore.spi import CheckpointError
 
 Note: TypeAlias = Callable[[str], None]
@@ -222,7 +223,7 @@ def _changes(prepared: RunPlan, directory: RunDirectory, note: Note, *, is_begun
     """Return what differs from the recipe that the run had last. One that has a checkpoint `is_begun`, and had a recipe."""
     file, resolved = directory.recipe_file, prepared.resolved
     try:
-        return recipe_changes(file.read_text(encoding="utf-8"), resolved)
+        return recipe_changes(read_file(file).decode(), resolved)
     except FileNotFoundError:
         if is_begun:
             note(f"{file} is gone, so that nothing is known of changes in the recipe")

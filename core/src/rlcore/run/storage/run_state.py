@@ -12,6 +12,7 @@ from attrs import frozen
 
 from rlcore.run.report.status_file import INTERRUPTED, RunError, Status, read_status
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.schema.file_limits import read_file, require_file
 
 KILLED = 1
 """Exit code of `rlcore status` for a run whose process ended without a word."""
@@ -77,7 +78,7 @@ def run_state(directory: RunDirectory) -> RunState:
 
 def _owner(lock: Path) -> str:
     try:
-        return lock.read_text(errors="replace").strip()
+        return read_file(lock).decode(errors="replace").strip()
     except OSError:
         return ""
 
@@ -90,6 +91,7 @@ def _is_held(lock: Path, owner: str) -> bool:
     if process is not None and is_here and not _lives(int(process[1])):
         return False
     try:
+        require_file(lock)
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

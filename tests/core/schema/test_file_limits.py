@@ -18,7 +18,7 @@ from rlcore.model_files import model_problems
 from rlcore.rewards.judge import template_of
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import load_tokenizer
-from rlcore.schema.reading import memory_bytes, read_file, require_file, require_tree
+from rlcore.schema.file_limits import memory_bytes, read_file, require_file, require_tree
 from rlcore.spi import RlcoreError
 
 

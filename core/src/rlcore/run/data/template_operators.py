@@ -1,0 +1,38 @@
+"""Arithmetic in chat templates: no operation makes a text or a number of any size, which nothing could end."""
+
+from functools import cache
+from typing import Any
+
+MAX_ITEMS = 2**24
+"""Most characters or items that `*` makes at once."""
+MAX_BITS = 2**16
+"""Most bits of a product or a power."""
+
+
+def require_bounded(operator: str, left: object, right: object) -> None:
+    """OverflowError where `*` or `**` of these would be larger than any chat template needs."""
+    for one, times in ((left, right), (right, left)):
+        if operator == "*" and isinstance(one, str | list | tuple) and isinstance(times, int) and len(one) * times > MAX_ITEMS:
+            raise OverflowError(f"found {times} times {len(one)} items or characters; expected at most {MAX_ITEMS}")
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * max(right, 0)
+        if bits > MAX_BITS:
+            raise OverflowError(f"found a number of {bits} bits; expected at most {MAX_BITS}")
+
+
+@cache
+def bound_operators() -> None:
+    """Let transformers compile chat templates with operators that are bounded."""
+    from transformers.utils import chat_template_utils
+
+    if not hasattr(chat_template_utils, "ImmutableSandboxedEnvironment"):
+        return  # jinja2 is missing, which transformers says in its own words
+
+    class BoundedEnvironment(chat_template_utils.ImmutableSandboxedEnvironment):  # type: ignore[misc]
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            require_bounded(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+    chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
