@@ -78,17 +78,33 @@ def test_an_answer_ends_where_its_template_takes_its_thought_away_later(load):
         assert examples.tokens.num_sequences == len(messages) // 2
 
 
+ALTERNATES = """\
+{%- for message in messages %}
+    {%- if loop.index0 and message.role == messages[loop.index0 - 1].role %}
+        {{- raise_exception('Conversation roles must alternate') }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+@pytest.mark.parametrize("alternates", [False, True])
 @pytest.mark.parametrize("name", CALL_FAMILIES)
-def test_preferences_and_completions_end_as_answers_of_chats_do(load, name):
-    family, tokenizer = CALL_FAMILIES[name], load(name)
+def test_preferences_and_completions_end_as_answers_of_chats_do(load, name, alternates):
+    family = CALL_FAMILIES[name]
+    tokenizer = load(name, chat_template=ALTERNATES + family.template) if alternates else load(name)
     limits = {"key": "data.train", "max_prompt_tokens": 999, "max_response_tokens": 999}
+    begun = [USER, evolve_content(ANSWER, "<think>")]
     rows = [
         {"prompt": [USER], "chosen": [ANSWER], "rejected": [evolve_content(ANSWER, "5")]},
         {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        {"prompt": begun, "chosen": "4", "rejected": "5"},
     ]
     pairs = render_preferences(rows, tokenizer, DatasetConfig(), **limits).tokens
-    completed = render_demonstrations([{"prompt": [USER], "completion": "4"}], tokenizer, DatasetConfig(), **limits).tokens
-    for tokens in (*map(pairs.sequence, range(4)), completed.sequence(0)):
+    completed = [
+        render_demonstrations([{"prompt": prompt, "completion": "4"}], tokenizer, DatasetConfig(), **limits).tokens
+        for prompt in ([USER], begun)
+    ]
+    for tokens in (*map(pairs.sequence, range(6)), *(one.sequence(0) for one in completed)):
         shown = tokenizer.show(tokens)
         assert shown.endswith(family.after_answer)
         assert not any(shown.removesuffix(family.after_answer).endswith(end) for end in family.ends)

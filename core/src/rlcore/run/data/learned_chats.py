@@ -140,7 +140,7 @@ def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:
         what = f"no field {name!r}" if name not in row else f"{type(found).__name__} {found!r:.60} as {name!r}"
         raise spi.DataError(f"found {what}; expected a list of chat messages (data.*.messages_field)")
     messages: list[Mapping[str, Any]] = []
-    for number, message in enumerate(read_messages(found)):
+    for number, message in enumerate(read_messages(found, may_begin=False)):
         content, is_answer = message["content"], message["role"] == ASSISTANT
         if is_answer and not isinstance(content, str):
             raise spi.DataError(f"message {number}, the assistant's, has an image; expected text")

@@ -4,14 +4,14 @@ Chats have the form of HuggingFaceH4's and TRL's data sets: whole conversations 
 assistant's, or a prompt of messages with the answers' messages alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.chat.conversation import opened_prompt
+from rlcore.chat.conversation import behind_prompt, opened_prompt
 from rlcore.chat.messages import ASSISTANT, IN_LOSS, read_messages, thought_of
 from rlcore.config.data import DatasetConfig
 from rlcore.functions import is_number
@@ -148,10 +148,10 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tools: Sequence[spi.Tool
 
 def _conversation(prompt: Any, messages: Any, side: str) -> list[spi.Message]:
     """A whole conversation; DataError where it is none that ends with an answer."""
-    chat = _messages(messages, f"{side} answer")
+    chat = _messages([messages] if isinstance(messages, Mapping) else messages, f"{side} answer", may_begin=False)
     if prompt is not None and not isinstance(prompt, str):
         before = _messages(prompt, "prompt")
-        chat = chat if chat[: len(before)] == before else [*before, *chat]
+        chat = chat if chat[: len(before)] == before else behind_prompt(before, chat)
     last = chat[-1]
     if last["role"] != ASSISTANT:
         raise spi.DataError(f"the {side} messages end with one of {last['role']!r}; expected the assistant's answer")
@@ -162,10 +162,10 @@ def _conversation(prompt: Any, messages: Any, side: str) -> list[spi.Message]:
     return chat
 
 
-def _messages(value: Any, what: str) -> list[spi.Message]:
+def _messages(value: Any, what: str, *, may_begin: bool = True) -> list[spi.Message]:
     """Messages of text alone."""
     try:
-        messages = read_messages(value)
+        messages = read_messages(value, may_begin=may_begin)
     except spi.DataError as error:
         raise spi.DataError(f"found {error} as its {what}; expected text, or chat messages with role and content") from error
     if any(map(image_parts, messages)):

@@ -6,8 +6,9 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.chat.messages import ASSISTANT, has_value, read_messages, read_tools
-from rlcore.chat.public_fields import FIELDS
+from rlcore.chat.conversation import behind_prompt
+from rlcore.chat.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
+from rlcore.chat.public_fields import FIELDS, names_of
 from rlcore.config.data import DatasetConfig
 from rlcore.half_characters import half_character
 from rlcore.run.data.row_images import column_images, with_images
@@ -113,7 +114,7 @@ class RowReader:
             return False
         if name == "label":
             return isinstance(value, bool) and self.may_be_chats
-        if name == "input":
+        if name in ("input", "context"):
             return self.config.prompt_field == "instruction"
         return name != "margin" or not self.has_prompts
 
@@ -121,6 +122,9 @@ class RowReader:
         """Put tools, images and messages of the row into one form."""
         if row.get("tools") is not None:
             row["tools"] = read_tools(row["tools"])
+            fields = {name for tool in row["tools"] for name, value in tool["function"].items() if has_value(value)}
+            for name in sorted(fields - names_of("tool", "used", "no effect")):
+                self.told[f"tools.{name}"] = "no tool has it; it goes to the chat template as it is"
         images = column_images(row)
         if not self.has_prompts:
             if images:
@@ -132,7 +136,7 @@ class RowReader:
         completion: Any = row.get(COMPLETION)
         prompt: Any = row.get(PROMPT)
         if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
-            row[self.config.messages_field] = [*map(_unlearned, prompt), *completion]
+            row[self.config.messages_field] = behind_prompt([*map(_unlearned, prompt)], completion)
             del row[COMPLETION]
             is_chat = True
         if images and isinstance(prompt, str) and not is_chat:
@@ -198,5 +202,6 @@ def _are_messages(value: object) -> bool:
 
 
 def _unlearned(message: Any) -> Any:
-    is_answer = isinstance(message, Mapping) and message.get("role") == ASSISTANT
-    return {**message, "weight": 0} if is_answer else message
+    if role_of(message) != ASSISTANT:
+        return message
+    return {name: value for name, value in message.items() if name not in IN_LOSS} | {"weight": 0}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from rlcore.chat.conversation import ends_with_answer
 from rlcore.chat.messages import ASSISTANT
 from rlcore.run.data.chat_template import PROBE
 from rlcore.run.data.tokenizer import Tokenizer
@@ -31,8 +32,9 @@ def ended_answer(
 
 
 def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:
-    """The token that ends an answer to `messages`, in text, with the white space before it; empty where none does."""
-    answered = [*messages, {"role": ASSISTANT, "content": PROBE}]
+    """The token that ends an answer to `messages`, or one that they begin, in text, with the white space before it; empty where
+    none does."""
+    answered = [*(messages[:-1] if ends_with_answer(messages) else messages), {"role": ASSISTANT, "content": PROBE}]
     try:
         behind = tokenizer.render_answered(answered, tools).partition(PROBE)[2]
     except DataError:
