@@ -134,7 +134,7 @@ def behind_prompt(prompt: Sequence[Any], answers: Sequence[Any]) -> list[Any]:
     """A prompt's messages and those of its answer. DataError where the prompt has begun that answer already."""
     if ends_with_answer(prompt) and answers and role_of(answers[0]) == ASSISTANT:
         raise DataError(
-            "a prompt that ends with a message of the assistant's, and an answer that begins with another one; expected the rest "
+            "a prompt that ends with a message of the assistant's, and an answer that begins with another; expected the rest "
             "of the answer as text"
         )
     return [*prompt, *answers]

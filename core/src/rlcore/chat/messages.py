@@ -250,8 +250,8 @@ def _read_tool(number: int, tool: object) -> Tool:
         function = {**function, "parameters": _parsed(function["parameters"], f"tool {number}'s parameters")}
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise DataError(f"tool {number} with the parameters {function['parameters']!r:.60}; expected a JSON schema")
-    if odd := next((name for name in names_of("tool", "refused") if has_value(function.get(name))), None):
-        raise DataError(f"tool {number} with the field {odd!r}: {instead_of('tool', odd)}")
+    if refused := sorted(name for name in names_of("tool", "refused") if has_value(function.get(name))):
+        raise DataError(f"tool {number} with the field {refused[0]!r}: {instead_of('tool', refused[0])}")
     _require_json(function, f"tool {number}")
     return {"type": "function", "function": dict(function)}
 

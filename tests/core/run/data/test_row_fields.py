@@ -118,7 +118,7 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         (ASKED, {"system_prompt": "s"}, "system_prompt"),
         (
             LEARNED,
-            {"tools": [{"name": "f", "paramters": {"type": "object"}, "required": None, "strict": True}]},
+            {"tools": [{"name": "f", "paramters": {"type": "object"}, "strict": True}]},
             "tools.paramters",
         ),
     ],
@@ -170,6 +170,23 @@ def test_messages_as_completion_do_not_go_on_with_what_the_prompt_has_begun():
     ):
         read({"prompt": [USER, ANSWER], "completion": [ANSWER]}, LEARNED)
     assert read({"prompt": [USER, ANSWER], "completion": "b"}, LEARNED)[0]["completion"] == "b"
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet", "python"])
+@pytest.mark.parametrize(
+    ("call", "tool", "names"),
+    [
+        ({"a": 1, "b": {"c": None}}, TOOL, ["function.arguments"]),
+        ('{"a": null}', TOOL, []),
+        ({"a": 1}, {"name": "f", "parameters": {"properties": {"a": None, "b": {"type": "string"}}}}, ["function.parameters"]),
+        ({"a": 1}, TOOL, []),
+    ],
+)
+def test_nulls_that_arrow_may_have_filled_in_before_are_told(tmp_path, source, call, tool, names):
+    said = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": call}}]}
+    told = {}
+    load(source, [{"messages": [USER, said], "tools": [tool]}], tmp_path, {**LEARNED, "told": told})
+    assert list(told) == ([] if source == "parquet" else names)
 
 
 def test_a_data_set_of_the_package_has_no_filler_nulls():
