@@ -149,7 +149,7 @@ def test_calls_that_are_messages_are_one_turn_with_what_was_said_before_them():
 def test_only_a_prompt_may_begin_an_answer():
     begun = [USER, said(content="a", prefix=True)]
     assert read_messages(begun)[-1] == said(content="a")
-    with pytest.raises(DataError, match="message 1 with 'prefix', which only the last message of a prompt"):
+    with pytest.raises(DataError, match="message 1 with 'prefix'"):
         read_messages(begun, may_begin=False)
 
 
