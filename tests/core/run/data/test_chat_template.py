@@ -139,9 +139,7 @@ def test_a_recipe_names_one_of_several_templates_or_brings_its_own(bare: Path) -
 @pytest.mark.parametrize("own", ["raag", "templates/rag.jinja"])
 def test_a_misspelt_name_is_no_template(bare: Path, own: str) -> None:
     set_option(bare, NAMED)
-    with pytest.raises(
-        ConfigError, match=f"'{own}'; expected the text of a Jinja template, or 'default', or 'tool_use', or 'rag'"
-    ):
+    with pytest.raises(ConfigError, match=f"{own}.*'rag'"):
         load_tokenizer(ModelConfig(path=str(bare), chat_template=own))
 
 

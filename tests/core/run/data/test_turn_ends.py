@@ -11,7 +11,7 @@ from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import render_demonstrations
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.rollout.conversations import Conversations
-from rlcore.spi import Observation
+from rlcore.spi import DataError, Observation
 
 from ...chat.call_templates import CALL_FAMILIES, make_family  # type: ignore[import-not-found]
 
@@ -108,6 +108,22 @@ def test_preferences_and_completions_end_as_answers_of_chats_do(load, name, alte
         shown = tokenizer.show(tokens)
         assert shown.endswith(family.after_answer)
         assert not any(shown.removesuffix(family.after_answer).endswith(end) for end in family.ends)
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama", "glm4", "glm4.5"])
+def test_content_beside_calls_is_learned_or_the_row_refused(load, name):
+    tokenizer, said = load(name), CALL | {"content": "I add."}
+    rows = [{"messages": [USER, said], "tools": TOOLS}]
+    pairs = [{"prompt": [USER], "chosen": [said], "rejected": [ANSWER], "tools": TOOLS}]
+    limits = {"key": "data.train", "max_prompt_tokens": 999, "max_response_tokens": 999}
+    if name in ("llama", "glm4"):
+        with pytest.raises(DataError, match="message 1: 'I add.'"):
+            learned(rows, tokenizer)
+        with pytest.raises(DataError, match="an answer: 'I add.'"):
+            render_preferences(pairs, tokenizer, DatasetConfig(), **limits)
+        return
+    assert "I add." in runs(*learned(rows, tokenizer), tokenizer)[0]
+    assert "I add." in tokenizer.show(render_preferences(pairs, tokenizer, DatasetConfig(), **limits).tokens.sequence(0))
 
 
 def evolve_content(message, content):

@@ -20,7 +20,7 @@ from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault, tools_beside
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.data.turn_ends import ended_answer, turn_end
+from rlcore.run.data.turn_ends import ended_answer, require_shown, turn_end
 
 EXPECTED = "be learned from as preferences; expected a prompt with a chosen and a rejected answer"
 
@@ -140,8 +140,7 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tools: Sequence[spi.Tool
                 f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}. Set model.chat_template to one that does, or "
                 "model.chat_template_kwargs, as where it opens a thought that the answers lack"
             )
-        if (thought := thought_of(chat[-1]).strip()) not in whole[len(opened) :]:
-            raise spi.DataError(f"the chat template does not show the thought of an answer: {thought!r:.60}")
+        require_shown(chat[-1], whole[len(opened) :], "an answer")
         answers.append(ended_answer(whole, opened, chat, tools, tokenizer))
     return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)
 

@@ -10,10 +10,11 @@ from itertools import takewhile
 from typing import Any
 
 from rlcore.chat.conversation import ends_with_answer
-from rlcore.chat.messages import ASSISTANT
+from rlcore.chat.messages import ASSISTANT, thought_of
 from rlcore.run.data.chat_template import PROBE
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi import DataError
+from rlcore.thoughts import without_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -29,6 +30,14 @@ def ended_answer(
         if not behind or not tokenizer.decode(tokenizer.encode(behind)).strip():
             return written[: end.end()]
     return written + _following_end(messages, tools, opened + written, tokenizer, following)
+
+
+def require_shown(message: Mapping[str, Any], answer: str, what: str) -> None:
+    """DataError where a template's text of an answer lacks its thought, or the content beside its calls."""
+    beside = without_thoughts(message["content"]) if message.get("tool_calls") else ""
+    for part, text in (("thought", thought_of(message)), ("content beside the calls", beside)):
+        if text.strip() not in answer:
+            raise DataError(f"the chat template does not show the {part} of {what}: {text.strip()!r:.60}")
 
 
 def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:
