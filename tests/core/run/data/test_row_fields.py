@@ -165,7 +165,7 @@ def test_messages_as_completion_are_a_chat_whose_prompt_is_not_learned():
 
 
 def test_messages_as_completion_do_not_go_on_with_what_the_prompt_has_begun():
-    with pytest.raises(DataError, match="a prompt that ends with"):
+    with pytest.raises(DataError, match="rest of the answer"):
         read({"prompt": [USER, ANSWER], "completion": [ANSWER]}, LEARNED)
     assert read({"prompt": [USER, ANSWER], "completion": "b"}, LEARNED)[0]["completion"] == "b"
 
