@@ -6,7 +6,7 @@ from rlcore.thoughts import without_thoughts
 
 MARKS = [
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>")),
-    *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<Think>", "</THINK>")),
+    *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<Think>", "</THINK>")),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 ]
 

@@ -9,6 +9,7 @@ POSITIVE, OUTER, INNER, HOLE = "(0,\\infty)", "(-\\infty,0)\\cup(2,\\infty)", "[
 SAME = {
     POSITIVE: [
         *("{x | x > 0}", "\\{x \\mid x > 0\\}", "\\{x: 0 < x\\}", "\\{t \\in \\mathbb{R} \\mid t>0\\}", "{x ∈ ℝ ∣ x > 0}"),
+        "{x ∈ R | x > 0}",
         *("\\left\\{x\\,\\middle|\\,x>0\\right\\}", "\\{x>0\\}", "x>0, x\\in\\mathbb{R}", "0<x<\\infty", "x > 0"),
         *("\\mathbb{R}^+", "\\mathbb{R}_{>0}", "]0,\\infty[", "x \\in (0,\\infty)", "\\{x \\mid x \\ge 0, x \\neq 0\\}"),
     ],
@@ -35,7 +36,8 @@ SAME = {
     "\\{1,2\\}": ["\\{x \\mid x=2 \\text{ or } x=1\\}", "x=1, x=2"],
     "[-1,2)\\cup(2,\\infty)": ["x\\ge -1, x\\ne 2", "\\{x \\mid x\\ge -1 \\text{ and } x\\ne 2\\}"],
     "(\\sqrt{2},\\infty)": ["\\{x \\mid x>\\sqrt{2}\\}"],
-    "\\emptyset": ["x<0 \\text{ and } x>2"],
+    "[0,2\\pi)": ["\\{x \\mid 0\\le x<2\\pi\\}", "2\\pi > x \\ge 0"],
+    "\\emptyset": ["\\{x \\mid 2<x<1\\}", "x<0 \\text{ and } x>2"],
 }
 OTHERS = {
     POSITIVE: [
@@ -48,6 +50,7 @@ OTHERS = {
     ],
     OUTER: ["x>0, x<2", "x<0 \\text{ and } x>2", "\\{x \\mid 0<x<2\\}"],
     INNER: ["\\{x \\mid 1\\le x<2\\}", "x\\ge 1 \\text{ or } x\\le 2", "x \\ge 2, x \\le 1"],
+    "[0,2\\pi)": ["\\{x \\mid 0\\le x\\le 2\\pi\\}", "\\{x \\mid -\\pi\\le x<\\pi\\}"],
     "5": ["\\{x \\mid x>5\\}", "x\\ne 5", "\\mathbb{R}\\setminus\\{5\\}"],
 }
 

@@ -3,7 +3,7 @@
 import re
 
 _MARKS = re.compile(
-    r"<(/?)(?:seed:)?(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>"
+    r"[<◁](/?)(?:seed:)?(?:think|thinking|thought|reasoning)[>▷]|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>"
     r"|\Aanalysis(?=\w)|assistant(analysis|final)(?=\S)",
     re.IGNORECASE,
 )

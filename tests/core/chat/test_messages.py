@@ -29,6 +29,15 @@ def with_arguments(value):
         ({"from": "human", "value": "q"}, USER),
         ({"from": "gpt", "value": "a"}, {"role": "assistant", "content": "a"}),
         ({"from": "observation", "value": "4"}, {"role": "tool", "content": "4"}),
+        ({"role": "tool_response", "content": "4"}, {"role": "tool", "content": "4"}),
+        ({"role": "human", "content": "q", "from": None, "value": None}, USER),
+        ({"role": "model", "content": "a"}, {"role": "assistant", "content": "a"}),
+        ({"from": "function_call", "value": json.dumps(CALL["function"])}, said(content="", tool_calls=[CALL])),
+        ({"role": "tool_call", "content": json.dumps([CALL["function"]] * 2)}, said(content="", tool_calls=[CALL] * 2)),
+        ({"role": "tool_call", "content": CALL["function"], "loss": False}, said(content="", tool_calls=[CALL], weight=0)),
+        (said(content="a", tool_calls=""), said(content="a")),
+        (said(content="a", tool_calls="null"), said(content="a")),
+        (said(tool_calls=[with_arguments("null")]), said(content="", tool_calls=[with_arguments({})])),
         ({"role": "user", "content": [{"type": "input_text", "text": "q"}]}, USER),
         (
             {"role": "user", "content": [{"type": "text", "text": "q", "cache_control": {"type": "ephemeral"}, "image": None}]},
@@ -83,6 +92,11 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
     [
         ("a", "message 1 that is str 'a'"),
         ({"content": "a"}, "whose 'role' is NoneType"),
+        ({"from": "narrator", "value": "a"}, "whose 'from' is 'narrator'; expected one of human, gpt"),
+        ({**USER, "from": "gpt"}, "both 'role' and 'from', which contradict"),
+        ({**USER, "value": "other"}, "both 'content' and 'value', which contradict"),
+        ({"from": "function_call", "value": "add(2)"}, "with calls that are no JSON"),
+        ({"role": "tool_call", "content": "3"}, "whose call 0 has the form 3"),
         ({"role": "user"}, "whose 'content' is NoneType"),
         ({"role": "tool", "content": {"a": 1}}, "whose 'content' is dict"),
         (said(content="a", refusal="b"), "both 'content' and 'refusal'"),
@@ -121,6 +135,24 @@ def test_what_cannot_be_read_is_named_with_its_message(message, fault):
     assert str(raised.value).startswith("message 1 ")
 
 
+def test_calls_that_are_messages_are_one_turn_with_what_was_said_before_them():
+    calls = [{"role": "tool_call", "content": json.dumps(CALL["function"])}] * 2
+    result = {"role": "tool_response", "content": "4"}
+    assert read_messages([USER, said(content="a"), *calls, result, *calls]) == [
+        USER,
+        said(content="a", tool_calls=[CALL] * 2),
+        {"role": "tool", "content": "4"},
+        said(content="", tool_calls=[CALL] * 2),
+    ]
+
+
+def test_only_a_prompt_may_begin_an_answer():
+    begun = [USER, said(content="a", prefix=True)]
+    assert read_messages(begun)[-1] == said(content="a")
+    with pytest.raises(DataError, match="message 1 with 'prefix'"):
+        read_messages(begun, may_begin=False)
+
+
 def test_a_client_is_free_to_write_arguments_that_are_no_json():
     (read,) = read_messages([said(tool_calls=[with_arguments("{x")])], keeps_unreadable=True)
     assert read["tool_calls"] == [with_arguments("{x")]
@@ -144,7 +176,8 @@ def test_tools_have_one_form(tools):
 
 
 def test_no_tools_and_no_arguments_are_none():
-    assert [read_tools(None), read_tools([]), read_arguments(None)] == [(), (), {}]
+    assert [read_tools(value) for value in (None, [], {}, "", "null", "[]")] == [()] * 6
+    assert [read_arguments(value) for value in (None, "", "null")] == [{}] * 3
     assert thought_of(USER) == ""
 
 
@@ -156,6 +189,7 @@ def test_no_tools_and_no_arguments_are_none():
         (["search"], "tool 0 that are no JSON"),
         ([{"type": "web_search"}], "tool 0 as"),
         ([{"type": "function", "function": {}}], "tool 0 as"),
+        ([{"name": "f", "input_schema": SCHEMA}], "the field 'input_schema': write it as `parameters`"),
         ([{**TOOL, "extra": 1}], "unknown field 'extra'"),
         ([{"name": "f", "parameters": [1]}], "expected a JSON schema"),
         ([{"name": "f", "parameters": {"a": {1}}}], "JSON cannot hold"),

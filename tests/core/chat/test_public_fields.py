@@ -4,16 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.chat.messages import read_messages
+from rlcore.chat.messages import read_messages, read_tools
 from rlcore.chat.public_fields import FIELDS, instead_of
 from rlcore.spi import DataError
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "data.md"
-HEADS = {"row": "Rows", "message": "Messages", "part": "Parts of a message's content", "call": "Calls of tools"}
-CHATS = {
-    "message": lambda field: {"role": "assistant", "content": "a", **field},
-    "part": lambda field: {"role": "user", "content": [{"type": "text", "text": "a", **field}]},
-    "call": lambda field: {"role": "assistant", "tool_calls": [{"function": {"name": "f"}, **field}]},
+HEADS = {
+    "row": "Rows",
+    "message": "Messages",
+    "part": "Parts of a message's content",
+    "call": "Calls of tools",
+    "tool": "Tools",
+}
+READ = {
+    "message": lambda field: read_messages([{"role": "assistant", "content": "a", **field}])[0],
+    "part": lambda field: read_messages([{"role": "user", "content": [{"type": "text", "text": "a", **field}]}])[0],
+    "call": lambda field: read_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}, **field}]}])[0],
+    "tool": lambda field: read_tools([{"name": "f", **field}])[0]["function"],
 }
 
 
@@ -46,16 +53,17 @@ def test_each_field_is_decided_once():
 @pytest.mark.parametrize(("level", "name"), named("refused"))
 def test_fields_that_are_refused_are_named_with_what_to_do(level, name):
     with pytest.raises(DataError, match=f"field '{name}'") as raised:
-        read_messages([CHATS[level]({name: "x"})])
+        READ[level]({name: "x"})
     assert instead_of(level, name) in str(raised.value)
 
 
 @pytest.mark.parametrize(("level", "name"), named("no effect"))
 def test_fields_without_effect_change_nothing(level, name):
-    (found,), (plain,) = read_messages([CHATS[level]({name: "x"})]), read_messages([CHATS[level]({})])
-    assert {key: value for key, value in found.items() if key != name} == plain
+    found = {key: value for key, value in READ[level]({name: "x"}).items() if key != name}
+    assert found == READ[level]({})
 
 
 @pytest.mark.parametrize(("level", "name"), named("refused", "no effect"))
 def test_null_is_no_value_of_any_field(level, name):
-    assert read_messages([CHATS[level]({name: None})]) == read_messages([CHATS[level]({})])
+    found = {key: value for key, value in READ[level]({name: None}).items() if value is not None}
+    assert found == READ[level]({})

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from attrs import evolve, frozen
 
-from rlcore.chat.messages import ASSISTANT, read_message
+from rlcore.chat.messages import ASSISTANT, read_message, role_of
 from rlcore.chat.tool_calls import THOUGHT
 from rlcore.spi import DataError, Message, Tool
 
@@ -127,7 +127,17 @@ class Conversation:
 
 def ends_with_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last message is the assistant's."""
-    return bool(messages) and messages[-1].get("role", messages[-1].get("from")) in (ASSISTANT, "gpt")
+    return bool(messages) and role_of(messages[-1]) == ASSISTANT
+
+
+def behind_prompt(prompt: Sequence[Any], answers: Sequence[Any]) -> list[Any]:
+    """A prompt's messages and those of its answer. DataError where the prompt has begun that answer already."""
+    if ends_with_answer(prompt) and answers and role_of(answers[0]) == ASSISTANT:
+        raise DataError(
+            "a prompt that ends with a message of the assistant's, and an answer that begins with another; expected the rest "
+            "of the answer as text"
+        )
+    return [*prompt, *answers]
 
 
 def opened_prompt(messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()) -> tuple[str, str]:

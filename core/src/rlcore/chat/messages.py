@@ -21,7 +21,14 @@ IN_LOSS = synonyms("message", "weight")
 """Names of what says whether an answer is learned."""
 OWN = frozenset({"role", "content", "weight", "name", "tool_call_id", "tool_calls", *THOUGHTS})
 """Fields of a message that is read; any other is one that only the chat template may know."""
-_SHAREGPT = {"human": "user", "gpt": ASSISTANT, "observation": "tool"}
+_ROLES = {
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
+    **dict.fromkeys(("observation", "tool_response"), "tool"),
+}
+"""Roles of ShareGPT, LLaMA-Factory and ms-swift, by OpenAI's."""
+_CALLS = ("function_call", "tool_call")
+"""Their roles of messages whose content is the JSON text of calls."""
 _READ = {"role", "content", "from", "value", "tool_calls", "function_call", "refusal", "prefix", *IN_LOSS}
 _DROPPED = {"annotations"}
 _IMAGES = ("image", "image_url", "input_image")
@@ -29,18 +36,24 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 _TOOL = '{"type": "function", "function": {"name": …, "parameters": …}}'
 
 
-def read_messages(value: object, *, keeps_unreadable: bool = False) -> list[Message]:
-    """The messages of a chat. With `keeps_unreadable`, arguments of calls that are no JSON stay the text that they are."""
+def read_messages(value: object, *, keeps_unreadable: bool = False, may_begin: bool = True) -> list[Message]:
+    """The messages of a chat, whose last one `may_begin` an answer. With `keeps_unreadable`, arguments of calls that are no
+    JSON stay the text that they are."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise DataError(f"{type(value).__name__} {value!r:.60}")
     if not value:
         raise DataError("an empty list of messages")
-    found = []
+    found: list[Message] = []
     for number, message in enumerate(value):
+        is_last = may_begin and number == len(value) - 1
         try:
-            found.append(read_message(message, is_last=number == len(value) - 1, keeps_unreadable=keeps_unreadable))
+            read = read_message(message, is_last=is_last, keeps_unreadable=keeps_unreadable)
         except DataError as error:
             raise DataError(f"message {number} {error}") from error
+        if number and _is_of_calls(message) and found[-1]["role"] == ASSISTANT:  # its turn goes on with a call
+            found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), *read["tool_calls"]]}
+        else:
+            found.append(read)
     return found
 
 
@@ -48,6 +61,8 @@ def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bo
     """One message. The text of the DataError goes on from "found a message"."""
     if not isinstance(message, Mapping):
         raise DataError(f"that is {type(message).__name__} {message!r:.60}, not an object with role and content")
+    if _is_of_calls(message):
+        message = _with_calls(message)
     role = _role(message)
     calls = _read_calls(message, keeps_unreadable)
     thoughts = {name: message[name] for name in THOUGHTS if message.get(name)}
@@ -56,7 +71,7 @@ def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bo
     if len({*thoughts.values()}) > 1:
         raise DataError(f"with different texts as {' and '.join(map(repr, thoughts))}")
     if message.get("prefix") and not (is_last and role == ASSISTANT):
-        raise DataError("with 'prefix', which only the last message of a chat may have, and of the assistant's")
+        raise DataError("with 'prefix', which only the last message of a prompt may have, and of the assistant's")
     normal: dict[str, Any] = {"role": role, "content": _read_content(message, may_be_none=bool(calls or thoughts)), **thoughts}
     if calls:
         normal["tool_calls"] = calls
@@ -66,9 +81,18 @@ def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bo
     return normal
 
 
+def role_of(message: object) -> str:
+    """The role of a message that was not read yet, by OpenAI's name; empty for what is none."""
+    if not isinstance(message, Mapping):
+        return ""
+    return ASSISTANT if _is_of_calls(message) else _ROLES.get(role := str(message.get("role") or message.get("from")), role)
+
+
 def read_tools(value: object) -> tuple[Tool, ...]:
     """The tools of a row or a request: a list of them, or its JSON text. The text of the DataError goes on from "found"."""
-    tools = () if value is None else _parsed(value, "tools") if isinstance(value, str) else value
+    tools = _parsed(value, "tools") if isinstance(value, str) and value else value
+    if not has_value(tools):
+        return ()
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise DataError(f"the tools {value!r:.60}; expected a list of {_TOOL}")
     return tuple(_read_tool(number, tool) for number, tool in enumerate(tools))
@@ -76,7 +100,8 @@ def read_tools(value: object) -> tuple[Tool, ...]:
 
 def read_arguments(value: object) -> dict[str, Any]:
     """The arguments of a call: an object, or its JSON text; none where there is nothing."""
-    arguments = {} if value in (None, "") else _parsed(value, "arguments") if isinstance(value, str) else value
+    arguments = _parsed(value, "arguments") if isinstance(value, str) and value else value
+    arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, Mapping):
         raise DataError(f"arguments that are {type(arguments).__name__} {value!r:.60}; expected a JSON object")
     return dict(arguments)
@@ -104,16 +129,38 @@ def read_image_part(part: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _role(message: Mapping[str, Any]) -> str:
-    name = "role" if message.get("role") is not None else "from" if message.get("from") is not None else "role"
-    role = message.get(name)
+    name, role = _either(message, "role", "from")
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
-    return _SHAREGPT.get(role, role) if name == "from" else role
+    if name == "from" and role not in (*_ROLES, *_ROLES.values(), "system", "developer", "function"):
+        raise DataError(f"whose 'from' is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
+    return _ROLES.get(role, role)
+
+
+def _either(message: Mapping[str, Any], name: str, other: str) -> tuple[str, Any]:
+    """The value of a message's field, or of the one that ShareGPT has in its place."""
+    if message.get(name) is None and message.get(other) is not None:
+        return other, message[other]
+    if message.get(other) not in (None, message.get(name)):
+        raise DataError(f"with both {name!r} and {other!r}, which contradict each other")
+    return name, message.get(name)
+
+
+def _is_of_calls(message: object) -> bool:
+    return isinstance(message, Mapping) and (message.get("role") or message.get("from")) in _CALLS
+
+
+def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of a role of calls as the assistant's."""
+    _, content = _either(message, "content", "value")
+    calls = _parsed(content, "calls", "with") if isinstance(content, str) else content
+    others = {name: value for name, value in message.items() if name not in ("role", "from", "content", "value")}
+    return {**others, "role": ASSISTANT, "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
 def _read_content(message: Mapping[str, Any], *, may_be_none: bool) -> str | list[Mapping[str, Any]]:
     """The text of a message, or its texts and images."""
-    content: Any = message.get("content") if message.get("content") is not None else message.get("value")
+    content: Any = _either(message, "content", "value")[1]
     if message.get("refusal"):
         if content:
             raise DataError("with both 'content' and 'refusal'")
@@ -146,8 +193,8 @@ def _read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_calls(message: Mapping[str, Any], keeps_unreadable: bool) -> list[dict[str, Any]]:
     calls: Any = message.get("tool_calls")
-    if isinstance(calls, str) and calls:
-        calls = _parsed(calls, "'tool_calls'", "with")
+    if isinstance(calls, str):
+        calls = _parsed(calls, "'tool_calls'", "with") if calls else None
     if legacy := message.get("function_call"):
         if calls:
             raise DataError("with both 'tool_calls' and 'function_call'")
@@ -203,6 +250,8 @@ def _read_tool(number: int, tool: object) -> Tool:
         function = {**function, "parameters": _parsed(function["parameters"], f"tool {number}'s parameters")}
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise DataError(f"tool {number} with the parameters {function['parameters']!r:.60}; expected a JSON schema")
+    if refused := sorted(name for name in names_of("tool", "refused") if has_value(function.get(name))):
+        raise DataError(f"tool {number} with the field {refused[0]!r}: {instead_of('tool', refused[0])}")
     _require_json(function, f"tool {number}")
     return {"type": "function", "function": dict(function)}
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-Level: TypeAlias = Literal["row", "message", "part", "call"]
+Level: TypeAlias = Literal["row", "message", "part", "call", "tool"]
 Decision: TypeAlias = Literal["used", "refused", "told", "no effect"]
 """What becomes of a field that has a value: "told" is a note before the run."""
 
@@ -48,6 +48,7 @@ FIELDS = (
     ),
     PublicField("row", ("functions",), "refused", "write them as `tools`"),
     PublicField("row", ("documents",), "refused", "write them into a message", for_environment=True),
+    PublicField("row", ("system_prompt",), "told", "no message of a chat: it is not read"),
     PublicField("row", ("system",), "refused", "write it as the first message", for_environment=True),
     PublicField("row", ("history",), "refused", "write earlier turns as messages of the prompt", for_environment=True),
     PublicField(
@@ -58,11 +59,17 @@ FIELDS = (
         for_environment=True,
     ),
     PublicField("row", ("label",), "refused", "a bool says that an answer is good or bad: filter the rows first"),
-    PublicField("row", ("input",), "refused", 'behind prompt_field = "instruction": join the two texts'),
+    PublicField("row", ("input", "context"), "refused", 'behind prompt_field = "instruction": join the two texts'),
     PublicField("row", ("parallel_tool_calls",), "no effect", "how an API answers"),
     PublicField("row", ("input_ids", "attention_mask", "labels"), "no effect", "tokens are made of the text"),
     PublicField("row", ("score_chosen", "score_rejected"), "no effect", "metadata"),
-    PublicField("message", ("role", "from"), "used", "`human` is user, `gpt` assistant, `observation` tool"),
+    PublicField(
+        "message",
+        ("role", "from"),
+        "used",
+        "`human` is user; `gpt`, `chatgpt`, `bot`, `model` assistant; `observation`, `tool_response` tool; `function_call`, "
+        "`tool_call` the assistant's calls",
+    ),
     PublicField("message", ("content", "value"), "used", "text or parts; null beside calls or a thought"),
     PublicField("message", ("tool_calls",), "used", "a list of calls, or its JSON text; the template has to show it"),
     PublicField("message", ("function_call",), "used", "one call"),
@@ -79,7 +86,7 @@ FIELDS = (
         "used",
         "0 or false: this answer is read and not learned; null, 1 or true: it is learned",
     ),
-    PublicField("message", ("prefix",), "used", "true: the last message is the beginning of the answer"),
+    PublicField("message", ("prefix",), "used", "true: the last message of a prompt is the beginning of the answer"),
     PublicField("message", ("tool_call_id", "name"), "no effect", "goes to the template, which may show it"),
     PublicField("message", ("annotations",), "no effect", "metadata"),
     PublicField("message", ("train_detail",), "refused", "an answer is learned whole or not at all"),
@@ -101,6 +108,10 @@ FIELDS = (
     PublicField("call", ("id",), "used", "goes to the template, which may show it"),
     PublicField("call", ("type",), "used", "`function`; every other type is refused"),
     PublicField("call", ("index",), "no effect", "the place in a stream"),
+    PublicField("tool", ("type",), "used", "`function`; every other type is refused"),
+    PublicField("tool", ("function", "name", "description", "parameters"), "used", "parameters: a JSON schema, or its text"),
+    PublicField("tool", ("strict", "return", "response"), "no effect", "goes to the template, which may show it"),
+    PublicField("tool", ("input_schema", "inputSchema"), "refused", "write it as `parameters`"),
 )
 
 

@@ -10,9 +10,8 @@ from attrs import frozen
 from rlcore_math.plain_numbers import plain_number
 
 SEPARATOR = r"(?:\\middle\s*)?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z]))"
-BUILDER = re.compile(
-    rf"\\?\{{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{{?\s*R\s*\}}?)?\s*{SEPARATOR}((?:[^{{}}|]|\{{[^{{}}]*\}})*?)\\?\}}"
-)
+IN_REALS = r"\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R(?![A-Za-z]))"
+BUILDER = re.compile(rf"\\?\{{\s*([A-Za-z])\s*(?:{IN_REALS})?\s*{SEPARATOR}((?:[^{{}}|]|\{{[^{{}}]*\}})*?)\\?\}}")
 BRACES = re.compile(r"\\?\{([^{}]*?)\\?\}")
 OR, AND = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")
 RELATION = re.compile(r"<|>|=|\\(?:le|ge|neq?)(?![A-Za-z])")
@@ -110,7 +109,7 @@ def _spans(condition: str, variable: str) -> _Spans:
 
 def _clause(text: str, variable: str) -> _Spans:
     """The numbers for which one relation, or a chain of two, holds."""
-    if re.fullmatch(rf"{variable}\s*\\in\s*\\mathbb\s*\{{?\s*R\s*\}}?", text):
+    if re.fullmatch(rf"{variable}\s*{IN_REALS}", text):
         return [_Span("-\\infty", False, "\\infty", False)]
     signs = [sign.removesuffix("q") for sign in RELATION.findall(text)]
     sides = [side.strip() for side in RELATION.split(text)]
@@ -122,11 +121,20 @@ def _clause(text: str, variable: str) -> _Spans:
         first, second = (f"{sides[0]}{signs[0]} {variable}", f"{variable}{signs[1]} {sides[2]}")
         if sides[1] != variable or not ({*signs} <= {"<", "\\le"} or {*signs} <= {">", "\\ge"}):
             raise _OtherForm
-        return _common([_clause(first, variable), _clause(second, variable)])
+        return _chained(_clause(first, variable)[0], _clause(second, variable)[0])
     sign, other = signs[0], sides[1 - sides.index(variable)]
     if sides[1] == variable:
         sign = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(sign, sign)
     return _RELATIONS[sign](other)
+
+
+def _chained(one: _Span, other: _Span) -> _Spans:
+    """The numbers between two bounds; those that no number is known of are in the order that they are written in."""
+    try:
+        return _common([[one], [other]])
+    except _OtherForm:
+        low, high = (one, other) if _sign(one.high) else (other, one)
+        return [_Span(low.low, low.has_low, high.high, high.has_high)]
 
 
 _RELATIONS: dict[str, Callable[[str], _Spans]] = {

@@ -26,9 +26,29 @@ def test_parquet_rows_are_those_of_the_table(tmp_path):
         loaded[3000]
 
 
-def test_parquet_with_chat_messages(tmp_path):
-    pq.write_table(pa.table({"prompt": [MESSAGES, MESSAGES]}), tmp_path / "rows.parquet")
-    assert rows_of_file("parquet", tmp_path / "rows.parquet")[1]["prompt"] == MESSAGES
+MESSAGE, PAIRS = pa.struct({"role": pa.string(), "content": pa.string()}), [[list(MESSAGES[0].items())]]
+SHAREGPT = [[{"role": "user", "value": "1+1="}]]
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        *(pa.array([MESSAGES], kind) for kind in (pa.list_(MESSAGE), pa.large_list(MESSAGE), pa.list_(MESSAGE, 1))),
+        pa.array([MESSAGES], pa.list_view(MESSAGE)),
+        pa.array(PAIRS, pa.list_(pa.map_(pa.string(), pa.string()))),
+        pa.array(SHAREGPT),
+    ],
+    ids=lambda prompts: str(prompts.type),
+)
+def test_parquet_with_chat_messages(tmp_path, prompts):
+    pq.write_table(pa.table({"prompt": prompts}), tmp_path / "rows.parquet")
+    assert rows_of_file("parquet", tmp_path / "rows.parquet")[0]["prompt"] == MESSAGES
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_parquet_with_texts(tmp_path, kind):
+    pq.write_table(pa.table({"prompt": pa.array(["a"], kind)}), tmp_path / "rows.parquet")
+    assert list(rows_of_file("parquet", tmp_path / "rows.parquet")) == [{"prompt": "a"}]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rlcore.config.model import ModelConfig
 from rlcore.run.data import chat_template
 from rlcore.run.data.chat_template import TODAY, with_defaults, write_templates
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from rlcore.spi import ConfigError, DataError
+from rlcore.spi import ConfigError, DataError, ModelError
 from rlcore.testing.models import make_tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
@@ -134,6 +134,32 @@ def test_a_recipe_names_one_of_several_templates_or_brings_its_own(bare: Path) -
     assert every.with_variables({"mood": "?"}).render_chat([USER]) == "hi"
     with pytest.raises(ConfigError, match="never reads it"):
         load_tokenizer(ModelConfig(path=str(bare), chat_template="default", chat_template_kwargs={"mood": "!"}))
+
+
+@pytest.mark.parametrize("own", ["raag", "templates/rag.jinja"])
+def test_a_misspelt_name_is_no_template(bare: Path, own: str) -> None:
+    set_option(bare, NAMED)
+    with pytest.raises(ConfigError, match=f"{own}.*'rag'"):
+        load_tokenizer(ModelConfig(path=str(bare), chat_template=own))
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ({"chat_templates": CALLS}, "chat_template.json has 'chat_templates'; expected 'chat_template' alone"),
+        ({"chat_template": CALLS, "mood": "calm"}, "has 'chat_template', 'mood'"),
+        ({}, "has nothing"),
+        ({"chat_template": 3}, "found int as the chat template 'default'"),
+        ({"chat_template": {"default": None}}, "found NoneType as the chat template 'default'"),
+        ({"chat_template": [CALLS]}, "expected an object with name and template alone"),
+        ({"chat_template": [{"name": "default", "template": CALLS, "mood": "calm"}]}, "name and template alone"),
+        ({"chat_template": [{"nme": "default", "template": CALLS}]}, "name and template alone"),
+    ],
+)
+def test_a_file_of_templates_holds_nothing_else(bare: Path, content: object, fault: str) -> None:
+    (bare / "chat_template.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=fault):
+        load_tokenizer(ModelConfig(path=str(bare)))
 
 
 def test_templates_without_a_default_are_named_where_none_is_chosen(bare: Path) -> None:

@@ -82,8 +82,9 @@ def test_texts_are_the_prompt_with_each_answer_and_its_end(tokenizer, data):
         {"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [answer("3")]},
         {"prompt": [QUESTION], "chosen": [QUESTION, answer("2")], "rejected": [QUESTION, answer("3")]},
         {"prompt": [QUESTION], "chosen": "2", "rejected": "3"},
+        {"prompt": [QUESTION], "chosen": answer("2"), "rejected": {"from": "gpt", "value": "3"}},
     ],
-    ids=["implicit", "named", "explicit", "both", "text"],
+    ids=["implicit", "named", "explicit", "both", "text", "a message each"],
 )
 def test_all_forms_of_a_chat_are_the_same_tokens(chatml, row):
     prompt = "<|im_start|>user\n1+1=<|end|>\n<|im_start|>assistant\n"
@@ -163,6 +164,11 @@ def test_tools_calls_and_thoughts_are_shown_and_learned(calling, row, learned, t
         ({"prompt": [QUESTION], "chosen": [answer(None)], "rejected": [answer("2")]}, "'content' is NoneType"),
         ({"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [answer("3") | {"weight": 0}]}, "left out by weight"),
         ({"prompt": [QUESTION], "chosen": [answer("2")], "rejected": [answer("3") | {"mood": "calm"}]}, "'mood'"),
+        ({"prompt": [QUESTION], "chosen": [answer("2") | {"prefix": True}], "rejected": [answer("3")]}, "'prefix'"),
+        (
+            {"prompt": [QUESTION, answer("<think>")], "chosen": [answer("2")], "rejected": [answer("3")]},
+            "a prompt that ends with",
+        ),
     ],
 )
 def test_answers_that_cannot_be_compared_are_named(calling, row, fault):

@@ -79,7 +79,7 @@ def test_rows_of_an_environment_keep_their_levels_where_their_fields_are_mapped(
 @pytest.mark.parametrize(("name", "field"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_fields_that_would_change_what_is_read_are_refused_or_told(name, field):
     value = name != "label" or False
-    config = {"prompt_field": "instruction"} if name == "input" else {}
+    config = {"prompt_field": "instruction"} if name in ("input", "context") else {}
     row = {"prompt": "p", "instruction": "p", "completion": "c", name: value}
     with pytest.raises(DataError, match=f"'{name}', which is not read: "):
         read(row, LEARNED, **config)
@@ -110,8 +110,21 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
     }
 
 
-def test_a_margin_that_no_one_reads_is_told():
-    assert list(read({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1}, COMPARED)[1]) == ["margin"]
+@pytest.mark.parametrize(
+    ("form", "field", "name"),
+    [
+        (COMPARED, {"margin": 1}, "margin"),
+        (LEARNED, {"system_prompt": "s"}, "system_prompt"),
+        (ASKED, {"system_prompt": "s"}, "system_prompt"),
+        (
+            LEARNED,
+            {"tools": [{"name": "f", "paramters": {"type": "object"}, "strict": True}]},
+            "tools.paramters",
+        ),
+    ],
+)
+def test_fields_that_no_one_reads_are_told(form, field, name):
+    assert list(read({"prompt": [USER], "completion": "c", "chosen": "a", "rejected": "b", **field}, form)[1]) == [name]
 
 
 @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), [TOOL["function"]]])
@@ -146,6 +159,32 @@ def test_messages_as_completion_are_a_chat_whose_prompt_is_not_learned():
     found, _ = read({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, LEARNED)
     assert "completion" not in found
     assert found["messages"] == [USER, {**ANSWER, "weight": 0}, USER, ANSWER]
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    found, _ = read({"prompt": [turns[0], {**turns[1], "train": True}, turns[0]], "completion": [turns[1]]}, LEARNED)
+    assert found["messages"] == [turns[0], {**turns[1], "weight": 0}, *turns]
+
+
+def test_messages_as_completion_do_not_go_on_with_what_the_prompt_has_begun():
+    with pytest.raises(DataError, match="rest of the answer"):
+        read({"prompt": [USER, ANSWER], "completion": [ANSWER]}, LEARNED)
+    assert read({"prompt": [USER, ANSWER], "completion": "b"}, LEARNED)[0]["completion"] == "b"
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet", "python"])
+@pytest.mark.parametrize(
+    ("call", "tool", "names"),
+    [
+        ({"a": 1, "b": {"c": None}}, TOOL, ["function.arguments"]),
+        ('{"a": null}', TOOL, []),
+        ({"a": 1}, {"name": "f", "parameters": {"properties": {"a": None, "b": {"type": "string"}}}}, ["function.parameters"]),
+        ({"a": 1}, TOOL, []),
+    ],
+)
+def test_nulls_that_arrow_may_have_filled_in_before_are_told(tmp_path, source, call, tool, names):
+    said = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": call}}]}
+    told = {}
+    load(source, [{"messages": [USER, said], "tools": [tool]}], tmp_path, {**LEARNED, "told": told})
+    assert list(told) == ([] if source == "parquet" else names)
 
 
 def test_a_data_set_of_the_package_has_no_filler_nulls():

@@ -32,6 +32,7 @@ def png(color):
 
 
 RED, BLUE = png("red"), png("blue")
+USER = {"role": "user", "content": "which?"}
 SHOWN = [{"type": "image"}, {"type": "text", "text": "which?"}]
 
 
@@ -122,6 +123,7 @@ def url(file):
         ([{"type": "image", "url": url(RED)}], None, "#"),
         ([{"type": "image"}], [url(RED)], "#"),
         ("which?", [], "which?"),
+        ("which?", "", "which?"),
         ("which?", None, "which?"),
         ("<image>which?", None, "<image>which?"),
     ],
@@ -171,6 +173,7 @@ def test_places_and_images_have_to_be_as_many(content, column, form):
         ({"prompt": "which?", "images": [RED]}, {}, "beside a prompt of plain text"),
         ({"prompt": "which?", "completion": "a", "image": RED}, {"may_be_chats": True}, "beside a prompt of plain text"),
         ({"prompt": "which?", "chosen": "a", "rejected": "b", "images": [RED]}, {"has_prompts": False}, "a column of images"),
+        ({"prompt": [USER], "images": [RED], "image": BLUE}, {}, "images in both 'images' and 'image'"),
         ({"prompt": [{"role": "user", "content": [{"type": "image", "url": "http://a/b"}]}]}, {}, "nothing is downloaded"),
     ],
 )
@@ -178,6 +181,14 @@ def test_images_that_no_one_would_see_are_refused(row, form, fault):
     with pytest.raises(DataError, match=f"row 0 .*{fault}"):
         given_rows([row], DatasetConfig(source="python"), "data.train", **form)
     given_rows([row], DatasetConfig(source="python"), "data.train", for_agents=True)
+
+
+@pytest.mark.parametrize("text", ["<image>which?", "which?"])
+def test_messages_of_sharegpt_have_places_too(text, tokenizer):
+    row = {"messages": [{"from": "human", "value": text}, {"from": "gpt", "value": "<image>"}], "images": [RED]}
+    config = DatasetConfig(source="python")
+    given = given_rows([row], config, "data.train", may_be_chats=True)
+    assert learned(given, config, tokenizer).images == ((RED,),)
 
 
 @pytest.mark.parametrize("image", ["images/no.png", "rows.jsonl"])

@@ -11,7 +11,7 @@ from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import render_demonstrations
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.rollout.conversations import Conversations
-from rlcore.spi import Observation
+from rlcore.spi import DataError, Observation
 
 from ...chat.call_templates import CALL_FAMILIES, make_family  # type: ignore[import-not-found]
 
@@ -78,20 +78,52 @@ def test_an_answer_ends_where_its_template_takes_its_thought_away_later(load):
         assert examples.tokens.num_sequences == len(messages) // 2
 
 
+ALTERNATES = """\
+{%- for message in messages %}
+    {%- if loop.index0 and message.role == messages[loop.index0 - 1].role %}
+        {{- raise_exception('Conversation roles must alternate') }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+@pytest.mark.parametrize("alternates", [False, True])
 @pytest.mark.parametrize("name", CALL_FAMILIES)
-def test_preferences_and_completions_end_as_answers_of_chats_do(load, name):
-    family, tokenizer = CALL_FAMILIES[name], load(name)
+def test_preferences_and_completions_end_as_answers_of_chats_do(load, name, alternates):
+    family = CALL_FAMILIES[name]
+    tokenizer = load(name, chat_template=ALTERNATES + family.template) if alternates else load(name)
     limits = {"key": "data.train", "max_prompt_tokens": 999, "max_response_tokens": 999}
+    begun = [USER, evolve_content(ANSWER, "<think>")]
     rows = [
         {"prompt": [USER], "chosen": [ANSWER], "rejected": [evolve_content(ANSWER, "5")]},
         {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        {"prompt": begun, "chosen": "4", "rejected": "5"},
     ]
     pairs = render_preferences(rows, tokenizer, DatasetConfig(), **limits).tokens
-    completed = render_demonstrations([{"prompt": [USER], "completion": "4"}], tokenizer, DatasetConfig(), **limits).tokens
-    for tokens in (*map(pairs.sequence, range(4)), completed.sequence(0)):
+    completed = [
+        render_demonstrations([{"prompt": prompt, "completion": "4"}], tokenizer, DatasetConfig(), **limits).tokens
+        for prompt in ([USER], begun)
+    ]
+    for tokens in (*map(pairs.sequence, range(6)), *(one.sequence(0) for one in completed)):
         shown = tokenizer.show(tokens)
         assert shown.endswith(family.after_answer)
         assert not any(shown.removesuffix(family.after_answer).endswith(end) for end in family.ends)
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama", "glm4", "glm4.5"])
+def test_content_beside_calls_is_learned_or_the_row_refused(load, name):
+    tokenizer, said = load(name), CALL | {"content": "I add."}
+    rows = [{"messages": [USER, said], "tools": TOOLS}]
+    pairs = [{"prompt": [USER], "chosen": [said], "rejected": [ANSWER], "tools": TOOLS}]
+    limits = {"key": "data.train", "max_prompt_tokens": 999, "max_response_tokens": 999}
+    if name in ("llama", "glm4"):
+        with pytest.raises(DataError, match="message 1: 'I add.'"):
+            learned(rows, tokenizer)
+        with pytest.raises(DataError, match="an answer: 'I add.'"):
+            render_preferences(pairs, tokenizer, DatasetConfig(), **limits)
+        return
+    assert "I add." in runs(*learned(rows, tokenizer), tokenizer)[0]
+    assert "I add." in tokenizer.show(render_preferences(pairs, tokenizer, DatasetConfig(), **limits).tokens.sequence(0))
 
 
 def evolve_content(message, content):

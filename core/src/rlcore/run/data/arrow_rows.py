@@ -97,11 +97,11 @@ def _undecodable(table: pa.Table) -> list[str]:
 def _holds_prompts(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # a list of any kind
         kind = kind.value_type
         names = {kind.field(i).name for i in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
-        return {"role", "content"} <= names or {"from", "value"} <= names or _is_json(kind)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind)) or _is_json(kind)
+        return bool(names & {"role", "from"} and names & {"content", "value"}) or pa.types.is_map(kind) or _is_json(kind)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or _is_json(kind)
 
 
 def _is_json(kind: pa.DataType) -> bool:

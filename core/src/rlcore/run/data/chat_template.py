@@ -35,12 +35,17 @@ DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 
 def named_templates(found: object) -> dict[str, str]:
-    """Chat templates by name, in any of the forms that tokenizers have: a text, which is the default, or several with names."""
-    if isinstance(found, Mapping):
-        return {str(name): str(template) for name, template in found.items()}
+    """Chat templates by name, in any of the forms that tokenizers have: a text, which is the default, or several with names.
+    ValueError for anything else."""
     if isinstance(found, list | tuple):
-        return {str(each["name"]): str(each["template"]) for each in found}
-    return {} if found is None else {DEFAULT: str(found)}
+        if odd := [each for each in found if not isinstance(each, Mapping) or each.keys() != {"name", "template"}]:
+            raise ValueError(f"found the chat template {odd[0]!r:.80}; expected an object with name and template alone")
+        found = {each["name"]: each["template"] for each in found}
+    named: Mapping[Any, Any] = found if isinstance(found, Mapping) else {} if found is None else {DEFAULT: found}
+    for name, template in named.items():
+        if not isinstance(template, str):
+            raise ValueError(f"found {type(template).__name__} as the chat template {name!r}; expected text")
+    return {str(name): template for name, template in named.items()}
 
 
 def template_for(found: object, *, has_tools: bool) -> str | None:

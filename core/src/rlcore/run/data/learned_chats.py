@@ -20,7 +20,7 @@ from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.data.turn_ends import ended_answer
+from rlcore.run.data.turn_ends import ended_answer, require_shown
 from rlcore.spi.arrays import BoolArray
 
 EXPECTED = "be learned from as chats; expected messages with role and content, and an answer of the assistant's"
@@ -102,8 +102,7 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 f"expected it to go on from {opened[-60:]!r}"
             )
         answer = ended_answer(whole, opened, messages[: number + 1], tools, tokenizer, messages[number + 1 :])
-        if (thought := thought_of(message).strip()) and thought not in answer:
-            raise spi.DataError(f"the chat template does not show the thought of message {number}: {thought!r:.60}")
+        require_shown(message, answer, f"message {number}")
         is_learned = "weight" not in message
         before, images = segments[-1] if segments else None, images_of(messages[:number])
         if before is not None and opened.startswith(before.shown):
@@ -140,7 +139,7 @@ def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:
         what = f"no field {name!r}" if name not in row else f"{type(found).__name__} {found!r:.60} as {name!r}"
         raise spi.DataError(f"found {what}; expected a list of chat messages (data.*.messages_field)")
     messages: list[Mapping[str, Any]] = []
-    for number, message in enumerate(read_messages(found)):
+    for number, message in enumerate(read_messages(found, may_begin=False)):
         content, is_answer = message["content"], message["role"] == ASSISTANT
         if is_answer and not isinstance(content, str):
             raise spi.DataError(f"message {number}, the assistant's, has an image; expected text")

@@ -4,14 +4,14 @@ Chats have the form of HuggingFaceH4's and TRL's data sets: whole conversations 
 assistant's, or a prompt of messages with the answers' messages alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.chat.conversation import opened_prompt
+from rlcore.chat.conversation import behind_prompt, opened_prompt
 from rlcore.chat.messages import ASSISTANT, IN_LOSS, read_messages, thought_of
 from rlcore.config.data import DatasetConfig
 from rlcore.functions import is_number
@@ -20,7 +20,7 @@ from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault, tools_beside
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.data.turn_ends import ended_answer, turn_end
+from rlcore.run.data.turn_ends import ended_answer, require_shown, turn_end
 
 EXPECTED = "be learned from as preferences; expected a prompt with a chosen and a rejected answer"
 
@@ -140,18 +140,17 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tools: Sequence[spi.Tool
                 f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}. Set model.chat_template to one that does, or "
                 "model.chat_template_kwargs, as where it opens a thought that the answers lack"
             )
-        if (thought := thought_of(chat[-1]).strip()) not in whole[len(opened) :]:
-            raise spi.DataError(f"the chat template does not show the thought of an answer: {thought!r:.60}")
+        require_shown(chat[-1], whole[len(opened) :], "an answer")
         answers.append(ended_answer(whole, opened, chat, tools, tokenizer))
     return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)
 
 
 def _conversation(prompt: Any, messages: Any, side: str) -> list[spi.Message]:
     """A whole conversation; DataError where it is none that ends with an answer."""
-    chat = _messages(messages, f"{side} answer")
+    chat = _messages([messages] if isinstance(messages, Mapping) else messages, f"{side} answer", may_begin=False)
     if prompt is not None and not isinstance(prompt, str):
         before = _messages(prompt, "prompt")
-        chat = chat if chat[: len(before)] == before else [*before, *chat]
+        chat = chat if chat[: len(before)] == before else behind_prompt(before, chat)
     last = chat[-1]
     if last["role"] != ASSISTANT:
         raise spi.DataError(f"the {side} messages end with one of {last['role']!r}; expected the assistant's answer")
@@ -162,10 +161,10 @@ def _conversation(prompt: Any, messages: Any, side: str) -> list[spi.Message]:
     return chat
 
 
-def _messages(value: Any, what: str) -> list[spi.Message]:
+def _messages(value: Any, what: str, *, may_begin: bool = True) -> list[spi.Message]:
     """Messages of text alone."""
     try:
-        messages = read_messages(value)
+        messages = read_messages(value, may_begin=may_begin)
     except spi.DataError as error:
         raise spi.DataError(f"found {error} as its {what}; expected text, or chat messages with role and content") from error
     if any(map(image_parts, messages)):

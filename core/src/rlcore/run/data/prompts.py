@@ -7,7 +7,7 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.chat.conversation import opened_prompt
-from rlcore.chat.messages import read_messages
+from rlcore.chat.messages import read_messages, read_tools
 from rlcore.config.data import DatasetConfig
 from rlcore.images import images_of
 from rlcore.run.data.datasets import row_name
@@ -86,20 +86,20 @@ def render_demonstrations(
     """Prompt, completion and the token that ends it, of all rows: the chat template's where the prompt is a chat, else the end
     of sequence. DataError names a row that lacks one of the two, or is over a limit where that is an error (the end counts as
     part of the completion)."""
-    eos, chat_end = end_token(tokenizer), None
-    kept = KeptRows(key, config, rows)
+    eos, kept = end_token(tokenizer), KeptRows(key, config, rows)
+    ends: dict[bool, str] = {}  # by whether there are tools, which may have a template of their own
     for start, chunk in kept.chunks():
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
         images = [prompt_images(row[PROMPT]) for row in chunk]
         texts = [_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)]
         chats = [not isinstance(row[PROMPT], str) for row in chunk]
-        if chat_end is None and any(chats):
-            row = chunk[chats.index(True)]
-            prompt = read_prompt(row[PROMPT])
-            chat_end = "" if isinstance(prompt, str) else turn_end(prompt, tools_beside(prompt, row), tokenizer)
-        completions = tokenizer.encode_behind(
-            [f"{text}{chat_end}" if is_chat else text for text, is_chat in zip(texts, chats, strict=True)]
-        )
+        for index, row in enumerate(chunk):
+            if chats[index]:
+                tools = read_tools(row.get("tools"))
+                if bool(tools) not in ends:
+                    ends[bool(tools)] = turn_end(read_messages(row[PROMPT]), tools, tokenizer)
+                texts[index] += ends[bool(tools)]
+        completions = tokenizer.encode_behind(texts)
         most = (max_prompt_tokens, max_response_tokens)
         for index, completion in enumerate(completions):
             response = ended(completion, tokenizer, eos, is_chat=chats[index])

@@ -1,13 +1,14 @@
 """What a row of a data set means, whichever source it comes from: its mapped fields, and the columns that the core reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.chat.messages import ASSISTANT, has_value, read_messages, read_tools
-from rlcore.chat.public_fields import FIELDS
+from rlcore.chat.conversation import behind_prompt
+from rlcore.chat.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
+from rlcore.chat.public_fields import FIELDS, names_of
 from rlcore.config.data import DatasetConfig
 from rlcore.half_characters import half_character
 from rlcore.run.data.row_images import column_images, with_images
@@ -18,6 +19,7 @@ PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
 _MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
 _USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
+NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
 
 
 @frozen(kw_only=True, eq=False)
@@ -113,7 +115,7 @@ class RowReader:
             return False
         if name == "label":
             return isinstance(value, bool) and self.may_be_chats
-        if name == "input":
+        if name in ("input", "context"):
             return self.config.prompt_field == "instruction"
         return name != "margin" or not self.has_prompts
 
@@ -121,6 +123,7 @@ class RowReader:
         """Put tools, images and messages of the row into one form."""
         if row.get("tools") is not None:
             row["tools"] = read_tools(row["tools"])
+        self._tell_of_calls(row)
         images = column_images(row)
         if not self.has_prompts:
             if images:
@@ -132,7 +135,7 @@ class RowReader:
         completion: Any = row.get(COMPLETION)
         prompt: Any = row.get(PROMPT)
         if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
-            row[self.config.messages_field] = [*map(_unlearned, prompt), *completion]
+            row[self.config.messages_field] = behind_prompt([*map(_unlearned, prompt)], completion)
             del row[COMPLETION]
             is_chat = True
         if images and isinstance(prompt, str) and not is_chat:
@@ -142,6 +145,16 @@ class RowReader:
         name = self.config.messages_field if is_chat else PROMPT
         if _are_messages(row.get(name)):
             row[name] = with_images(row[name], images, self.folder)
+
+    def _tell_of_calls(self, row: Mapping[str, Any]) -> None:
+        """Note what is odd about tools and calls, and may be meant."""
+        functions = [tool["function"] for tool in row.get("tools") or ()]
+        fields = {name for function in functions for name, value in function.items() if has_value(value)}
+        for name in sorted(fields - names_of("tool", "used", "no effect")):
+            self.told[f"tools.{name}"] = "no tool has it; it goes to the chat template as it is"
+        for name, values in (("parameters", functions), ("arguments", _arguments_of(row))):
+            if any(map(_has_nulls, values)):
+                self.told[f"function.{name}"] = NULLS
 
     def _read_rejected(self, row: dict[str, Any]) -> None:
         """Make two answers of a chat beside another end of it."""
@@ -197,6 +210,24 @@ def _are_messages(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
+def _has_nulls(value: object) -> bool:
+    """Whether an object in a value has null for one of its fields, at any depth."""
+    if isinstance(value, Mapping):
+        return any(item is None or _has_nulls(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(map(_has_nulls, value))
+
+
+def _arguments_of(row: Mapping[str, Any]) -> Iterator[object]:
+    """The arguments of all calls in a row's messages that are objects."""
+    for messages in filter(_are_messages, row.values()):
+        for message in messages:
+            calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+            for call in calls if isinstance(calls, list | tuple) else ():
+                function = call.get("function", call) if isinstance(call, Mapping) else None
+                yield function.get("arguments") if isinstance(function, Mapping) else None
+
+
 def _unlearned(message: Any) -> Any:
-    is_answer = isinstance(message, Mapping) and message.get("role") == ASSISTANT
-    return {**message, "weight": 0} if is_answer else message
+    if role_of(message) != ASSISTANT:
+        return message
+    return {name: value for name, value in message.items() if name not in IN_LOSS} | {"weight": 0}

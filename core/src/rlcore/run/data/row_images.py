@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.chat.messages import ASSISTANT, read_image_part
+from rlcore.chat.messages import ASSISTANT, has_value, read_image_part, role_of
 from rlcore.images import image_source
 from rlcore.schema.homes import expanded
 from rlcore.spi import DataError
@@ -16,11 +16,13 @@ MARK = "<image>"
 
 
 def column_images(row: Mapping[str, Any]) -> list[object] | None:
-    """The images of a row's column; None where it has none of these columns."""
-    name = next((name for name in COLUMNS if row.get(name) is not None), None)
-    if name is None:
+    """The images of a row's column; None where it has none of these columns. DataError where it has several."""
+    found = [row[name] for name in COLUMNS if has_value(row.get(name))]
+    if not found:
         return [] if any(name in row for name in COLUMNS) else None
-    value = row[name]
+    if len(found) > 1:
+        raise DataError(f"images in both {' and '.join(map(repr, COLUMNS))}; expected one column of them")
+    (value,) = found
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     return [one for one in value if one is not None] if is_list else [value]
 
@@ -74,14 +76,20 @@ def _places(message: Any) -> int:
 
 def _with_marks_as_places(message: Any) -> Any:
     """The message with a place for each mark in its text; answers may speak of marks."""
-    if not isinstance(message, Mapping) or message.get("role", message.get("from")) in (ASSISTANT, "gpt"):
+    if not isinstance(message, Mapping) or role_of(message) == ASSISTANT:
         return message
-    name = "value" if message.get("content") is None else "content"
-    texts = [{"type": "text", "text": message[name]}] if isinstance(message.get(name), str) else _parts(message)
-    split = [piece for part in texts for piece in _split(part)]
-    if not any(map(_is_place, split)):
-        return message
-    return {**{key: value for key, value in message.items() if key != name}, "content": split}
+    split = [piece for part in _parts_and_text(message) for piece in _split(part)]
+    return _with_content(message, split) if any(map(_is_place, split)) else message
+
+
+def _parts_and_text(message: Mapping[str, Any]) -> list[Any]:
+    """The parts of a message, of which a text is one."""
+    content = message.get("value") if message.get("content") is None else message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else _parts(message)
+
+
+def _with_content(message: Mapping[str, Any], content: Sequence[Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in message.items() if name != "value"}, "content": content}
 
 
 def _split(part: Any) -> Iterator[Any]:
@@ -98,10 +106,8 @@ def _split(part: Any) -> Iterator[Any]:
 
 def _with_places_in_front(messages: Sequence[Any], number: int) -> list[Any]:
     for place, message in enumerate(messages):
-        if number and isinstance(message, Mapping) and message.get("role") == "user":
-            content = message.get("content")
-            texts = [{"type": "text", "text": content}] if isinstance(content, str) else _parts(message)
-            shown = {**message, "content": [*[{"type": "image"}] * number, *texts]}
+        if number and role_of(message) == "user":
+            shown = _with_content(message, [*[{"type": "image"}] * number, *_parts_and_text(message)])
             return [*messages[:place], shown, *messages[place + 1 :]]
     return list(messages)
 

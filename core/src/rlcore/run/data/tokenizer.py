@@ -226,6 +226,8 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
                 model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
             )
         backend.chat_template = _chat_templates(backend.chat_template, model)
+    except ConfigError:
+        raise
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
         save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"
         raise _model_error(
@@ -250,10 +252,15 @@ def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] |
         content = read_object(file)
         if isinstance(content, Problem):
             raise ModelError([content])
+        if file.name == PROCESSOR_TEMPLATE_FILE and content.keys() != {"chat_template"}:
+            raise ValueError(f"{file.name} has {', '.join(map(repr, content)) or 'nothing'}; expected 'chat_template' alone")
         found = content.get("chat_template") if found is None else found
     named = named_templates(found)
-    if model.chat_template is not None:
-        return named.get(model.chat_template, model.chat_template)
+    if (own := model.chat_template) is not None:
+        if own not in named and "{" not in own:
+            expected = f"the text of a Jinja template{''.join(f', or {name!r}' for name in named)}"
+            raise ConfigError([Problem(path="model.chat_template", found=f"{own!r:.60}", expected=expected)])
+        return named.get(own, own)
     return named.get(DEFAULT) if named.keys() <= {DEFAULT} else named
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from rlcore.chat.messages import ASSISTANT
+from rlcore.chat.conversation import ends_with_answer
+from rlcore.chat.messages import ASSISTANT, thought_of
 from rlcore.run.data.chat_template import PROBE
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi import DataError
+from rlcore.thoughts import without_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -30,9 +32,18 @@ def ended_answer(
     return written + _following_end(messages, tools, opened + written, tokenizer, following)
 
 
+def require_shown(message: Mapping[str, Any], answer: str, what: str) -> None:
+    """DataError where a template's text of an answer lacks its thought, or the content beside its calls."""
+    beside = without_thoughts(message["content"]) if message.get("tool_calls") else ""
+    for part, text in (("thought", thought_of(message)), ("content beside the calls", beside)):
+        if text.strip() not in answer:
+            raise DataError(f"the chat template does not show the {part} of {what}: {text.strip()!r:.60}")
+
+
 def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:
-    """The token that ends an answer to `messages`, in text, with the white space before it; empty where none does."""
-    answered = [*messages, {"role": ASSISTANT, "content": PROBE}]
+    """The token that ends an answer to `messages`, or one that they begin, in text, with the white space before it; empty where
+    none does."""
+    answered = [*(messages[:-1] if ends_with_answer(messages) else messages), {"role": ASSISTANT, "content": PROBE}]
     try:
         behind = tokenizer.render_answered(answered, tools).partition(PROBE)[2]
     except DataError:
