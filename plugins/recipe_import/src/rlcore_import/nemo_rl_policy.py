@@ -61,6 +61,8 @@ def _template(source: Source, values: dict[str, Any]) -> None:
             values["model.chat_template"] = TEXTS_ALONE
     elif template.endswith(".jinja"):
         source.report(key, "model.chat_template is the text of the file: the tokenizer's own is taken")
+    elif not template:
+        source.refuse(key, "a template, null or default")
     elif template.lower() != "default":
         values["model.chat_template"] = template
     keywords = source.table("policy.tokenizer.chat_template_kwargs")

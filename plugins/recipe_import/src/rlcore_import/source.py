@@ -15,6 +15,7 @@ UNKNOWN = "not known to this importer: look up what it does"
 UNREAD = "not read in a recipe of this kind"
 SWITCHES = ("enabled", "enable")
 LONGEST_VALUE = 80
+LARGEST_INTEGER = 2**63
 OFF: tuple[Any, ...] = (None, False, [], {}, "")
 """Values that switch off what a key is about, where its row names no others."""
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
@@ -114,7 +115,9 @@ class Source:
         value = self.number(key, default, least=least)
         if len(self.problems) > num_problems or value is default:
             return value
-        return int(value) if value.is_integer() else self._wrong(key, self.look(key), "a whole number", default)
+        if value.is_integer() and abs(value) < LARGEST_INTEGER:
+            return int(value)
+        return self._wrong(key, self.look(key), "a whole number of 64 bits", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A key's true or false."""
