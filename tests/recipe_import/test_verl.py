@@ -252,16 +252,28 @@ def test_no_engine_reads_what_another_has(whole: Path, valid, strategy: str, est
     valid(found)
 
 
+@pytest.mark.parametrize("value", [True, False, 0, "x"])
+@pytest.mark.parametrize("table", ["rollout.engine_kwargs.vllm", "model.override_config"])
+def test_options_that_are_passed_on_are_told_whatever_they_are(whole: Path, table: str, value: object) -> None:
+    found = import_recipe(whole, [f"+actor_rollout_ref.{table}.option={value}", f"+actor_rollout_ref.{table}.other=null"])
+    assert f"actor_rollout_ref.{table}.option" in {one.key for one in found.unmapped if one.changes_meaning}
+    assert f"actor_rollout_ref.{table}.other" not in told(found)
+
+
 def test_what_nobody_listed_stands_first(whole: Path) -> None:
     new = [
         "+actor_rollout_ref.rollout.brand_new=1",
         "+algorithm.rollout_correction.newer=2",
+        "+actor_rollout_ref.rollout.checkpoint_engine.newer=false",
+        "+transfer_queue.newer=2",
+        "+global_profiler.newer=2",
+        "+distillation.teacher_models.mine.newer=2",
         "+reward_model.reward_kwargs.newest=3",
     ]
     found = import_recipe(whole, [*new, "custom_reward_function.path=mine.py"])
-    assert {one.key for one in found.unmapped[:3]} == {one.lstrip("+").partition("=")[0] for one in new}
-    assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[:3])
-    assert UNKNOWN not in {one.why for one in found.unmapped[3:]}
+    assert {one.key for one in found.unmapped[: len(new)]} == {one.lstrip("+").partition("=")[0] for one in new}
+    assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[: len(new)])
+    assert UNKNOWN not in {one.why for one in found.unmapped[len(new) :]}
 
 
 @pytest.mark.parametrize(

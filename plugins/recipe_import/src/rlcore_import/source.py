@@ -16,7 +16,8 @@ UNREAD = "not read in a recipe of this kind"
 SWITCHES = ("enabled", "enable")
 LONGEST_VALUE = 80
 LARGEST_INTEGER = 2**63
-OFF: tuple[Any, ...] = (None, False, [], {}, "")
+EMPTY: tuple[Any, ...] = (None, [], {}, "")
+OFF = (*EMPTY, False)
 """Values that switch off what a key is about, where its row names no others."""
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
 
@@ -30,11 +31,12 @@ class Dropped:
     why: str
     changes_meaning: bool = False
     neutral: tuple[Any, ...] = ()
-    """The values at which nothing differs, null beside them; where there are none, those of OFF."""
+    """The values at which nothing differs, null beside them; where there are none, those of OFF, or of EMPTY."""
 
     def is_off(self, value: Any) -> bool:
-        """Whether nothing differs at a value."""
-        return value is None or any(_same(value, one) for one in self.neutral or OFF)
+        """Whether nothing differs at a value. In a table that is passed on false is as much of a choice as true."""
+        neutral = self.neutral or (EMPTY if self.changes_meaning and self.pattern.endswith(".*") else OFF)
+        return value is None or any(_same(value, one) for one in neutral)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -64,6 +66,8 @@ class Source:
     """Rows of single keys."""
     partial_switches: Collection[str] = ()
     """Keys `enable` and `enabled` that switch off less than the table which they are in."""
+    aliases: dict[str, str] = field(factory=dict)
+    """Tables whose names are the user's, and those whose rows theirs are."""
     taken: dict[str, None] = field(factory=dict)
     """Keys, the last that was taken at the end."""
     ignored: set[str] = field(factory=set)
@@ -192,6 +196,10 @@ class Source:
 
     def _rule(self, key: str) -> Dropped | None:
         """The row of a key that was not taken, None where it is not listed."""
+        for table, listed in self.aliases.items():
+            if key.startswith(f"{table}."):
+                key = listed + key.removeprefix(table)
+                break
         if key in self.mapped:
             return Dropped(pattern=key, why=UNREAD, changes_meaning=True)
         if key in self.by_key:

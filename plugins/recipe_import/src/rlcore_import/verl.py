@@ -10,7 +10,7 @@ from rlcore_import.hydra_files import read_hydra
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.verl_keys import ACTOR, DROPPED, MAPPED, PARTIAL_SWITCHES, ROLLOUT
-from rlcore_import.verl_loss import import_algorithm, import_distillation
+from rlcore_import.verl_loss import import_algorithm, import_distillation, name_teachers
 from rlcore_import.verl_policy import import_generator, import_model, import_optimizer, import_trainer
 from rlcore_import.yaml_files import error
 
@@ -27,6 +27,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         raise error(path, f"no {', '.join(missing)}", expected, remedy)
     source = Source(values=tables, mapped=MAPPED, dropped=DROPPED, partial_switches=PARTIAL_SWITCHES)
     values: dict[str, Any] = {"run.device": "cuda"}
+    name_teachers(source)
     with source.checked():
         _run(source, values)
         import_model(source, values)

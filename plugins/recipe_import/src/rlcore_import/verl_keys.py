@@ -210,7 +210,7 @@ MAPPED: dict[str, str] = {
     "distillation.distillation_loss.loss_mode": "nothing where it is k1; else refused",
     "distillation.distillation_loss.use_task_rewards": "nothing where false; else refused",
     "distillation.distillation_loss.use_policy_gradient": "nothing where true; else refused",
-    "distillation.teacher_models": "reference.path, of one teacher",
+    "distillation.teacher_models.teacher_model.model_path": "reference.path, of one teacher, whatever its name is",
     "trainer.nnodes": "cluster.nodes",
     "trainer.n_gpus_per_node": "cluster.gpus_per_node",
     "trainer.total_training_steps": "run.num_steps",

@@ -89,6 +89,7 @@ LIKE_THE_POLICY = (
     "min_lr_factor lr_decay_steps betas eps"
 )
 """What of a critic's optimizer is the policy's here."""
+TEACHERS = "distillation.teacher_models"
 KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
@@ -381,14 +382,25 @@ def _in_reward(source: Source, values: dict[str, Any], estimator: str) -> None:
             )
 
 
+def name_teachers(source: Source) -> None:
+    """Teachers have names of the user's, and their keys the fate of those of the one in verl's files."""
+    source.aliases.update({f"{TEACHERS}.{name}": f"{TEACHERS}.teacher_model" for name in _teachers(source)})
+
+
+def _teachers(source: Source) -> Mapping[str, Mapping[str, Any]]:
+    found = source.look(TEACHERS)
+    return {name: one for name, one in found.items() if isinstance(one, Mapping)} if isinstance(found, Mapping) else {}
+
+
 def import_distillation(source: Source, values: dict[str, Any]) -> None:
     """The algorithm distill, for what it can do; a refusal for what it cannot."""
     loss = "distillation.distillation_loss"
     mode = source.text(f"{loss}.loss_mode", "k3")
     rewards = source.flag(f"{loss}.use_task_rewards", default=True)
     by_gradient = source.flag(f"{loss}.use_policy_gradient", default=True)
-    teachers = {name: one for name, one in source.table("distillation.teacher_models").items() if isinstance(one, Mapping)}
+    teachers = _teachers(source)
     named = {name: one.get("model_path") for name, one in teachers.items() if one.get("model_path")}
+    source.taken.update(dict.fromkeys(f"{TEACHERS}.{name}.model_path" for name in teachers))
     expected = "one teacher, whose reverse KL divergence is all that is learned from: teacher_models.*.model_path of one"
     if len(named) != 1:
         source.refuse("distillation.teacher_models", expected)

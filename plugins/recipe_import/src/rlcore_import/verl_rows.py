@@ -5,6 +5,7 @@ from rlcore_import.verl_other_rows import (
     ALGORITHM_ROWS,
     CLASS,
     DATA_ROWS,
+    DISAGGREGATION,
     DISTILLATION_ROWS,
     LOGS,
     OTHER_ROWS,
@@ -334,8 +335,15 @@ _ROLLOUT_ROWS = (
         "engine_kwargs.sglang engine_kwargs.trtllm engine_kwargs.sglang.* engine_kwargs.trtllm.*",
         prefix=ROLLOUT,
     ),
-    *rows(LOGS, "trace.* prometheus.*", prefix=ROLLOUT),
-    *rows(SPEED, "checkpoint_engine.* disaggregation.*", prefix=ROLLOUT),
+    *rows(LOGS, "backend experiment_name max_samples_per_step_per_worker project_name token2text", prefix=f"{ROLLOUT}.trace"),
+    *rows(LOGS, "enable file port served_model_name", prefix=f"{ROLLOUT}.prometheus"),
+    *rows(
+        SPEED,
+        "backend custom_backend_module engine_kwargs update_weights_bucket_megabytes",
+        prefix=f"{ROLLOUT}.checkpoint_engine",
+    ),
+    *rows("an argument of verl's checkpoint engine", f"{ROLLOUT}.checkpoint_engine.engine_kwargs.*"),
+    *rows(SPEED, DISAGGREGATION, prefix=f"{ROLLOUT}.disaggregation"),
 )
 _CRITIC_ROWS = (
     *rows(CLASS, "_target_ checkpoint._target_", prefix="critic"),
