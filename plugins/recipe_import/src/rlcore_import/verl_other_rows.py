@@ -263,7 +263,8 @@ OTHER_ROWS = (
         SPEED,
         "enable backend.storage_backend backend.MooncakeStore.auto_init backend.MooncakeStore.device_name "
         "backend.MooncakeStore.global_segment_size backend.MooncakeStore.local_buffer_size "
-        "backend.MooncakeStore.local_hostname backend.MooncakeStore.master_server_address backend.MooncakeStore.metadata_server backend.MooncakeStore.protocol "
+        "backend.MooncakeStore.local_hostname backend.MooncakeStore.master_server_address "
+        "backend.MooncakeStore.metadata_server backend.MooncakeStore.protocol "
         "backend.SimpleStorage.num_data_storage_units backend.SimpleStorage.total_storage_size metrics.enabled metrics.port",
         prefix="transfer_queue",
     ),
