@@ -39,6 +39,12 @@ a: {actor: {own: 2}}
     "model/large.yaml": "size: 2\n",
     "rows.yaml": "rows: {path: x}\n",
     "extra/more.yaml": "level: 3\n",
+    "late.yaml": "defaults: [engine: dp, 'actor@a.actor': '${engine}_actor', optional trial: none, _self_]\n",
+    "trial/big.yaml": "# @package _global_\ndefaults: [override /engine: big, _self_]\nn: 7\n",
+    "outer.yaml": "defaults: [wrap@w: whole]\n",
+    "wrap/whole.yaml": "defaults: [inner: plain]\n",
+    "wrap/inner/plain.yaml": "x: 1\n",
+    "wrap/inner/other.yaml": "x: 2\n",
 }
 PLAIN, ADAM = {"size": 1}, {"betas": [0.9, 0.999]}
 DP: dict[str, Any] = {
@@ -68,6 +74,9 @@ CASES: list[tuple[str, list[str], dict[str, Any]]] = [
     ("main", ["+extra=more", "n=5", "+m=[1,2]", "~rows.path"], {**DP, "extra": {"level": 3}, "n": 5, "m": [1, 2], "rows": {}}),
     ("main", ["+extra@critic.e=more"], {**DP, "critic": {**DP["critic"], "e": {"level": 3}}}),
     ("main", ["+extra@_global_=more"], {**DP, "level": 3}),
+    ("main", ["hydra.run.dir=/x", "hydra/job_logging=none", "m={k:1}"], {**DP, "m": {"k": 1}}),
+    ("late", ["trial=big"], {"engine": "big", "a": {"actor": {"optim": {"momentum": 0.9}, "lr": 1, "own": 1}}, "n": 7}),
+    ("outer", ["wrap/inner@w.inner=other"], {"w": {"inner": {"x": 2}}}),
 ]
 WRONG = {
     "a choice that is not there": ("main", ["engine=other"]),
@@ -75,12 +84,13 @@ WRONG = {
     "a group to leave out that nothing chooses": ("main", ["~model"]),
     "a circle": ("circle", []),
     "an entry of two groups": ("two", []),
+    "a group's file that is no YAML": ("main", ["engine=broken"]),
 }
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    wrong = {"circle.yaml": "defaults: [circle]\n", "two.yaml": "defaults: [{a: 1, b: 2}]\n"}
+    wrong = {"circle.yaml": "defaults: [circle]\n", "two.yaml": "defaults: [{a: 1, b: 2}]\n", "engine/broken.yaml": "a: [\n"}
     for name, text in {**FILES, **wrong}.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)

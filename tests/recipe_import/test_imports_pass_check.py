@@ -112,6 +112,13 @@ def test_nor_without_samples(tmp_path: Path, problems, text: str) -> None:
         ([CORRECTS, "loss_fn.truncated_importance_sampling_type=brand_new"], "loss_fn.truncated_importance_sampling_type"),
         (["loss_fn.reference_policy_kl_type=k4"], "loss_fn.reference_policy_kl_type"),
         (["grpo.adv_estimator={name: brand_new}"], "grpo.adv_estimator.name"),
+        (["policy.tokenizer.chat_template=''"], "policy.tokenizer.chat_template"),
+        (["policy.dtensor_cfg.tensor_parallel_size=3"], "policy.dtensor_cfg.tensor_parallel_size"),
+        (["policy.dtensor_cfg.expert_parallel_size=3"], "policy.dtensor_cfg.expert_parallel_size"),
+        (
+            ["policy.megatron_cfg={enabled: true, pipeline_model_parallel_size: 3}"],
+            "policy.megatron_cfg.tensor_model_parallel_size",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_key(tmp_path: Path, overrides: list[str], key: str) -> None:

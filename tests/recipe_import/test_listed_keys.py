@@ -49,3 +49,9 @@ def test_a_key_of_another_name_is_unknown_in_every_table(library: str) -> None:
     tables = {".".join(key.split(".")[:depth]) for key in defaults_of(library) for depth in range(key.count(".") + 1)}
     closed = [table for table in tables if not any(f"{table}.".startswith(f"{one}.") for one in module.OPEN_TABLES)]
     assert [key for table in closed if is_listed(key := f"{table}.brand_new".lstrip("."), module)] == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_nothing_is_said_to_train_the_same_by_the_pattern_of_a_table(library: str) -> None:
+    whys = {row.why for row in LISTS[library].DROPPED if "*" in row.pattern and not row.changes_meaning}
+    assert not any("speed" in why or "the same" in why for why in whys)

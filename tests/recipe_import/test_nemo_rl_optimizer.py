@@ -145,8 +145,11 @@ def test_weight_decay_is_that_of_matrices(tmp_path: Path) -> None:
     [
         (["policy.optimizer.kwargs.lr=0"], "policy.optimizer.kwargs.lr"),
         ([f"policy.megatron_cfg={MEGATRON.replace('1e-6', '0') % ''}"], "policy.megatron_cfg.optimizer.lr"),
+        (["policy.optimizer.kwargs.betas=[0.9]"], "policy.optimizer.kwargs.betas"),
+        (["policy.optimizer.kwargs.betas=[0.9,1]"], "policy.optimizer.kwargs.betas"),
+        (["policy.optimizer.kwargs.eps=0"], "policy.optimizer.kwargs.eps"),
     ],
 )
-def test_a_rate_of_0_is_refused(tmp_path: Path, overrides: list[str], key: str) -> None:
+def test_what_no_optimizer_can_have_is_refused(tmp_path: Path, overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         grpo(tmp_path, *overrides)

@@ -96,7 +96,6 @@ MEGATRON = "policy.megatron_cfg={enabled: true, tensor_model_parallel_size: %d}"
         (1, ("4", "null"), 2, {"cluster.generator_gpus_per_node": 4, "cluster.placement": "separate"}),
         (4, ("8", "1"), 2, {"cluster.generator_gpus_per_node": 2, "cluster.nodes": 4}),
         (3, ("8", "1"), 16, {"cluster.nodes": 2, "cluster.placement": None, "cluster.address": "auto"}),
-        (2, ("8", "1"), 16, {"cluster.nodes": 1, "cluster.placement": None, "cluster.address": None}),
     ],
 )
 def test_the_machines_bear_the_layout(
@@ -106,3 +105,8 @@ def test_the_machines_bear_the_layout(
     assert {key: found.values.get(key) for key in expected} == expected
     keys = told(found, changing=False)
     assert any(key.startswith("policy.generation.colocated.resources") for key in keys) is (nodes > 1)
+
+
+def test_a_layout_that_the_machines_which_train_do_not_bear_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tensor_model_parallel_size: found 16; expected .* 8 ranks"):
+        grpo(tmp_path, "cluster.num_nodes=2", APART % ("8", "1"), MEGATRON % 16)

@@ -239,7 +239,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_verls_own_defaults_are_known_and_mean_the_same_but_for_a_few(whole: Path) -> None:
     found = import_recipe(whole, ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"])
     assert not [one for one in found.unmapped if one.why in (UNKNOWN, UNREAD)]
-    assert told(found) == {"data.train_files", "trainer.total_epochs", "trainer.total_training_steps"}
+    decay = "actor_rollout_ref.actor.optim.weight_decay"
+    assert told(found) == {decay, "data.train_files", "trainer.total_epochs", "trainer.total_training_steps"}
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -251,16 +252,28 @@ def test_no_engine_reads_what_another_has(whole: Path, valid, strategy: str, est
     valid(found)
 
 
+@pytest.mark.parametrize("value", [True, False, 0, "x"])
+@pytest.mark.parametrize("table", ["rollout.engine_kwargs.vllm", "model.override_config"])
+def test_options_that_are_passed_on_are_told_whatever_they_are(whole: Path, table: str, value: object) -> None:
+    found = import_recipe(whole, [f"+actor_rollout_ref.{table}.option={value}", f"+actor_rollout_ref.{table}.other=null"])
+    assert f"actor_rollout_ref.{table}.option" in {one.key for one in found.unmapped if one.changes_meaning}
+    assert f"actor_rollout_ref.{table}.other" not in told(found)
+
+
 def test_what_nobody_listed_stands_first(whole: Path) -> None:
     new = [
         "+actor_rollout_ref.rollout.brand_new=1",
         "+algorithm.rollout_correction.newer=2",
+        "+actor_rollout_ref.rollout.checkpoint_engine.newer=false",
+        "+transfer_queue.newer=2",
+        "+global_profiler.newer=2",
+        "+distillation.teacher_models.mine.newer=2",
         "+reward_model.reward_kwargs.newest=3",
     ]
     found = import_recipe(whole, [*new, "custom_reward_function.path=mine.py"])
-    assert {one.key for one in found.unmapped[:3]} == {one.lstrip("+").partition("=")[0] for one in new}
-    assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[:3])
-    assert UNKNOWN not in {one.why for one in found.unmapped[3:]}
+    assert {one.key for one in found.unmapped[: len(new)]} == {one.lstrip("+").partition("=")[0] for one in new}
+    assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[: len(new)])
+    assert UNKNOWN not in {one.why for one in found.unmapped[len(new) :]}
 
 
 @pytest.mark.parametrize(
@@ -277,6 +290,7 @@ def test_dapos_penalty_of_long_answers_counts_with_its_manager(config: Path, val
         assert f"{table}.overlong_buffer_cfg.enable" in told(found)
     else:
         assert (loss.length_penalty, loss.length_penalty_buffer, loss.length_penalty_weight) == ("soft_overlong", 0.25, 0.5)
+        assert f"{table}.overlong_buffer_cfg.penalty_factor" in told(found)  # rewards of DAPO's data are -1 and 1 there
 
 
 def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None:
@@ -287,12 +301,39 @@ def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None
     assert {"critic.optim.lr_warmup_steps", "trainer.critic_warmup"} <= told(found)  # the latter for the policy's cosine
 
 
+@pytest.mark.parametrize(
+    "option", ["betas=[0.9,0.95]", "eps=1e-5", "min_lr_ratio=0.2", "warmup_style=cosine", "lr_decay_steps=7"]
+)
+def test_a_critics_own_moments_and_schedule_are_told(config: Path, option: str) -> None:
+    name = option.partition("=")[0]
+    assert f"critic.optim.{name}" in told(import_recipe(config, [f"+critic.optim.{option}"]))
+    alike = [f"+critic.optim.{option}", f"++actor_rollout_ref.actor.optim.{option}"]
+    assert f"critic.optim.{name}" not in told(import_recipe(config, alike))
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "is_told"),
+    [("", 0.0, False), ("temperature: 1.0", 1.0, True), ("temperature: 0.6, do_sample: true", 0.6, False)],
+)
+def test_held_out_samples_have_their_temperature_whatever_do_sample_says(
+    config: Path, options: str, temperature: float, is_told: bool
+) -> None:
+    found = import_recipe(config, ["data.val_files=v.parquet", f"++actor_rollout_ref.rollout.val_kwargs={{{options}}}"])
+    assert found.values["evaluation.temperature"] == temperature
+    assert ("actor_rollout_ref.rollout.val_kwargs.do_sample" in told(found)) is is_told
+
+
 def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> None:
     groups = "algorithm.filter_groups={enable: true, max_num_gen_batches: 10, metric: acc}"
     found = import_recipe(config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"])
     recipe = valid(found)
     assert (recipe.rollout.refill_equal_rewards, recipe.rollout.max_refill_ratio) == (True, 9.0)
     assert "algorithm.filter_groups.metric" in told(found)
+    bound = "algorithm.filter_groups.max_num_gen_batches"
+    newer = import_recipe(
+        config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "+trainer.use_v1=true"]
+    )
+    assert (bound in told(found), bound in told(newer)) == (False, True)
     alone = import_recipe(config, ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"])
     assert alone.values["algorithm.grpo.advantage_baseline"] == "none"
     assert "actor_rollout_ref.rollout.n" in told(alone)

@@ -100,6 +100,28 @@ def test_what_changes_the_rate_or_the_optimizer_is_told(read: Read, options: dic
     assert any(f"{ACTOR}.optim.{name}" in key for key in keys for name in options)
 
 
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"lr_warmup_steps": 10}, "lr_warmup_steps"),
+        ({"lr_warmup_steps_ratio": 0.1}, "lr_warmup_steps_ratio"),
+        ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type"),
+        ({"weight_decay": 0.01}, "weight_decay"),
+    ],
+)
+def test_rates_that_move_once_a_step_and_decay_of_biases_are_told(read: Read, options: dict[str, Any], key: str) -> None:
+    plain = read(*optim(weight_decay=0))
+    assert not any(one.key.startswith(f"{ACTOR}.optim") and one.changes_meaning for one in plain.unmapped)
+    found = read(*optim(**{"weight_decay": 0, **options}))
+    assert {f"{ACTOR}.optim.{key}"} == {one.key for one in found.unmapped if one.changes_meaning and "optim." in one.key}
+
+
+def test_megatrons_ratio_of_warm_up_is_one_of_the_decay(read: Read) -> None:
+    options = optim(lr_warmup_steps_ratio=0.1, lr_decay_steps=100)
+    assert read(f"{ACTOR}.strategy=megatron", *options).values["schedule.warmup_steps"] == 10 * 4
+    assert read(*options).values["schedule.warmup_steps"] == 4 * 4
+
+
 def test_a_decay_that_ends_before_or_behind_the_run_is_told(read: Read) -> None:
     overrides = [f"{ACTOR}.strategy=megatron", *optim(lr_decay_style="cosine", lr_decay_steps=100)]
     assert f"{ACTOR}.optim.lr_decay_steps" in told(read(*overrides))
@@ -205,6 +227,12 @@ def test_adapters_of_megatron_are_those_of_the_parts_of_its_layers(read: Read) -
     assert f"{MODEL}.lora.target_modules" in told(found)
 
 
+def test_adapters_of_fsdp_are_none_with_megatron(read: Read) -> None:
+    found = read(f"{ACTOR}.strategy=megatron", f"+{MODEL}.lora_rank=8")
+    assert "lora.rank" not in found.values
+    assert f"{MODEL}.lora_rank" in told(found)
+
+
 def test_adapters_to_begin_with_are_told_where_there_are_none(read: Read) -> None:
     assert f"{MODEL}.lora_adapter_path" in told(read(f"+{MODEL}.lora_adapter_path=/a"))
 
@@ -260,3 +288,13 @@ def test_masters_in_fewer_bits_are_told(read: Read) -> None:
     assert f"{ACTOR}.fsdp_config.model_dtype" in told(read(f"+{ACTOR}.fsdp_config.model_dtype=bf16"))
     assert f"{ACTOR}.fsdp_config.model_dtype" not in told(read(f"+{ACTOR}.fsdp_config.model_dtype=fp32"))
     assert math.isclose(read().values["optimizer.learning_rate"], 1e-6)
+
+
+@pytest.mark.parametrize(
+    "table", ["critic.fsdp", "critic.model.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.megatron"]
+)
+def test_numbers_of_critic_and_reference_are_not_called_speed(read: Read, table: str) -> None:
+    found = read("algorithm.adv_estimator=gae", f"+{table}.dtype=float16", f"+{table}.seed=7")
+    whys = {one.key: one for one in found.unmapped}
+    assert whys[f"{table}.dtype"].changes_meaning
+    assert "the same but for chance" in whys[f"{table}.seed"].why

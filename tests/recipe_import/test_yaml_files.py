@@ -11,8 +11,8 @@ from rlcore_import.yaml_files import merge, read_inherited, read_yaml, with_over
 
 def test_numbers_are_those_of_yaml_12(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text("a: 1e-6\nb: 5.0e-7\nc: 3\nd: 1.5\ne: no_number\nf: -2E3\n")
-    assert read_yaml(file) == {"a": 1e-6, "b": 5e-7, "c": 3, "d": 1.5, "e": "no_number", "f": -2000.0}
+    file.write_text("a: 1e-6\nb: 5.0e-7\nc: 3\nd: 1.5\ne: no_number\nf: -2E3\ng: 2026-01-01\n")
+    assert read_yaml(file) == {"a": 1e-6, "b": 5e-7, "c": 3, "d": 1.5, "e": "no_number", "f": -2000.0, "g": "2026-01-01"}
 
 
 @pytest.mark.parametrize("text", ["- 1", "a: [", "a: !!python/object:os.system {}"])
@@ -35,9 +35,10 @@ def test_files_inherit_from_several_and_not_from_themselves(tmp_path: Path) -> N
         read_inherited(tmp_path / "c.yaml")
 
 
-def test_overrides_are_yaml() -> None:
+def test_overrides_are_hydras() -> None:
     found = with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c=[1, x]", "++d={e: null}", "text=a=b", "empty="])
     assert found == {"a": {"b": 2, "c": [1, "x"]}, "d": {"e": None}, "text": "a=b", "empty": ""}
+    assert with_overrides({}, ["a={k:1}", "b=on", "c=2026-01-01"]) == {"a": {"k": 1}, "b": "on", "c": "2026-01-01"}
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         with_overrides({}, ["nothing"])
 

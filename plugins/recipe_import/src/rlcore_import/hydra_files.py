@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
+from yaml import YAMLError
 
 from rlcore_import.yaml_files import DEFAULTS, MOST_FILES, below, error, merge, read_yaml, with_overrides
 
 SELF = "_self_"
 HYDRA = "hydra"
 """hydra's own table, of which nothing but `searchpath` says something of the recipe."""
+_HYDRAS_OWN = re.compile(r"[+~]{0,2}hydra[./@]")
+"""The beginning of an argument about hydra itself."""
 _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 _CHOICE = re.compile(r"(\+?)([\w\-/]+)(?:@([\w.\-]*))?=(.*)", re.DOTALL)
@@ -53,16 +56,16 @@ def _by_hydra(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> di
 
     found = [f"{HYDRA}.searchpath=[{','.join(f'file://{root}' for root in roots[1:])}]"] if len(roots) > 1 else []
     choices = _Choices(roots=roots)
-    for override in (one.strip() for one in overrides):
+    for override in (one.strip() for one in overrides if not _HYDRAS_OWN.match(one.strip())):
         if choices.takes(override) or override.startswith("~"):
             found.append(override)
-        elif not override.lstrip("+").startswith(f"{HYDRA}.searchpath="):
+        else:
             found.append(f"++{override.lstrip('+')}")  # a key that is new, or there already, is no error: it is told
     try:
         with initialize_config_dir(config_dir=str(path.parent), version_base=None):
             composed = compose(config_name=path.stem, overrides=found)
         values: dict[str, Any] = OmegaConf.to_container(composed, resolve=False)
-    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as problem:
+    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as problem:
         expected = "what hydra composes to a configuration; import from a whole checkout"
         raise error(path, " ".join(str(problem).split()), expected) from problem
     return values
@@ -70,14 +73,26 @@ def _by_hydra(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> di
 
 def _by_files(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> dict[str, Any]:
     choices = _Choices(roots=roots)
-    of_values = [override for override in overrides if not choices.takes(override.strip())]
+    of_recipe = [override.strip() for override in overrides if not _HYDRAS_OWN.match(override.strip())]
+    of_values = [override for override in of_recipe if not choices.takes(override)]
     merged: dict[str, Any] = {}
-    for package, values in (*_parts(path, "", "", choices), *_added_parts(path, choices)):
+    for package, values in _settled_parts(path, choices):
         merged = merge(merged, below(package, values))
     for key in (*choices.removed, *choices.named):
         if key not in choices.met:
             raise error(path, f"the group {key} behind the file, which is in no defaults", "a group that is, or +GROUP=NAME")
     return with_overrides(merged, of_values)
+
+
+def _settled_parts(path: Path, choices: "_Choices") -> list[tuple[str, dict[str, Any]]]:
+    """The parts of all files, once an entry `override` of any of them counts for those before it too."""
+    for _ in range(MOST_FILES):
+        known = dict(choices.overridden)
+        choices.made.clear()
+        parts = [*_parts(path, "", "", choices), *_added_parts(path, choices)]
+        if choices.overridden == known:
+            return parts
+    raise error(path, "entries `override` that change which files are read, without an end", "files that end somewhere")
 
 
 @frozen(kw_only=True, eq=False)
@@ -197,7 +212,8 @@ def _entry(entry: Any, path: Path, group: str, package: str) -> _Entry:
         *words, last = str(key).split() or [""]
         named, _, to = last.partition("@")
         folder = _folder(group, named, named)
-        absolute = _joined(package, to) if to else None
+        is_inner = bool(package) and re.fullmatch(r"\w[\w\-/]*", named) is not None
+        absolute = _joined(package, to or named.replace("/", ".")) if to or is_inner else None
         overrides = "override" in words
         return _Entry(
             name=name,

@@ -11,7 +11,7 @@ from rlcore_import.nemo_rl_generation import import_asynchrony, import_generatio
 from rlcore_import.nemo_rl_keys import DROPPED, MAPPED
 from rlcore_import.nemo_rl_loss import import_advantages, import_distillation, import_loss, import_preferences
 from rlcore_import.nemo_rl_optimizer import import_optimizer
-from rlcore_import.nemo_rl_policy import import_cluster, import_policy
+from rlcore_import.nemo_rl_policy import check_layout, import_cluster, import_policy
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.yaml_files import error, read_inherited, with_overrides
@@ -44,6 +44,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         elif kind == "dpo":
             import_preferences(source, values)
         import_cluster(source, values, kind)
+        check_layout(source, values)
     if "data.evaluation.source" not in values:
         values = {key: value for key, value in values.items() if not key.startswith("evaluation.")}
     return source.recipe(values)

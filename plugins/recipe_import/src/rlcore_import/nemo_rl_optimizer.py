@@ -1,6 +1,6 @@
 """Optimizers and schedules of NeMo-RL's recipes. Lengths of a schedule are steps there, and optimizer updates here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore_import.source import Source
@@ -33,7 +33,8 @@ def _torch(source: Source, values: dict[str, Any], updates: int) -> None:
     values["optimizer.learning_rate"] = rate
     betas = source.take(f"{prefix}.kwargs.betas", (0.9, 0.999))
     values["optimizer.betas"] = [float(beta) for beta in betas]
-    values["optimizer.eps"] = source.number(f"{prefix}.kwargs.eps", 1e-8, least=0)
+    _require_betas(source, f"{prefix}.kwargs.betas", values["optimizer.betas"])
+    values["optimizer.eps"] = source.number(f"{prefix}.kwargs.eps", 1e-8, above=0)
     decay = source.number(f"{prefix}.kwargs.weight_decay", 0.01, least=0)
     values["optimizer.weight_decay"] = decay
     if decay:
@@ -45,6 +46,11 @@ def _torch(source: Source, values: dict[str, Any], updates: int) -> None:
 def _require_rate(source: Source, key: str, rate: float) -> None:
     if not rate:
         source.refuse(key, "a number above 0")
+
+
+def _require_betas(source: Source, key: str, betas: Sequence[float]) -> None:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        source.refuse(key, "two numbers of at least 0 and below 1")
 
 
 def _torch_schedule(source: Source, values: dict[str, Any], updates: int, rate: float) -> None:
@@ -124,7 +130,8 @@ def _megatron(source: Source, values: dict[str, Any], updates: int) -> None:
     values["optimizer.betas"] = [
         source.number(f"{prefix}.adam_beta{number}", beta, least=0) for number, beta in ((1, 0.9), (2, 0.999))
     ]
-    values["optimizer.eps"] = source.number(f"{prefix}.adam_eps", 1e-8, least=0)
+    _require_betas(source, f"{prefix}.adam_beta1", values["optimizer.betas"])
+    values["optimizer.eps"] = source.number(f"{prefix}.adam_eps", 1e-8, above=0)
     decay = source.number(f"{prefix}.weight_decay", 0.01, least=0)
     first = source.number(f"{schedule}.start_weight_decay", decay, least=0)
     values["optimizer.weight_decay"] = first

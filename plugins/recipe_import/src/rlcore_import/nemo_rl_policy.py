@@ -6,6 +6,12 @@ from typing import Any
 from rlcore_import.source import Source
 
 TEACHERS = "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.num_nodes"
+FSDP2 = "trainer.fsdp2"
+LAYOUTS = {
+    FSDP2: "policy.dtensor_cfg.tensor_parallel_size",
+    "trainer.megatron": "policy.megatron_cfg.tensor_model_parallel_size",
+}
+"""Where a trainer's sizes begin."""
 MISSING = "???"
 """OmegaConf's value that is to be given."""
 BRADLEY_TERRY = "bradley_terry"
@@ -61,6 +67,8 @@ def _template(source: Source, values: dict[str, Any]) -> None:
             values["model.chat_template"] = TEXTS_ALONE
     elif template.endswith(".jinja"):
         source.report(key, "model.chat_template is the text of the file: the tokenizer's own is taken")
+    elif not template:
+        source.refuse(key, "a template, null or default")
     elif template.lower() != "default":
         values["model.chat_template"] = template
     keywords = source.table("policy.tokenizer.chat_template_kwargs")
@@ -175,6 +183,21 @@ def _adapters(source: Source, values: dict[str, Any], *, is_megatron: bool) -> N
             f"{prefix}.target_modules", "targets are named as in PEFT, such as q_proj, and these are Megatron's names"
         )
         values["lora.targets"] = ["all-linear"]
+
+
+def check_layout(source: Source, values: Mapping[str, Any]) -> None:
+    """Refuse sizes that do not divide the trainer's ranks."""
+    ranks = values["cluster.nodes"] * (values["cluster.gpus_per_node"] - values.get("cluster.generator_gpus_per_node", 0))
+    section = f"trainer.{values['trainer.name']}"
+    tensor, context, replicate, stages, experts = (
+        values.get(f"{section}.{size}", 1)
+        for size in ("tensor_parallel", "context_parallel", "replicate", "pipeline_parallel", "expert_parallel")
+    )
+    product = tensor * context * replicate * stages
+    if ranks % product:
+        source.refuse(LAYOUTS[section], f"sizes whose product divides the trainer's {ranks} ranks; it is {product}")
+    elif section == FSDP2 and ranks // (tensor * replicate) % experts:
+        source.refuse("policy.dtensor_cfg.expert_parallel_size", f"a divisor of {ranks // (tensor * replicate)}")
 
 
 def import_cluster(source: Source, values: dict[str, Any], kind: str) -> None:

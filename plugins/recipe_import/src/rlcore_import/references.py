@@ -1,4 +1,4 @@
-"""References in values, as OmegaConf writes them: ${a.b}, ${.a}, ${oc.env:NAME,default} and NeMo-RL's ${mul:x,y}."""
+"""References in values, as OmegaConf writes them: ${a.b}, ${.a}, ${oc.env:NAME,default}, and NeMo-RL's ${mul:x,y}."""
 
 import math
 import os
@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlcore_import.yaml_files import error, yaml_value
+from rlcore_import.override_values import value_of
+from rlcore_import.yaml_files import error
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mul": lambda *values: math.prod(values),
@@ -15,6 +16,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sub": lambda first, second: first - second,
     "max": max,
     "min": min,
+    "oc.create": lambda value: value,
+    "oc.decode": lambda value: value_of(value) if isinstance(value, str) else value,
 }
 AS_WRITTEN = ("now", "hydra")
 """Functions of what is known once a run begins."""
@@ -67,10 +70,17 @@ def _one(text: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int)
     if name == "oc.env":
         default = arguments[1] if len(arguments) > 1 else f"${{{text}}}"
         return os.environ.get(str(arguments[0]), default)
-    if name == "oc.select":
-        return _look(str(arguments[0]), place, root, depth, default=arguments[1] if len(arguments) > 1 else None)
+    if name in ("oc.select", "oc.deprecated"):
+        fallback = _MISSING if name == "oc.deprecated" else arguments[1] if len(arguments) > 1 else None
+        return _look(str(arguments[0]), place, root, depth, default=fallback)
+    if name in ("oc.dict.keys", "oc.dict.values"):
+        table = _look(str(arguments[0]), place, root, depth)
+        if not isinstance(table, Mapping):
+            raise error(".".join(place), f"${{{text}}}", "a reference to a table")
+        return list(table if name.endswith("keys") else table.values())
     if name not in FUNCTIONS:
-        raise error(".".join(place), f"${{{text}}}", f"one of the functions {', '.join(FUNCTIONS)}, oc.env and oc.select")
+        known = ", ".join((*FUNCTIONS, "oc.env", "oc.select", "oc.deprecated", "oc.dict.keys", "oc.dict.values"))
+        raise error(".".join(place), f"${{{text}}}", f"one of the functions {known}")
     try:
         return FUNCTIONS[name](*arguments)
     except (TypeError, ValueError, ArithmeticError) as problem:
@@ -116,7 +126,7 @@ def _look(key: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int,
 
 
 def _value(text: str) -> Any:
-    """An argument as YAML has it; text with references in it as it is."""
+    """An argument, read as OmegaConf reads it; text with references in it as it is."""
     if "${" in text:
         return text
-    return {"None": None}.get(text, yaml_value(text))
+    return {"None": None}.get(text, value_of(text))

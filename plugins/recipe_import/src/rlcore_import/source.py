@@ -15,7 +15,9 @@ UNKNOWN = "not known to this importer: look up what it does"
 UNREAD = "not read in a recipe of this kind"
 SWITCHES = ("enabled", "enable")
 LONGEST_VALUE = 80
-OFF: tuple[Any, ...] = (None, False, [], {}, "")
+LARGEST_INTEGER = 2**63
+EMPTY: tuple[Any, ...] = (None, [], {}, "")
+OFF = (*EMPTY, False)
 """Values that switch off what a key is about, where its row names no others."""
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
 
@@ -29,11 +31,12 @@ class Dropped:
     why: str
     changes_meaning: bool = False
     neutral: tuple[Any, ...] = ()
-    """The values at which nothing differs, null beside them; where there are none, those of OFF."""
+    """The values at which nothing differs, null beside them; where there are none, those of OFF, or of EMPTY."""
 
     def is_off(self, value: Any) -> bool:
-        """Whether nothing differs at a value."""
-        return value is None or any(_same(value, one) for one in self.neutral or OFF)
+        """Whether nothing differs at a value. In a table that is passed on false is as much of a choice as true."""
+        neutral = self.neutral or (EMPTY if self.changes_meaning and self.pattern.endswith(".*") else OFF)
+        return value is None or any(_same(value, one) for one in neutral)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -63,6 +66,8 @@ class Source:
     """Rows of single keys."""
     partial_switches: Collection[str] = ()
     """Keys `enable` and `enabled` that switch off less than the table which they are in."""
+    aliases: dict[str, str] = field(factory=dict)
+    """Tables whose names are the user's, and those whose rows theirs are."""
     taken: dict[str, None] = field(factory=dict)
     """Keys, the last that was taken at the end."""
     ignored: set[str] = field(factory=set)
@@ -114,7 +119,9 @@ class Source:
         value = self.number(key, default, least=least)
         if len(self.problems) > num_problems or value is default:
             return value
-        return int(value) if value.is_integer() else self._wrong(key, self.look(key), "a whole number", default)
+        if value.is_integer() and abs(value) < LARGEST_INTEGER:
+            return int(value)
+        return self._wrong(key, self.look(key), "a whole number of 64 bits", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A key's true or false."""
@@ -189,6 +196,10 @@ class Source:
 
     def _rule(self, key: str) -> Dropped | None:
         """The row of a key that was not taken, None where it is not listed."""
+        for table, listed in self.aliases.items():
+            if key.startswith(f"{table}."):
+                key = listed + key.removeprefix(table)
+                break
         if key in self.mapped:
             return Dropped(pattern=key, why=UNREAD, changes_meaning=True)
         if key in self.by_key:

@@ -10,7 +10,7 @@ from rlcore_import.hydra_files import read_hydra
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.verl_keys import ACTOR, DROPPED, MAPPED, PARTIAL_SWITCHES, ROLLOUT
-from rlcore_import.verl_loss import import_algorithm, import_distillation
+from rlcore_import.verl_loss import import_algorithm, import_distillation, name_teachers
 from rlcore_import.verl_policy import import_generator, import_model, import_optimizer, import_trainer
 from rlcore_import.yaml_files import error
 
@@ -27,6 +27,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
         raise error(path, f"no {', '.join(missing)}", expected, remedy)
     source = Source(values=tables, mapped=MAPPED, dropped=DROPPED, partial_switches=PARTIAL_SWITCHES)
     values: dict[str, Any] = {"run.device": "cuda"}
+    name_teachers(source)
     with source.checked():
         _run(source, values)
         import_model(source, values)
@@ -93,6 +94,9 @@ def _step(source: Source, values: dict[str, Any]) -> None:
         refills = False
     values["rollout.refill_equal_rewards"] = refills
     most = source.integer("algorithm.filter_groups.max_num_gen_batches", 0)
+    if refills and most > 1 and source.look("trainer.use_v1"):
+        what = f"verl's newer trainer replaces groups without a bound: rollout.max_refill_ratio is {most - 1} here"
+        source.report("algorithm.filter_groups.max_num_gen_batches", what)
     if refills and most > 1:
         values["rollout.max_refill_ratio"] = float(most - 1)
 
@@ -143,8 +147,10 @@ def _evaluation(source: Source, values: dict[str, Any]) -> None:
     }
     prefix = f"{ROLLOUT}.val_kwargs"
     samples, temperature = source.flag(f"{prefix}.do_sample"), source.number(f"{prefix}.temperature", 0.0, least=0)
-    values["evaluation.temperature"] = temperature if samples else 0.0
-    is_greedy = values["evaluation.temperature"] == 0
+    values["evaluation.temperature"] = temperature
+    is_greedy = temperature == 0
+    if not is_greedy and not samples:
+        source.report(f"{prefix}.do_sample", f"verl's engines sample at val_kwargs.temperature all the same: {temperature:g}")
     top_k, top_p = max(0, source.integer(f"{prefix}.top_k", -1)), source.number(f"{prefix}.top_p", 1.0, above=0, most=1)
     if not is_greedy:
         values |= {"evaluation.top_k": top_k, "evaluation.top_p": top_p}
@@ -170,7 +176,10 @@ def _rewards(source: Source, values: dict[str, Any]) -> None:
     if "environment.name" not in values:
         source.ignore("reward_model.model", "reward_model.max_length", "reward.reward_model")
         values["environment.name"] = "math"
-        why = "the right answer is within reward_model there: write a field `answer`, or a function of the row"
+        why = (
+            "verl scores a row by the function of its data_source and the answer within reward_model: write a field `answer`, "
+        )
+        why += "whose answer in a box earns 1 by the environment math, or a function of the row"
         source.report("data.train_files", why)
     for key in ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name"):
         if source.text(key, "naive") not in ("naive", "dapo"):
@@ -197,5 +206,7 @@ def _overlong(source: Source, values: dict[str, Any]) -> None:
             "algorithm.grpo.length_penalty_buffer": min(1.0, length / values["rollout.max_response_tokens"]),
             "algorithm.grpo.length_penalty_weight": weight,
         }
+        what = "weighed against rewards of 0 and 1, where verl's function for DAPO's data gives -1 and 1"
+        source.report(f"{buffer}.penalty_factor", what)
         if longest != values["rollout.max_response_tokens"]:
             source.report(f"{prefix}.max_resp_len", "the penalty is over the end of rollout.max_response_tokens")

@@ -84,6 +84,12 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "constant",
     "token-sum": "constant",
 }
+LIKE_THE_POLICY = (
+    "lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type lr_decay_style warmup_style decay_type min_lr_ratio min_lr lr_min "
+    "min_lr_factor lr_decay_steps betas eps"
+)
+"""What of a critic's optimizer is the policy's here."""
+TEACHERS = "distillation.teacher_models"
 KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
@@ -158,15 +164,13 @@ def _critic(source: Source, values: dict[str, Any]) -> None:
     values[f"{PPO}.value_clip"] = source.number("critic.cliprange_value", 0.5, above=0, infinite=True)
     if source.text("critic.loss_agg_mode", "token-mean") != "token-mean":
         source.report("critic.loss_agg_mode", "the critic's loss is the mean over tokens")
-    for key, ours, what in (
-        ("ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batch_size", "the critic makes as many updates as the policy"),
-        ("optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps", "the critic has the policy's schedule"),
-        ("optim.lr_warmup_steps_ratio", f"{ACTOR}.optim.lr_warmup_steps_ratio", "the critic has the policy's schedule"),
-        ("optim.lr_scheduler_type", f"{ACTOR}.optim.lr_scheduler_type", "the critic has the policy's schedule"),
-        ("optim.lr_decay_style", f"{ACTOR}.optim.lr_decay_style", "the critic has the policy's schedule"),
+    of_optimizer = "the critic has the policy's schedule and moments"
+    for key, what in (
+        ("ppo_mini_batch_size", "the critic makes as many updates as the policy"),
+        *((f"optim.{name}", of_optimizer) for name in LIKE_THE_POLICY.split()),
     ):
         found = source.take(f"critic.{key}")
-        if found is not None and found != source.look(ours):
+        if found is not None and found != source.look(f"{ACTOR}.{key}"):
             source.report(f"critic.{key}", what)
 
 
@@ -378,14 +382,25 @@ def _in_reward(source: Source, values: dict[str, Any], estimator: str) -> None:
             )
 
 
+def name_teachers(source: Source) -> None:
+    """Teachers have names of the user's, and their keys the fate of those of the one in verl's files."""
+    source.aliases.update({f"{TEACHERS}.{name}": f"{TEACHERS}.teacher_model" for name in _teachers(source)})
+
+
+def _teachers(source: Source) -> Mapping[str, Mapping[str, Any]]:
+    found = source.look(TEACHERS)
+    return {name: one for name, one in found.items() if isinstance(one, Mapping)} if isinstance(found, Mapping) else {}
+
+
 def import_distillation(source: Source, values: dict[str, Any]) -> None:
     """The algorithm distill, for what it can do; a refusal for what it cannot."""
     loss = "distillation.distillation_loss"
     mode = source.text(f"{loss}.loss_mode", "k3")
     rewards = source.flag(f"{loss}.use_task_rewards", default=True)
     by_gradient = source.flag(f"{loss}.use_policy_gradient", default=True)
-    teachers = {name: one for name, one in source.table("distillation.teacher_models").items() if isinstance(one, Mapping)}
+    teachers = _teachers(source)
     named = {name: one.get("model_path") for name, one in teachers.items() if one.get("model_path")}
+    source.taken.update(dict.fromkeys(f"{TEACHERS}.{name}.model_path" for name in teachers))
     expected = "one teacher, whose reverse KL divergence is all that is learned from: teacher_models.*.model_path of one"
     if len(named) != 1:
         source.refuse("distillation.teacher_models", expected)

@@ -1,5 +1,7 @@
 """The keys of verl's configuration beside actor, reference, rollout and critic that have no counterpart, and why."""
 
+from collections.abc import Mapping
+
 from rlcore_import.source import rows
 
 SPEED = "speed or memory alone: what is trained is the same"
@@ -14,6 +16,22 @@ _ENGINE = (
     "limit_images enable_chunked_prefill enable_prefix_caching disable_log_stats skip_tokenizer_init "
     "prompt_length response_length"
 )
+
+DISAGGREGATION = (
+    "_target_ bootstrap_port decode_replicas decode_tensor_model_parallel_size enabled ib_device prefill_replicas "
+    "transfer_backend"
+)
+_TEACHER = "_target_ key num_replicas inference._target_ inference.temperature"
+_TEACHER += "".join(f" inference.{name}" for name in _ENGINE.split())
+_PROFILER = "_target_ finish_hook_all_ranks finish_hook_cmd finish_hook_ranks relocate_results save_path tool"
+_TOOLS: Mapping[str, str] = {
+    "npu": "_target_ analysis contents discrete level profile_token_end profile_token_start",
+    "nsys": "_target_ discrete",
+    "precision_debugger": "_target_ config_path stages steps strict",
+    "torch": "_target_ contents discrete profile_token_end profile_token_start schedule._target_ schedule.active "
+    "schedule.repeat schedule.skip_first schedule.wait schedule.warmup",
+    "torch_memory": "_target_ stack_depth trace_alloc_max_entries",
+}
 
 ALGORITHM_ROWS = (
     *rows(CLASS, "_target_ filter_groups._target_ kl_ctrl._target_", prefix="algorithm"),
@@ -168,7 +186,7 @@ REWARD_ROWS = (
         "ignore_eos temperature top_k top_p do_sample n quantization quantization_config_file mtp",
         prefix="reward.reward_model.rollout",
     ),
-    *rows(SPEED, "reward.reward_model.rollout.disaggregation.*"),
+    *rows(SPEED, DISAGGREGATION, prefix="reward.reward_model.rollout.disaggregation"),
     *rows(
         SPEED,
         "enable_resource_pool n_gpus_per_node nnodes strategy micro_batch_size micro_batch_size_per_gpu use_dynamic_bsz "
@@ -180,7 +198,21 @@ REWARD_ROWS = (
         prefix="reward_model",
     ),
     *rows(SPEED, _ENGINE, prefix="reward_model.rollout"),
-    *rows(SPEED, "reward_model.megatron.*"),
+    *rows(
+        "where the reward model computes",
+        "_target_ context_parallel_size dtype expert_model_parallel_size expert_tensor_parallel_size "
+        "override_transformer_config param_offload pipeline_model_parallel_size seed sequence_parallel "
+        "tensor_model_parallel_size use_distributed_optimizer use_mbridge use_remove_padding vanilla_mbridge "
+        "virtual_pipeline_model_parallel_size",
+        prefix="reward_model.megatron",
+    ),
+    *rows("where the reward model computes", "reward_model.megatron.override_transformer_config.*"),
+    *rows(
+        "environment.reward_model.path has the weights",
+        "dist_checkpointing_path dist_checkpointing_prefix use_dist_checkpointing",
+        prefix="reward_model.megatron",
+        changes_meaning=True,
+    ),
     *rows(
         "the reward model's own length, tokenizer and configuration count",
         "max_length model.input_tokenizer model.override_config model.external_lib",
@@ -190,7 +222,8 @@ REWARD_ROWS = (
 )
 DISTILLATION_ROWS = (
     *rows(CLASS, "_target_ distillation_loss._target_", prefix="distillation"),
-    *rows(SPEED, "n_gpus_per_node nnodes teacher_models.*", prefix="distillation"),
+    *rows(SPEED, "n_gpus_per_node nnodes", prefix="distillation"),
+    *rows("where the teacher computes", _TEACHER, prefix="distillation.teacher_models.teacher_model"),
     *rows("of several teachers", "teacher_key", prefix="distillation"),
     *rows("of other losses of distillation", "topk policy_loss_mode", prefix="distillation.distillation_loss"),
     *rows(
@@ -224,11 +257,36 @@ OTHER_ROWS = (
     *rows("of samples that are read again", "dump_dir steps action", prefix="skip.rollout_tq"),
     *rows("of samples that are read again", "dump_dir steps action", prefix="skip.async_rollout"),
     *rows(CLASS, "skip._target_"),
-    *rows(SPEED, "ray_kwargs.* ray_init.* transfer_queue.*"),
-    *rows(LOGS, "global_profiler.*"),
+    *rows("an argument of ray.init", "ray_kwargs.ray_init.* ray_init.*"),
+    *rows(LOGS, "ray_kwargs.timeline_json_file"),
+    *rows(
+        SPEED,
+        "enable backend.storage_backend backend.MooncakeStore.auto_init backend.MooncakeStore.device_name "
+        "backend.MooncakeStore.global_segment_size backend.MooncakeStore.local_buffer_size "
+        "backend.MooncakeStore.local_hostname backend.MooncakeStore.master_server_address "
+        "backend.MooncakeStore.metadata_server backend.MooncakeStore.protocol "
+        "backend.SimpleStorage.num_data_storage_units backend.SimpleStorage.total_storage_size metrics.enabled metrics.port",
+        prefix="transfer_queue",
+    ),
+    *rows(LOGS, f"{_PROFILER} profile_continuous_steps steps", prefix="global_profiler"),
     *rows(
         LOGS,
-        "actor_rollout_ref.actor.profiler.* actor_rollout_ref.ref.profiler.* actor_rollout_ref.rollout.profiler.* "
-        "critic.profiler.* reward_model.profiler.*",
+        "nsys._target_ nsys.discrete torch_memory.context torch_memory.kw_args torch_memory.stacks torch_memory.stack_depth "
+        "torch_memory.trace_alloc_max_entries precision_debugger._target_ precision_debugger.config_path "
+        "precision_debugger.stages precision_debugger.steps precision_debugger.strict",
+        prefix="global_profiler.global_tool_config",
+    ),
+    *rows(
+        "an option of nsys",
+        "controller_nsight_options.* worker_nsight_options.*",
+        prefix="global_profiler.global_tool_config.nsys",
+    ),
+    *(
+        row
+        for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout", "critic", "reward_model")
+        for row in (
+            *rows(LOGS, f"{_PROFILER} all_ranks enable ranks tool_config", prefix=f"{role}.profiler"),
+            *(row for tool, keys in _TOOLS.items() for row in rows(LOGS, keys, prefix=f"{role}.profiler.tool_config.{tool}")),
+        )
     ),
 )

@@ -119,7 +119,9 @@ def _adapters(source: Source, values: dict[str, Any]) -> None:
     of_peft = tuple(f"{MODEL}.{name}" for name in names)
     table = f"{MODEL}.lora"
     of_megatron = tuple(f"{table}.{name}" for name in ("rank", "alpha", "target_modules", "adapter_path", "exclude_modules"))
-    is_megatron = engine_of(source).trainer == "megatron" and bool(source.look(of_megatron[0]))
+    is_megatron = engine_of(source).trainer == "megatron"
+    if is_megatron and source.look(of_peft[0]) and not source.look(of_megatron[0]):
+        source.report(of_peft[0], "with Megatron verl reads model.lora.rank, and trains all weights without it")
     rank_key, alpha_key, targets_key, path_key, excluded_key = of_megatron if is_megatron else of_peft
     source.ignore(*(of_peft if is_megatron else (table,)))
     rank, path = source.integer(rank_key, 0, least=0), source.text(path_key)
@@ -152,7 +154,9 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     """AdamW and the rate over the run's updates."""
     prefix = f"{ACTOR}.optim"
     values["optimizer.learning_rate"] = source.number(f"{prefix}.lr", 1e-6, above=0)
-    values["optimizer.weight_decay"] = source.number(f"{prefix}.weight_decay", 0.01, least=0)
+    values["optimizer.weight_decay"] = decay = source.number(f"{prefix}.weight_decay", 0.01, least=0)
+    if decay and engine_of(source) is not _MEGATRON and "lora.rank" not in values:
+        source.report(f"{prefix}.weight_decay", "biases and norms are not decayed")
     values["optimizer.betas"] = betas = [float(beta) for beta in source.take(f"{prefix}.betas", (0.9, 0.999))]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         source.refuse(f"{prefix}.betas", "two numbers of at least 0 and below 1")
@@ -172,13 +176,9 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
 def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
     """verl's rate is constant within a training step, however many updates that has: its lengths are training steps."""
     engine, updates = engine_of(source), values["training.updates_per_step"]
-    steps = source.integer(f"{prefix}.lr_warmup_steps", -1)
-    share = source.number(f"{prefix}.lr_warmup_steps_ratio", 0.0, least=0, most=1)
-    if not engine.counts_warmup and steps > 0:
-        source.report(f"{prefix}.lr_warmup_steps", "this engine reads lr_warmup_steps_ratio alone", changes_meaning=False)
-    if steps <= 0 or not engine.counts_warmup:
-        steps = int(share * values["run.num_steps"])
-    values["schedule.warmup_steps"] = steps * updates
+    length = source.integer(f"{prefix}.lr_decay_steps", least=1)
+    warmup = _warmup(source, prefix, engine, length if engine is _MEGATRON and length else values["run.num_steps"])
+    values["schedule.warmup_steps"] = warmup * updates
     key = f"{prefix}.{engine.decay}"
     if engine.section == _FSDP.section and source.text(f"{prefix}.warmup_style"):
         key = f"{prefix}.warmup_style"  # the older name, which counts where it is set
@@ -196,9 +196,25 @@ def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
         source.report(f"{prefix}.{engine.least}", "a decay ends at the peak at most")
     if values.get("critic.warmup_steps"):
         source.report("trainer.critic_warmup", "the policy's decay ends with the run, there as many steps behind it")
-    length = source.integer(f"{prefix}.lr_decay_steps", least=1)
+    if updates > 1:
+        source.report(key, "the rate falls with each update, where there it falls once a training step")
     if engine is _MEGATRON and length not in (None, values["run.num_steps"]):
         source.report(f"{prefix}.lr_decay_steps", f"the decay ends with the run, where there it ends after {length} steps")
+
+
+def _warmup(source: Source, prefix: str, engine: Engine, length: int) -> int:
+    """The training steps of the warm-up, whose ratio is a share of `length`."""
+    steps = source.integer(f"{prefix}.lr_warmup_steps", -1)
+    share = source.number(f"{prefix}.lr_warmup_steps_ratio", 0.0, least=0, most=1)
+    if not engine.counts_warmup and steps > 0:
+        source.report(f"{prefix}.lr_warmup_steps", "this engine reads lr_warmup_steps_ratio alone", changes_meaning=False)
+    is_counted = engine.counts_warmup and steps > 0
+    steps = steps if is_counted else int(share * length)
+    if steps:
+        what = "the rate rises with each update, where there it rises once a training step"
+        what += "" if engine is _TORCHTITAN else ", the first of which has none of it"
+        source.report(f"{prefix}.lr_warmup_steps{'' if is_counted else '_ratio'}", what)
+    return steps
 
 
 def import_trainer(source: Source, values: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from rlcore_import.verl_other_rows import (
     ALGORITHM_ROWS,
     CLASS,
     DATA_ROWS,
+    DISAGGREGATION,
     DISTILLATION_ROWS,
     LOGS,
     OTHER_ROWS,
@@ -19,16 +20,17 @@ POLICY_LOSS, CORRECTION = f"{ACTOR}.policy_loss", "algorithm.rollout_correction"
 LAYOUT = "where the reference computes: here it lies where the policy does"
 WEIGHTS = "a model begins with its own weights"
 TOOLS = "turns and tools are the environment's"
-FLOAT32 = ("fp32", "float32", "32")
+FLOAT32, BFLOAT16 = ("fp32", "float32", "32"), ("bfloat16", "bf16")
+SEED = "run.seed counts: the same but for chance"
 
 _QAT = "qat.mode qat.group_size qat.ignore_patterns qat.activation_observer qat.quantization_config_path"
 _CHUNKS = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing"
-_COMMON = f"{_CHUNKS} param_offload optimizer_offload strategy forward_only use_torch_compile forward_prefetch dtype"
-_COMMON += " wrap_policy.min_num_params use_orig_params pad_to_length pad_to_length_bucket full_determinism seed"
+_COMMON = f"{_CHUNKS} param_offload optimizer_offload strategy forward_only use_torch_compile forward_prefetch"
+_COMMON += " wrap_policy.min_num_params use_orig_params pad_to_length pad_to_length_bucket full_determinism"
 _FSDP = f"{_COMMON} offload_policy reshard_after_forward fsdp_size ulysses_sequence_parallel_size"
 _TURBO = (
     "fully_shard_parallel_size tensor_parallel_size expert_parallel_size expert_fully_shard_parallel_size "
-    "ulysses_parallel_size fsdp_plan.param_dtype fsdp_plan.reduce_dtype fsdp_plan.output_dtype fsdp_plan.fsdp_implementation "
+    "ulysses_parallel_size fsdp_plan.fsdp_implementation "
     "fsdp_plan.num_to_forward_prefetch fsdp_plan.num_to_backward_prefetch"
 )
 _FSDP += "".join(f" turbo_config.distributed.{name}" for name in _TURBO.split())
@@ -56,12 +58,27 @@ _TORCHTITAN = (
 )
 
 
+def _numbers(table: str) -> tuple[Dropped, ...]:
+    """What changes numbers in every engine that has it."""
+    plan = f"{table}.turbo_config.distributed.fsdp_plan"
+    of_plan = (
+        *rows("model.dtype", "param_dtype output_dtype", prefix=plan, changes_meaning=True, neutral=BFLOAT16),
+        *rows("sums are of float32", "reduce_dtype", prefix=plan, changes_meaning=True, neutral=FLOAT32),
+        *rows("master weights are float32", "model_dtype", prefix=table, changes_meaning=True, neutral=FLOAT32),
+    )
+    return (
+        *rows(SEED, "seed", prefix=table),
+        *rows("model.dtype", "dtype", prefix=table, changes_meaning=True, neutral=BFLOAT16),
+        *(of_plan if "fsdp" in table else ()),
+    )
+
+
 def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
     """Sizes, offloading and kernels of the engines of a role, and what of them changes numbers."""
-    in_float32 = "master weights are float32"
     tables = {fsdp: _FSDP, f"{role}.megatron": _MEGATRON, f"{role}.veomni": _VEOMNI, f"{role}.torchtitan": _TORCHTITAN}
     return (
         *(row for table, keys in tables.items() for row in rows(why, keys, prefix=table)),
+        *(row for table in tables for row in _numbers(table)),
         *rows(CLASS, " ".join(f"{table}.{name}" for table in tables for name in _CLASSES)),
         *rows(
             "trainer.megatron.checkpoint holds the initial weights",
@@ -70,7 +87,6 @@ def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
             changes_meaning=True,
         ),
         *rows("the model's own weights are the initial ones", f"{role}.veomni.load_checkpoint_path", changes_meaning=True),
-        *rows(in_float32, "model_dtype", prefix=fsdp, changes_meaning=True, neutral=FLOAT32),
         *rows("sums are of float32", "mixed_precision.reduce_dtype", prefix=fsdp, changes_meaning=True, neutral=FLOAT32),
         *rows("model.dtype", "mixed_precision.param_dtype mixed_precision.buffer_dtype", prefix=fsdp, changes_meaning=True),
         *(
@@ -258,7 +274,7 @@ _ROLLOUT_ROWS = (
     ),
     *rows(
         SPEED,
-        "mode nnodes n_gpus_per_node seed full_determinism cudagraph_capture_sizes data_parallel_size expert_parallel_size "
+        "mode nnodes n_gpus_per_node full_determinism cudagraph_capture_sizes data_parallel_size expert_parallel_size "
         "pipeline_model_parallel_size moe_tensor_parallel_size enable_chunked_prefill scheduling_policy "
         "load_format layered_summon "
         "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu "
@@ -266,6 +282,7 @@ _ROLLOUT_ROWS = (
         "layer_name_map.qkv_layer_name layer_name_map.gate_proj_layer_name",
         prefix=ROLLOUT,
     ),
+    *rows(SEED, "seed", prefix=ROLLOUT),
     *rows(LOGS, "moe_load_balance_metrics_interval", prefix=ROLLOUT),
     *rows("model.dtype", "dtype", prefix=ROLLOUT, changes_meaning=True, neutral=("bfloat16",)),
     *rows("an answer ends with its end token", "ignore_eos", prefix=ROLLOUT, changes_meaning=True),
@@ -318,8 +335,15 @@ _ROLLOUT_ROWS = (
         "engine_kwargs.sglang engine_kwargs.trtllm engine_kwargs.sglang.* engine_kwargs.trtllm.*",
         prefix=ROLLOUT,
     ),
-    *rows(LOGS, "trace.* prometheus.*", prefix=ROLLOUT),
-    *rows(SPEED, "checkpoint_engine.* disaggregation.*", prefix=ROLLOUT),
+    *rows(LOGS, "backend experiment_name max_samples_per_step_per_worker project_name token2text", prefix=f"{ROLLOUT}.trace"),
+    *rows(LOGS, "enable file port served_model_name", prefix=f"{ROLLOUT}.prometheus"),
+    *rows(
+        SPEED,
+        "backend custom_backend_module engine_kwargs update_weights_bucket_megabytes",
+        prefix=f"{ROLLOUT}.checkpoint_engine",
+    ),
+    *rows("an argument of verl's checkpoint engine", f"{ROLLOUT}.checkpoint_engine.engine_kwargs.*"),
+    *rows(SPEED, DISAGGREGATION, prefix=f"{ROLLOUT}.disaggregation"),
 )
 _CRITIC_ROWS = (
     *rows(CLASS, "_target_ checkpoint._target_", prefix="critic"),
@@ -351,15 +375,9 @@ _CRITIC_ROWS = (
         "lora_alpha target_modules lora.alpha lora.dropout lora.target_modules",
         prefix="critic.model",
     ),
-    *rows("optimizer.betas", "optim.betas", prefix="critic"),
-    *rows("optimizer.eps", "optim.eps", prefix="critic"),
-    *rows(
-        "the critic has the policy's schedule",
-        "min_lr_ratio min_lr lr_min min_lr_factor lr_decay_steps warmup_style decay_type",
-        prefix="critic.optim",
-    ),
     *_engines("critic", "critic.fsdp", SPEED),
-    *rows(SPEED, f"{_FSDP} _target_ model_dtype", prefix="critic.model.fsdp_config"),
+    *rows(SPEED, f"{_FSDP} _target_", prefix="critic.model.fsdp_config"),
+    *_numbers("critic.model.fsdp_config"),
     *_optimizer("critic.optim"),
     *_model("critic.model"),
 )

@@ -9,6 +9,7 @@ import yaml
 
 from rlcore.schema.file_limits import read_file
 from rlcore.spi import ConfigError, Problem
+from rlcore_import.override_values import value_of
 
 DEFAULTS = "defaults"
 OVERRIDE = "_override_"
@@ -19,7 +20,12 @@ _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """As SafeLoader, by libyaml where it is there, but 1e-6 is a number, as YAML 1.2 and OmegaConf have it."""
+    """As SafeLoader, by libyaml where it is there, but 1e-6 is a number and a date a text, as OmegaConf has them."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        sign: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+        for sign, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 _Loader.add_implicit_resolver(
@@ -92,7 +98,7 @@ def merge(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The values with KEY=VALUE, whose values are YAML; `+key`, `++key` and `~key` as hydra has them."""
+    """The values with KEY=VALUE, read as hydra reads them; `+key`, `++key` and `~key` as hydra has them."""
     merged = dict(values)
     for override in overrides:
         text = override.strip()
@@ -103,16 +109,8 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         if match is None:
             raise error(override, "no KEY=VALUE", "such as algorithm.adv_estimator=grpo, or ~KEY to leave a key out")
         *names, last = match[1].split(".")
-        merged = merge(merged, below(".".join(names), {last: yaml_value(match[2])}))
+        merged = merge(merged, below(".".join(names), {last: value_of(match[2])}))
     return merged
-
-
-def yaml_value(text: str) -> Any:
-    """What a text says as YAML; the text itself where it is none."""
-    try:
-        return yaml.load(text, _Loader) if text else text
-    except yaml.YAMLError:
-        return text
 
 
 def _without(values: Mapping[str, Any], names: Sequence[str], override: str) -> dict[str, Any]:
