@@ -169,8 +169,7 @@ def test_a_table_keeps_what_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not list(masked_keys({"stop": ["***", "a***", "key=***"], "prompt": "***", "text": "**bold***"}))
 
 
-def test_secrets_of_a_recipe_are_known_at_any_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.secrets._kept", set())
+def test_secrets_of_a_recipe_are_known_at_any_depth() -> None:
     keep_secrets(
         {"a": {"api_key": "first1", "list": [{"token": "second2"}]}, "api_keys": ["third3", 4444444], "password": "none"}
     )

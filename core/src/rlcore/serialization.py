@@ -132,7 +132,7 @@ class _Reader:
         self._made: list[Any] = []
         self._depths: list[int] = []
         self._depth = 0
-        """Of what is being made."""
+        """How many objects lie within each other below the one that is being made."""
         self._data = data
 
     def value(self, reference: Any) -> Any:
