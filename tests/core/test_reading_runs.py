@@ -5,18 +5,23 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
+from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout.saved_rollouts import loads as load_rollouts
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import read_rollouts
 from rlcore.run.train import train
+from rlcore.serialization import dumps
 from rlcore.spi import CheckpointError, RlcoreError
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 
@@ -156,6 +161,71 @@ def test_a_flipped_bit_in_rollouts_is_told(run: Path, file: str, share: float) -
     for command in ("show --evaluation" if "evaluation" in file else "show", "report -o page"):
         assert said[command][0] == CheckpointError.exit_code
         assert f"{file} is damaged: found another content than was written" in said[command][1]
+
+
+def resume(folder: Path, checkpoint: Path, notes: list[str] | None = None) -> None:
+    """`train --resume` from a checkpoint whose manifest has the digests of its files, as where a program wrote both."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    contents = {name: (checkpoint / name).read_bytes() for name in manifest["files"]}
+    manifest["files"] = {name: {"bytes": len(one), "sha256": hashlib.sha256(one).hexdigest()} for name, one in contents.items()}
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    (folder / "recipe.toml").write_text(RECIPE)
+    plan = prepare(folder / "recipe.toml", [f"run.directory={folder}"], registry=fake_registry())
+    progress = Progress()
+    progress.note = (notes if notes is not None else []).append  # type: ignore[method-assign]
+    train(plan, resume=True, progress=progress, tokenizer=FakeTokenizer())
+
+
+@pytest.mark.parametrize("file", [LOOP_STATE, "rollouts.state"])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "a list", "deep JSON", "NUL"])
+def test_no_run_goes_on_from_damaged_files_of_a_checkpoint(run: Path, file: str, damage: str) -> None:
+    path = run / LAST / file
+    path.write_bytes(MADE[damage](path.read_bytes()))
+    with pytest.raises(CheckpointError, match=file):
+        resume(run.parent, run / LAST)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"position": 3},
+            {"position": None},
+            {"groups": 1.5},
+            {"spared": 1.5},
+            {"version_of_step": "1"},
+            {"distribution": ()},
+        ),
+        *({"group": 5}, {"group": ("a", {})}, {"group": (1, 2, 3)}, {"group": (EpisodeGroup(number=0, episodes=["a"]), {})}),
+    ],
+    ids=str,
+)
+def test_no_run_goes_on_from_groups_of_other_classes(run: Path, change: dict[str, Any]) -> None:
+    """Right bytes of wrong objects: the episodes that a run goes on with are episodes."""
+    shutil.rmtree(run / LAST)  # groups are open behind the first step
+    file = run / "checkpoints/step-000001/rollouts.state"
+    saved = load_rollouts(file.read_bytes())
+    assert saved.groups
+    if "group" in change:
+        change = {"groups": {number: dumps(change["group"]) for number in saved.groups}}
+    file.write_bytes(dumps(evolve(saved, **change)))
+    if change.get("groups") == {number: dumps(5) for number in saved.groups} or "distribution" in change:
+        notes: list[str] = []
+        resume(run.parent, file.parent, notes)
+        assert "begin again" in str(notes)
+        return
+    with pytest.raises(CheckpointError, match=r"rollouts\.state.*damaged"):
+        resume(run.parent, file.parent)
+
+
+@pytest.mark.parametrize(("kept", "lacks"), [(0, "2 of the steps 1 to 2"), (2, "step 2"), (3, "")])
+def test_lost_figures_are_told_when_a_run_goes_on(run: Path, kept: int, lacks: str) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:kept]))
+    notes: list[str] = []
+    resume(run.parent, run / LAST, notes)
+    assert (f"metrics.jsonl lacks {lacks}," in str(notes)) == bool(lacks)
+    assert bool(lacks) or "metrics.jsonl" not in str(notes)
 
 
 @pytest.mark.parametrize(

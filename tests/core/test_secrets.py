@@ -7,7 +7,16 @@ from urllib.parse import quote
 
 import pytest
 
-from rlcore.secrets import child_environment, is_secret_name, keep_secret, masked, masked_keys, masked_table, unset_problems
+from rlcore.secrets import (
+    child_environment,
+    is_secret_name,
+    keep_secret,
+    keep_secrets,
+    masked,
+    masked_keys,
+    masked_table,
+    unset_problems,
+)
 
 KEY = 'very/secret+"value"'
 
@@ -51,7 +60,18 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         ("{'Authorization': 'Basic x1'}", "{'Authorization': ***}"),
         ("Authorization: Bearer abcdefgh1", "Authorization: Bearer ***"),
         ("Incorrect API key provided: sk-abcdefghijklmnop.", "Incorrect API key provided: ***."),
-        ("hf_abcdefghijklmnopqrst", "***"),
+        ("hf_abcdefghijklmnopqrst AIzaSyA1234567890123456789012345678901 gsk_abcdefghijklmnopqrst", "*** *** ***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----, next", "***, next"),
+        ("GET https://host/v1?a=1&key=x1&b=2", "GET https://host/v1?a=1&key=***&b=2"),
+        ("https://host/o?X-Amz-Signature=01ab&sig=x%2By", "https://host/o?X-Amz-Signature=***&sig=***"),
+        ("postgres://user:p@ss@host/db", "postgres://***@host/db"),
+        (
+            "Authorization: Basic x1\nx-api-key: x1\nSet-Cookie: s=1",
+            "Authorization: Basic ***\nx-api-key: ***\nSet-Cookie: ***",
+        ),
+        ("curl -H 'Authorization: token x1'", "curl -H 'Authorization: token ***'"),
+        ("api_key: x1", "api_key: ***"),
+        (r"api_key = 'a\'b', next", "api_key = ***, next"),
     ],
 )
 def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expected: str) -> None:
@@ -66,6 +86,7 @@ def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expecte
         "rollout.max_tokens = 5, eos_token = '</s>', token: 7",
         "a_" * 20_000,
         "http://host/path@2",
+        "loss per-token: 0.5, https://host/v1?page=2&top_k=4, api_keys_seen",
     ],
     ids=lambda text: text[:20],
 )
@@ -78,12 +99,50 @@ def test_what_is_no_secret_stays(text: str) -> None:
     [
         *(
             (name, True)
-            for name in ("api_key", "x.api_key", "apiKey", "token", "hf_token", "password", "client_secret", "HF_TOKEN")
+            for name in (
+                "pwd",
+                "cookie",
+                "wandbApiKey",
+                "api_keys",
+                "ssh_key",
+                "x-api-key",
+                "headers.Authorization",
+                "api_key",
+                "x.api_key",
+                "apiKey",
+                "token",
+                "hf_token",
+                "password",
+                "client_secret",
+                "HF_TOKEN",
+            )
         ),
-        *((name, True) for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "MY_TOKEN", "DB_PASSWORD")),
+        *(
+            (name, True)
+            for name in (
+                "WANDB_API_KEY",
+                "AWS_SECRET_ACCESS_KEY",
+                "AWS_ACCESS_KEY_ID",
+                "MY_TOKEN",
+                "DB_PASSWORD",
+                "PGPASSWORD",
+                "SENTRY_DSN",
+            )
+        ),
         *(
             (name, False)
-            for name in ("api_key_env", "eos_token", "max_tokens", "key", "result_key", "PATH", "TOKENIZERS_PARALLELISM")
+            for name in (
+                "api_key_env",
+                "eos_token",
+                "bot_token",
+                "PWD",
+                "OLDPWD",
+                "max_tokens",
+                "key",
+                "result_key",
+                "PATH",
+                "TOKENIZERS_PARALLELISM",
+            )
         ),
     ],
 )
@@ -105,7 +164,16 @@ def test_a_table_keeps_what_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> Non
         "command": ["--api-key", "***", "--api-key=***", "--model", "m"],
         "urls": ["http://***@host"],
     }
-    assert list(masked_keys(masked_table(table))) == ["mine.api_key", "environment.OPENAI_API_KEY"]
+    places = ["mine.api_key", "environment.OPENAI_API_KEY", "command[1]", "command[2]", "urls[0]"]
+    assert list(masked_keys(masked_table(table))) == places
+    assert not list(masked_keys({"stop": ["***", "a***", "key=***"], "prompt": "***", "text": "**bold***"}))
+
+
+def test_secrets_of_a_recipe_are_known_at_any_depth() -> None:
+    keep_secrets(
+        {"a": {"api_key": "first1", "list": [{"token": "second2"}]}, "api_keys": ["third3", 4444444], "password": "none"}
+    )
+    assert masked("first1 second2 third3 4444444 none") == "*** *** *** *** none"
 
 
 def test_others_programs_get_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ import json
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ CALLS: list[str] = []
         *(None, True, 0, -(2**80), 1.5, float("inf"), "text \udc80 \x00", b"", b"\x00\xff"),
         *([], (), {}, set(), frozenset({1, "a"}), [1, [2, (3, {"a": {4}})]], {(1, "a"): 2, None: 3}),
         *(datetime(2025, 1, 2, 3, 4, 5, 6, UTC), date(2025, 1, 2), time(3, 4), Decimal("1.10"), Fraction(1, 3), UUID(int=7)),
+        *(Fraction(-7), timedelta(days=-1, microseconds=3), time(3, tzinfo=UTC)),
         *(Colour.RED, Inner(value=(Colour.RED, Inner(value=b"1", private=4))), Record("a", [Record("b")])),
     ],
     ids=repr,
@@ -99,6 +101,7 @@ def contains_itself() -> list[Any]:
     "value",
     [
         *(Plain(), Plain, with_more(), len, object(), OrderedDict(), np.zeros(1, object), Path("a"), Closing("kept")),
+        *(np.ma.masked_array([1, 2], [0, 1]), np.zeros(2).view(np.recarray), datetime(2025, 1, 2, tzinfo=ZoneInfo("UTC"))),
         *({"a": [lambda: None]}, contains_itself(), type("Local", (Inner,), {})(value=1)),
     ],
     ids=lambda value: type(value).__name__,
@@ -124,7 +127,7 @@ def written(nodes: list[Any], root: Any = None, data: bytes = b"") -> bytes:
             ["object", f"{__name__}:Record", {"name": "a", "parts": 1, "more": 2}],
         ),
         *(["array", "O", [1], 0], ["array", "f4", [4], 0], ["dict", 1], ["set", [9]], ["tuple", [5]]),
-        *(["number"], ["Decimal", "a"], ["lambda", 1], ["enum", f"{__name__}:Colour", "BLUE"], []),
+        *(["number"], ["Decimal", "a"], ["Fraction", "1e999999999"], ["lambda", 1], ["enum", f"{__name__}:Colour", "BLUE"], []),
     ],
     ids=str,
 )
@@ -140,6 +143,14 @@ def test_reading_calls_nothing_of_a_class() -> None:
     CALLS.clear()
     assert loads(data) == Record.__new__(Record).__class__("a")
     assert CALLS == ["a"]  # the one to compare with
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list"])
+def test_what_is_too_deep_for_a_hash_is_refused(kind: str) -> None:
+    """A tuple within 10^5 others, hashed, would overflow the stack and end the process without a word."""
+    nodes = [["tuple"], *([kind, [place]] for place in range(10**5)), ["set", [10**5]]]
+    with pytest.raises(SerializationError, match="within each other"):
+        loads(written(nodes))
 
 
 GOOD = dumps({"a": np.arange(3), "b": [Inner(value=1), b"bytes"]})

@@ -72,7 +72,7 @@ def test_checkpoint_of_another_model_is_refused(trained, model_directory, backen
 
 
 def test_incomplete_and_damaged_checkpoints_are_refused(trained, tmp_path):
-    refused(trained, tmp_path, r"found 0 trainer-\*.json; expected at least 1")
+    refused(trained, tmp_path, r"found 0 trainer-\*.json; expected 1")
     saved = tmp_path / "saved"
     save(trained, saved)
     tensors, index = saved / "trainer-00000.safetensors", saved / "trainer-00000.json"
@@ -90,8 +90,21 @@ def test_incomplete_and_damaged_checkpoints_are_refused(trained, tmp_path):
     parsed["parts"]["model.norm.weight"]["shape"] = [31]
     index.write_text(json.dumps(parsed))
     refused(trained, saved, r"found \(32,\) for parameter/model.norm.weight; expected \[31\]")
-    index.write_text("{")
-    refused(trained, saved, "index cannot be read")
+    parsed["parts"]["model.norm.weight"]["shape"] = [32]
+    for damaged in ("{", "[" * 10**5):
+        index.write_text(damaged)
+        refused(trained, saved, "index cannot be read")
+    others = (
+        [],
+        {},
+        {"world_size": 1},
+        parsed | {"parts": []},
+        parsed | {"optimizer_steps": None},
+        parsed | {"weight_version": "a"},
+    )
+    for other in others:
+        index.write_text(json.dumps(other))
+        refused(trained, saved, "an index is damaged|found formats")
 
 
 def test_full_disk_is_a_storage_error(trained, tmp_path):

@@ -19,28 +19,42 @@ MIN_CHARACTERS = 8
 MIN_KEPT = 4
 """Shortest value that is masked as a word of its own."""
 
-_TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|secret|session"
+_TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|secret|security|session"
 _SECRET = (
-    r"api[_-]?key|access[_-]?key(?:[_-]?id)?|secret(?:[_-]?key)?|private[_-]?key|password|passwd|passphrase|credentials?"
-    rf"|authorization|(?:{_TOKENS})[_-]?token"
+    r"api[_-]?keys?|access[_-]?keys?(?:[_-]?id)?|secrets?(?:[_-]?keys?)?|(?:private|signing|encryption|license|ssh)[_-]?key"
+    r"|passwords?|passwd|passphrase|passcode|credentials?|connection[_-]?string|webhook[_-]?url"
+    rf"|(?:proxy[_-]?)?authorization|cookies?|(?:{_TOKENS})[_-]?token"
 )
-_NAME = re.compile(rf"(?i)(?:.*[_.-])?(?:{_SECRET})|token")
-_VARIABLE = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PAT|AUTH|CREDENTIALS?)(?:_.*)?")
+_NAME = re.compile(rf"(?i)(?:.*[_.-]|.*(?=api_?key|password|secret))?(?:{_SECRET})|token|(?!(?-i:PWD)\Z)(?:.*[_.-])?pwd")
+_VARIABLE = re.compile(
+    r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|CREDENTIALS?|DSN|COOKIE|CONNECTION_STRING|WEBHOOK)(?:_.*)?"
+    r"|.*(?:PASSWORD|PASSWD|PASSPHRASE|SSHPASS|SECRET)(?:_.*)?"
+)
 """Names of environment variables, in which a token is none of a language model's."""
 _NO_SECRET = re.compile(r"[/~].*|[0-9.]*")
 """Values of such variables that are none, such as a path."""
-_LOGIN = re.compile(r"(?<=://)[^/\s'\"@]+(?=@)")
+_PLACEHOLDER = re.compile(r"(?i)none|null|empty|dummy|test|true|false")
+"""What stands for a key where none is asked for."""
+_LOGIN = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
+_QUERY = re.compile(
+    r"(?i)((?:[?&]|&amp;)(?:[\w.-]{0,80}(?:key|token|secret|signature|password|auth|credential)|sig|pwd|code)=)[^&\s'\"#)>\]]+"
+)
+"""What an address has behind its question mark."""
 _FORMATS = re.compile(
-    r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|(?<=Bearer )[\w.~+/=-]{8,}"
+    r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_\w{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
+    r"|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|(?<=Bearer )[\w.~+/=-]{8,}"
+    r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|\Z))"
 )
 """Keys that tell by their form what they are."""
 _ASSIGNED = re.compile(
-    rf"(?i)(--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)"
-    rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})(?:['\"]?\s*:\s*(?=['\"])|\s*=\s*))"
-    r"(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&}\]]+)"
+    rf"(?i)(--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})['\"]?\s*[:=]\s*"
+    r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)"
+    r"(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\",;&}\]]+)"
 )
-"""What a name of secrets is given: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"'."""
+"""What a name of secrets is given: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE"."""
+_MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
+"""Texts of a recipe in which MASK stands for a secret, and is no text of its own."""
 _USUAL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TMP|TEMP|PWD|HOSTNAME|LANG|LANGUAGE|LC_.*|XDG_.*|(?i:(?:http|https|all|no)_proxy)"
     r"|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE|LD_.*|DYLD_.*|PYTHON.*|VIRTUAL_ENV|CONDA_.*|(?:OMP|MKL|OPENBLAS)_.*"
@@ -52,10 +66,22 @@ _kept: set[str] = set()
 
 
 def keep_secret(value: str) -> str:
-    """`value`, which `masked` masks from now on, unless it is so short that words would vanish."""
-    if len(value) >= MIN_KEPT:
+    """`value`, which `masked` masks from now on, unless words would vanish with it."""
+    if len(value) >= MIN_KEPT and not _PLACEHOLDER.fullmatch(value):
         _kept.add(value)
     return value
+
+
+def keep_secrets(table: Mapping[str, Any]) -> None:
+    """`keep_secret` for each value of nested tables, as of a recipe, whose name is a secret's."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            keep_secrets(value)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping):
+                keep_secrets(one)
+            elif is_secret_name(name) and isinstance(one, str | int | float) and not isinstance(one, bool):
+                keep_secret(str(one))
 
 
 def is_secret_name(name: str) -> bool:
@@ -95,13 +121,18 @@ def masked_table(value: Any, name: str = "") -> Any:
     return MASK if is_secret_name(name) else _without_values(value)
 
 
-def masked_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The keys for secrets, such as "environment.mine.api_key", at which MASK stands in place of one."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from masked_keys(value, f"{prefix}{name}.")
-        elif value == MASK and is_secret_name(str(name)):
-            yield f"{prefix}{name}"
+def masked_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Where MASK stands in a recipe in place of a secret, such as "environment.mine.api_key" or "agent.command[2]"."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from masked_keys(one, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for place, one in enumerate(value):
+            before = value[place - 1] if place else ""
+            named = before[2:] if isinstance(before, str) and before.startswith("--") else key.rpartition(".")[2]
+            yield from masked_keys(one, f"{key}[{place}]") if one != MASK else [f"{key}[{place}]"] * is_secret_name(named)
+    elif isinstance(value, str) and (_MASKED.search(value) or (value == MASK and is_secret_name(key.rpartition(".")[2]))):
+        yield key
 
 
 def child_environment(names: Iterable[str] = ()) -> dict[str, str]:
@@ -126,13 +157,14 @@ def _without_values(text: str) -> str:
     values = [re.escape(one) if len(one) >= MIN_CHARACTERS else rf"(?<!\w){re.escape(one)}(?!\w)" for one in _forms()]
     if values:
         text = re.sub("|".join(sorted(values, key=len, reverse=True)), MASK, text)
-    return _FORMATS.sub(MASK, _LOGIN.sub(MASK, text))
+    return _FORMATS.sub(MASK, _QUERY.sub(rf"\g<1>{MASK}", _LOGIN.sub(MASK, text)))
 
 
 def _forms() -> Iterator[str]:
     """The secrets that this process knows, as they stand in texts, addresses and JSON."""
     for value in {*_kept, *_of_environment(), *_of_command_line()}:
-        yield from {value, quote(value, safe=""), json.dumps(value)[1:-1]}
+        yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
+        yield from {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
 
 
 def _of_environment() -> Iterator[str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -29,12 +29,15 @@ _TEXTS: Mapping[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     "datetime": (datetime.isoformat, datetime.fromisoformat),
     "date": (date.isoformat, date.fromisoformat),
     "time": (time.isoformat, time.fromisoformat),
+    "timedelta": (lambda one: f"{one.days} {one.seconds} {one.microseconds}", lambda text: timedelta(*map(int, text.split()))),
     "Decimal": (str, Decimal),
-    "Fraction": (str, Fraction),
+    "Fraction": (str, lambda text: Fraction(*map(int, text.split("/")))),  # Fraction("1e999999999") computes for hours
     "UUID": (str, UUID),
 }
 """Classes with a text that says all of a value, by name: how it is written and read."""
-_TEXT_CLASSES = (datetime, date, time, Decimal, Fraction, UUID)
+_TEXT_CLASSES = (datetime, date, time, timedelta, Decimal, Fraction, UUID)
+MAX_DEPTH = 1000
+"""Most objects within each other: hashing deeper tuples overflows the stack of the process."""
 _NUMBERS = "biufcSUMm"
 """Kinds of numpy arrays that hold no objects."""
 _Node: TypeAlias = list[Any]
@@ -54,8 +57,9 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The object that `dumps` was given. Classes are those of loaded modules, and none of their functions is called.
-    SerializationError where the bytes are damaged, or a class is missing or has other fields."""
+    """The object that `dumps` was given. Classes are those of loaded modules. None of their functions is called, but for the
+    hash and the equality of members of sets and keys of dicts. SerializationError where the bytes are damaged, or a class is
+    missing or has other fields."""
     try:
         size = 8 + int.from_bytes(data[:8], "little")
         nodes, root, num_bytes = json.loads(data[8:size])
@@ -63,7 +67,7 @@ def loads(data: bytes) -> Any:
             raise SerializationError(f"found {len(data)} bytes; expected {size + num_bytes}")
         reader = _Reader(memoryview(data)[size:])
         for kind, *rest in nodes:
-            reader.made.append(reader.made_of(kind, rest))
+            reader.add(kind, rest)
         return reader.value(root)
     except SerializationError:
         raise
@@ -103,10 +107,10 @@ class _Writer:
             return ["dict", *map(self.reference, value), *map(self.reference, value.values())]
         if cls is bytes:
             return ["bytes", self._append(value), len(value)]
-        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS:
-            kind, array = "array" if isinstance(value, np.ndarray) else "number", np.ascontiguousarray(value)
+        if (cls is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _NUMBERS:
+            kind, array = "array" if cls is np.ndarray else "number", np.ascontiguousarray(value)
             return [kind, array.dtype.str, list(np.shape(value)), self._append(array.tobytes())]
-        if cls in _TEXT_CLASSES:
+        if cls in _TEXT_CLASSES and isinstance(getattr(value, "tzinfo", None), timezone | None):
             return [cls.__name__, _TEXTS[cls.__name__][0](value)]
         name = _name_of(cls)
         if isinstance(value, Enum):
@@ -125,13 +129,27 @@ class _Writer:
 
 class _Reader:
     def __init__(self, data: memoryview) -> None:
-        self.made: list[Any] = []
+        self._made: list[Any] = []
+        self._depths: list[int] = []
+        self._depth = 0
+        """How many objects lie within each other below the one that is being made."""
         self._data = data
 
     def value(self, reference: Any) -> Any:
-        return self.made[reference[0]] if isinstance(reference, list) else reference
+        if not isinstance(reference, list):
+            return reference
+        self._depth = max(self._depth, 1 + self._depths[reference[0]])
+        return self._made[reference[0]]
 
-    def made_of(self, kind: str, rest: list[Any]) -> Any:
+    def add(self, kind: str, rest: list[Any]) -> None:
+        """Make one object more."""
+        self._depth = 0
+        self._made.append(self._made_of(kind, rest))
+        self._depths.append(self._depth)
+        if self._depth > MAX_DEPTH:
+            raise SerializationError(f"found more than {MAX_DEPTH} objects within each other")
+
+    def _made_of(self, kind: str, rest: list[Any]) -> Any:
         if kind in _SEQUENCES:
             return _SEQUENCES[kind]([self.value(one) for one in rest])
         if kind == "dict":

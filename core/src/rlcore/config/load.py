@@ -13,6 +13,7 @@ from rlcore.reading import parse_toml
 from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded, has_home
 from rlcore.schema.suggestions import similar_path
+from rlcore.secrets import keep_secrets
 from rlcore.spi import ConfigError, Problem
 
 Key = tuple[str, ...]
@@ -97,6 +98,7 @@ def _merged(path: Path, layers: Sequence[tuple[dict[str, Any], Origin]], problem
     for layer, origin in layers:
         _merge(tables, origins, layer, origin, ())
     _resolve_paths(tables, origins)
+    keep_secrets(tables)  # before the first message that shows a value
     return RawRecipe(path=path, values=tables, origins=origins)
 
 
@@ -172,7 +174,7 @@ def _syntax_problem(path: Path, error: tomli.TOMLDecodeError) -> Problem:
     """Names the line and column, and shows the line."""
     line = error.doc.split("\n")[error.lineno - 1].strip()
     remedy = "Texts need quotes, truth values are true and false, and each key and table is written once."
-    found = f"{error.msg} in `{line}`" if line else error.msg
+    found = f"{error.msg:.200} in `{line:.200}`" if line else error.msg
     return Problem(path=f"{_short(path)}:{error.lineno}:{error.colno}", found=found, expected="TOML", remedy=remedy)
 
 

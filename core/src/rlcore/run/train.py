@@ -32,15 +32,16 @@ from rlcore.run.report.recorded_progress import RecordedProgress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.schedule_record import RecordedSchedule
+from rlcore.run.rollout.sources import Source
 from rlcore.run.storage.hub_upload import upload
 from rlcore.run.storage.reference_store import open_reference_store
 from rlcore.run.storage.resuming import check_rows, find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.saver import RunSaver, read_rollouts
+from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
 from rlcore.run.storage.schedule_file import read_replay
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.reference import Reference
-from rlcore.spi import ConfigError, SinkContext, WorkerError
+from rlcore.spi import CheckpointError, ConfigError, SinkContext, WorkerError
 
 
 def train(
@@ -186,6 +187,15 @@ def _run_with_restarts(run: _Run, opened: OpenBackends, resume: bool, checkpoint
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
+def _begin(source: Source, step: int, checkpoint: Path | None) -> None:
+    """Begin behind a step, with what was under way when a checkpoint was written."""
+    saved = None if checkpoint is None else read_rollouts(checkpoint)
+    try:
+        source.begin(step, saved)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint}/{ROLLOUTS}: {error}") from error
+
+
 def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
     """Run the loop from a checkpoint, or from the beginning, to its end."""
     prepared, inputs, directory, progress = run.prepared, run.inputs, run.directory, run.progress
@@ -206,7 +216,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     ):
         on_tokens = None if reference.ahead is None else reference.ahead.add
         source = inputs.source(prepared, generator, run.clock, progress, run.replayed, on_tokens)
-        source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
+        _begin(source, position.step, checkpoint if resume else None)
         loop = Loop(
             recipe=recipe,
             algorithm=algorithm,

@@ -77,7 +77,7 @@ def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     Everything is checked before the first byte is copied. Raises CheckpointError on every rank.
     """
     parameters = trained(model)
-    stored = first_rank(lambda: _read_stored(directory, parameters))
+    stored = first_rank(lambda: _checked(directory, parameters))
     needed = {stem for name, parameter in parameters.items() for stem in _sources(parameter, stored.blocks[name])}
     with ExitStack() as stack:
         files = together(lambda: _opened(directory, sorted(needed), stack))
@@ -86,6 +86,16 @@ def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
         together(lambda: _fill_all(directory, keyed, files, stored))
     send_copies(keyed.values())
     return stored.weight_version
+
+
+def _checked(directory: Path, parameters: Tensors) -> _Stored:
+    """`_read_stored`; CheckpointError too where an index is of another form than `save` writes."""
+    try:
+        return _read_stored(directory, parameters)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{directory}: an index is damaged ({type(error).__name__}: {error}); resume from another checkpoint"
+        ) from error
 
 
 def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
@@ -146,12 +156,12 @@ def _read_indices(directory: Path) -> dict[str, dict[str, Any]]:
     paths = sorted(directory.glob("trainer-*.json"))
     try:
         indices = {path.stem: json.loads(path.read_text()) for path in paths}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory}: an index cannot be read ({error}); resume from another checkpoint") from error
-    expected = next((index["world_size"] for index in indices.values()), "at least 1")
+    expected = next((index["world_size"] for index in indices.values()), 1)
     if len(paths) != expected:
         raise CheckpointError(
-            f"{directory}: found {len(paths)} trainer-*.json; expected {expected}. Resume from another checkpoint"
+            f"{directory}: found {len(paths)} trainer-*.json; expected {expected!r}. Resume from another checkpoint"
         )
     formats = {index["format"] for index in indices.values()}
     versions = {index["weight_version"] for index in indices.values()}

@@ -95,7 +95,7 @@ def _read_index(directory: Path) -> Index:
         if found["format"] != FORMAT:
             raise CheckpointError(f"{path}: found format {found['format']}; expected {FORMAT}")
         return Index(**found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from error
 
 

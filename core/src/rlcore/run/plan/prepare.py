@@ -88,7 +88,7 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
 
 def _masked_problem(raw: RawRecipe, key: str) -> Problem:
     """A recipe that rlcore wrote, which holds no secret, is used as one."""
-    found, origin = f'"{MASK}", which stands for a secret', raw.origin(tuple(key.split("."))) or ""
+    found, origin = f'"{MASK}", which stands for a secret', raw.origin(tuple(key.partition("[")[0].split("."))) or ""
     return Problem(path=key, found=found, expected="the secret itself", remedy="Set it on the command line.", origin=origin)
 
 

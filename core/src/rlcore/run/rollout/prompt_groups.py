@@ -102,6 +102,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         if not isinstance(kept, tuple):  # a group of another kind of environment
             return None
         group, heard = kept
+        if not isinstance(group, EpisodeGroup) or not all(isinstance(one, Episode) for one in group.episodes):
+            raise TypeError(f"found a {type(group).__name__} of other objects; expected a group of episodes")
         if self.turns.conversations is not None:
             for episode, state in heard.items():
                 self.turns.conversations.restore(episode, state)

@@ -3,7 +3,8 @@
 `rlcore.serialization` says what an environment's state may consist of.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -105,6 +106,17 @@ def loads(data: bytes) -> SavedRollouts:
     if not isinstance(saved, SavedRollouts):
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")
     return saved
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """CheckpointError where what was read is of the right classes, and holds values of others."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's rollouts are damaged: {type(error).__name__}: {error}. Resume from another checkpoint"
+        ) from error
 
 
 def _loads(data: bytes) -> Any:

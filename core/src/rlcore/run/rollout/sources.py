@@ -18,7 +18,7 @@ from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.gc_tuning import step_begins, step_ends
 from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.replay import ReplaySchedule
-from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
+from rlcore.run.rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, differing, step_record
 from rlcore.run.rollout.step_collector import StepCollector
@@ -126,13 +126,22 @@ class RolloutSource(Source):
     def begin(self, step: int, saved: bytes | None) -> None:
         """Begin behind a step. CheckpointError where what was saved cannot be read."""
         self.close()
-        found = SavedRollouts(position=self._position(step)) if saved is None else loads(saved)
+        if saved is None:
+            self._begin_at(SavedRollouts(position=self._position(step)))
+        else:
+            with damage_told():
+                found = loads(saved)
+                if found.position.trained != step:
+                    raise ValueError(f"found the position behind step {found.position.trained}; expected that of step {step}")
+                self._begin_at(found)
+        self._note_beginning()
+
+    def _begin_at(self, found: SavedRollouts) -> None:
         self._version_of_step = dict(found.version_of_step)
         if self._curriculum is not None:
             self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
         self._run = self._run_at(found.position)
         restore_rollouts(self._run, found, self._collector.distribution, self._collector.progress.note)
-        self._note_beginning()
 
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> CollectedRollouts | None:
         """At a staleness of 0 determined by seed, step and weights."""

@@ -49,8 +49,17 @@ def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resum
         _, text = state_for(plan.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
             note(text)
+    if state is not None and (lost := _lost_steps(directory, state)):
+        note(f"{directory.metrics_file} lacks {lost}, which was trained: it was cut. The run goes on without these figures")
     _check_num_steps(plan.recipe.run.num_steps, 0 if state is None else state.step, directory, note, allow_changes)
     return checkpoint
+
+
+def _lost_steps(directory: RunDirectory, state: LoopState) -> str:
+    """The first and the last step up to a checkpoint's of which metrics.jsonl has no line; "" where it has all."""
+    logged = {record["step"] for record in directory.read_metrics()}
+    lost = [step for step in range(1, state.step + (state.unlogged is None)) if step not in logged]
+    return "" if not lost else f"step {lost[0]}" if len(lost) == 1 else f"{len(lost)} of the steps {lost[0]} to {lost[-1]}"
 
 
 def _check_num_steps(num_steps: int, saved: int, directory: RunDirectory, note: Note, allow_changes: bool) -> None:
