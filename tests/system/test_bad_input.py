@@ -213,7 +213,7 @@ def test_every_backend_disabled_by_the_environment(workplace: Workplace, monkeyp
         recipe="sft.toml",
     )
     listing = json.loads(workplace.rlcore("plugins", "--json").stdout)
-    disabled = {plugin["name"] for plugin in listing["plugins"] if plugin["reason"] == "disabled"}
+    disabled = {plugin["name"] for plugin in listing["plugins"] if plugin["state"] == "disabled"}
     assert disabled == {"fsdp2", "transformers", "mlx"}
     assert listing["auto"]["trainer"]["name"] is None
 
