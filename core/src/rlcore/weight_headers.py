@@ -30,8 +30,11 @@ _CHUNK = 2**24
 
 
 def tensors_length(header: Header) -> int:
-    """The bytes behind a header. ValueError, TypeError or LookupError where its tensors do not lie one behind the other, each as
-    long as its dtype and shape say."""
+    """The bytes behind a header.
+
+    ValueError, TypeError or LookupError where its tensors do not lie one behind the other, each as long as its dtype and shape
+    say.
+    """
     length = 0
     for entry in sorted(header.values(), key=lambda entry: tuple(entry["data_offsets"])):
         (start, end), shape, dtype = entry["data_offsets"], list(entry["shape"]), _BITS.fullmatch(entry["dtype"])
