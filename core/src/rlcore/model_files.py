@@ -33,7 +33,7 @@ _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """What safetensors itself reads at most."""
 _MAX_NAME_BYTES = 255
-"""Of a file, on common systems."""
+"""The longest name of a file on common systems."""
 AGAIN = "Copy or download it again"
 
 

@@ -18,7 +18,7 @@ _HEAD = re.compile(r"(?:language_model\.)?lm_head\.weight")
 _TYING_TYPES = re.compile(r"(vault)?gemma|cohere|ernie4_5|lfm2|smollm3|starcoder2|jetmoe|minicpm3")
 """Beginnings of the model types whose heads are the embedding where config.json does not say so."""
 _BITS = re.compile(r"[A-Z]+(\d+)(_.*)?")
-"""Of a value, in the name of a dtype."""
+"""The bits of a value, in the name of a dtype."""
 _MAX_BYTES = 2**63
 _MAX_DIMENSIONS = 32
 _NARROW_FLOATS = re.compile(r"F(8|6|4)(_.*)?")
