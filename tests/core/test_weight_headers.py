@@ -13,6 +13,7 @@ from rlcore.model_files import model_problems
 SIZES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I64": 8}
 EMBEDDING = "model.embed_tokens.weight"
 CONFIG = {"vocab_size": 3, "hidden_size": 2, "num_hidden_layers": 2, "tie_word_embeddings": False}
+GEMMA = {"vocab_size": 3, "hidden_size": 2, "num_hidden_layers": 2, "model_type": "gemma"}
 TENSORS: Mapping[str, Any] = {
     EMBEDDING: ("F32", [3, 2]),
     "lm_head.weight": ("F32", [3, 2]),
@@ -49,6 +50,7 @@ TWO_FILES: dict[str, Any] = {
 }
 SECOND = {**TENSORS, "model.layers.2.mlp.up_proj.weight": ("F32", [2])}
 NARROW = {**TENSORS, "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [2])}
+FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 HEAD = {"lm_head.weight": b"\x01" * 24}
 
 
@@ -69,13 +71,20 @@ def write(directory: Path, changes: Mapping[str, Any]) -> list[str]:
         TWO_FILES,
         {**TWO_FILES, "model-00009-of-00009.safetensors": part(EMBEDDING)},
         {"pytorch_model.bin": b"x"},
+        {"consolidated.safetensors": part(EMBEDDING)},
+        {**TWO_FILES, "consolidated.safetensors": part(EMBEDDING)},
         {"config.json": {**CONFIG, "tie_word_embeddings": True}},
         {"config.json": {"text_config": CONFIG}},
         {"config.json": {"model_type": "unknown"}},
         {"config.json": {**CONFIG, "num_nextn_predict_layers": 1}, "model.safetensors": safetensors(SECOND)},
         {"config.json": {**CONFIG, "quantization_config": {}, "vocab_size": 3}},
         {"config.json": {**CONFIG, "quantization_config": {"quant_method": "fp8"}}, "model.safetensors": safetensors(NARROW)},
+        {"config.json": GEMMA},
+        {"config.json": {**GEMMA, "tie_word_embeddings": False}, "model.safetensors": safetensors(TENSORS, HEAD)},
+        {"config.json": {**GEMMA, "model_type": "llama"}, "model.safetensors": safetensors(TENSORS, HEAD)},
         {"model.safetensors": safetensors({**TENSORS, "model.position_ids": ("I64", [2])})},
+        {"model.safetensors": safetensors({**TENSORS, "model.layers.0.attn.bias": ("U8", [2])})},
+        {"model.safetensors": safetensors({**TENSORS, f"model.layers.{'9' * 5000}.x": ("U8", [2])})},
     ],
 )
 def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, Any]) -> None:
@@ -90,6 +99,8 @@ def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, An
         ({"adapter_config.json": {}}, "adapter_config.json beside model.safetensors"),
         ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "../a.safetensors"}}}, "the file ../a.safetensors"),
         ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "/a.safetensors"}}}, "the file /a.safetensors"),
+        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: ""}}}, "the file "),
+        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "a" * 300}}}, f"the file {'a' * 99}"),
         ({**TWO_FILES, "b.safetensors": part(NAMES[2])}, f"{NAMES[3]} in no file that it names"),
         (
             {**TWO_FILES, "a.safetensors": part(*NAMES[:3]), "b.safetensors": part(NAMES[3])},
@@ -105,8 +116,53 @@ def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, An
             {"config.json": {**CONFIG, "tie_word_embeddings": True}, "model.safetensors": safetensors(TENSORS, HEAD)},
             f"lm_head.weight that is not {EMBEDDING}",
         ),
+        (
+            {"config.json": GEMMA, "model.safetensors": safetensors(TENSORS, HEAD)},
+            f"lm_head.weight that is not {EMBEDDING}",
+        ),
+        (
+            {"model.safetensors": safetensors({**TENSORS, FUSED: ("F8_E4M3", [2])})},
+            f"{FUSED} in F8_E4M3, without a quantization_config in config.json",
+        ),
+        (
+            {"model.safetensors": safetensors({**TENSORS, "x.qweight": ("I64", [2])})},
+            "x.qweight in I64, without a quantization_config in config.json",
+        ),
         ({"model.safetensors": safetensors(NARROW)}, f"{NAMES[2]} in F8_E4M3, without a quantization_config in config.json"),
     ],
 )
 def test_directories_that_say_two_things(tmp_path: Path, changes: Mapping[str, Any], found: str) -> None:
     assert found in write(tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": 5},
+        {"shape": "ab"},
+        {"shape": [[3], 2]},
+        {"shape": [-3, -2]},
+        {"shape": [3, 2.0]},
+        {"shape": [3, True]},
+        {"shape": [6, *[1] * 40]},
+        {"shape": [3, 3]},
+        {"dtype": ["F32"]},
+        {"dtype": None},
+        {"dtype": "F64"},
+        {"data_offsets": [0, 24, 24]},
+        {"data_offsets": ["a", 24]},
+        {"data_offsets": [-24, 24]},
+        {"data_offsets": [10**30, 24]},
+        {"data_offsets": [0, 24.0]},
+        {"data_offsets": [0, float("nan")]},
+        {"data_offsets": [8, 32]},
+        {"data_offsets": [24, 0]},
+    ],
+)
+@pytest.mark.parametrize("other", [{}, {"lm_head.weight": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}])
+def test_headers_that_no_tensors_can_have(tmp_path: Path, changes: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    entry = {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24], **changes}
+    text = json.dumps({EMBEDDING: entry, **other}).encode()
+    content = struct.pack("<Q", len(text)) + text + bytes(24)
+    config = {**CONFIG, "tie_word_embeddings": True}
+    assert write(tmp_path, {"model.safetensors": content, "config.json": config}) == ["a header that is none of safetensors"]

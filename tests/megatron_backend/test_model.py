@@ -80,12 +80,22 @@ def test_parts_are_found_inside_of_what_wraps_them(model: Opened) -> None:
     assert unwrapped([wrapped, model.parts[0]]) == [model.parts[0]] * 2
 
 
-@pytest.mark.parametrize(("mode", "divided"), [(None, False), ("column", True), ("row", True)])
-def test_weights_that_each_tensor_rank_holds_whole_are_not_marked_as_divided(mode: str | None, divided: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode", "divided"),
+    [
+        ("self_attention", None, False),
+        ("self_attention", "column", True),
+        ("self_attention", "row", True),
+        ("shared_experts", None, True),
+    ],
+)
+def test_weights_that_each_tensor_rank_holds_whole_are_not_marked_as_divided(
+    name: str, mode: str | None, divided: bool
+) -> None:
     """TransformerEngine marks all; Megatron adds up the squares of what is marked over tensor ranks."""
     layer = torch.nn.Linear(2, 2)
     layer.parallel_mode = mode
     for parameter in layer.parameters():
         parameter.tensor_model_parallel = True
-    mark_whole_weights([torch.nn.Sequential(layer)])
+    mark_whole_weights([torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({name: torch.nn.Sequential(layer)})})])
     assert [parameter.tensor_model_parallel for parameter in layer.parameters()] == [divided] * 2

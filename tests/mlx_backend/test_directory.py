@@ -44,6 +44,15 @@ def test_tensors_that_do_not_fit_are_named(model_directory, tmp_path):
         assert part in found
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(number, model_directory, tmp_path):
+    _, weights = loaded(model_directory())
+    target = edited(model_directory(), tmp_path / "model")
+    mx.save_safetensors(str(target / "model.safetensors"), {**weights, "model.norm.weight": mx.full(32, number)})
+    with pytest.raises(ModelError, match="NaN or infinite numbers in model.norm.weight"):
+        loaded(target)
+
+
 def test_a_file_that_lost_its_end_is_refused(model_directory, tmp_path):
     target = edited(model_directory(), tmp_path / "model")
     file = target / "model.safetensors"

@@ -5,12 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec, Problem
@@ -157,6 +158,24 @@ def test_missing_directories_and_files(tmp_path: Path) -> None:
     assert "no such directory" in str(check_model(str(tmp_path / "missing"))[0])
     (tmp_path / "file").write_text("")
     assert "a file" in str(check_model(str(tmp_path / "file"))[0])
+
+
+@pytest.mark.parametrize(("added", "found"), [(0.0, []), (1.0, ["a head that is not the embedding"])])
+def test_a_head_beside_an_embedding_that_is_said_to_be_it(
+    monkeypatch: pytest.MonkeyPatch, model_copy: Path, added: float, found: list[str]
+) -> None:
+    """transformers lets the model have both, and its checkpoints would lack the head. Of a model on the Hub no headers are read
+    before."""
+    tensors = load_file(model_copy / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + added
+    save_file(tensors, model_copy / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr("rlcore_torchkit.models.model_problems", lambda _: [])
+    problems: Sequence[Problem] = ()
+    try:
+        load_model(ModelSpec(path=str(model_copy)), dtype=torch.float32)
+    except ModelError as error:
+        problems = error.problems
+    assert [problem.found for problem in problems] == found
 
 
 def test_damaged_weights_are_a_model_error(model_copy: Path) -> None:

@@ -10,7 +10,7 @@ from rlcore.schema.file_limits import MAX_BYTES, read_file, require_file
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
-from rlcore.weight_headers import Header, content_problems, index_problems
+from rlcore.weight_headers import Header, content_problems, index_problems, tensors_length
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -32,6 +32,8 @@ _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git\Z))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,9
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """What safetensors itself reads at most."""
+_MAX_NAME_BYTES = 255
+"""The longest name of a file on common systems."""
 AGAIN = "Copy or download it again"
 
 
@@ -158,9 +160,9 @@ def _weight_problems(directory: Path) -> Iterator[Problem]:
             yield _problem(index, "no weight_map", "a table from tensor names to files")
             return
     shards = sorted({str(shard) for shard in weight_map.values()}) or [SINGLE_FILE]
-    outside = [shard for shard in shards if Path(shard).is_absolute() or ".." in Path(shard).parts]
+    outside = [shard for shard in shards if not _is_file_name(shard)]
     if outside:
-        yield _problem(index, f"the file {outside[0]}", "files in the model's own directory", AGAIN)
+        yield _problem(index, f"the file {outside[0]:.99}", "files in the model's own directory", AGAIN)
         return
     missing = [shard for shard in shards if not (directory / shard).exists()]
     if missing:
@@ -182,13 +184,17 @@ def _weight_problems(directory: Path) -> Iterator[Problem]:
         yield from content_problems(directory, config, headers)
 
 
+def _is_file_name(name: str) -> bool:
+    is_short = len(name.encode(errors="replace")) <= _MAX_NAME_BYTES
+    return name not in ("", "..") and Path(name).name == name and is_short
+
+
 def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
-    """Files that transformers or an engine would read in place of the model's, or besides them."""
-    found = {file.name for file in directory.glob("*.safetensors")} - set(shards)
-    if (
-        directory / INDEX_FILE
-    ).exists():  # what an index does not name is read by nobody, but transformers takes this one first
-        found &= {SINGLE_FILE}
+    """Files that transformers or an engine would read in place of the model's, or besides them. Mistral's own form of the same
+    weights is no other model."""
+    found = {file.name for file in directory.glob("*.safetensors") if not file.name.startswith("consolidated")} - set(shards)
+    if (directory / INDEX_FILE).exists():
+        found &= {SINGLE_FILE}  # which transformers takes first; nobody reads others that an index does not name
     if (directory / ADAPTER_FILE).exists():
         found |= {ADAPTER_FILE}
     if found:
@@ -217,8 +223,7 @@ def _read_header(file: Path) -> Header | Problem:
                 opened.seek(8)
                 header = json.loads(opened.read(length))
                 header.pop("__metadata__", None)
-                ends = [entry["data_offsets"][1] for entry in header.values() if entry["dtype"] and entry["shape"] is not None]
-                length += max(ends, default=0)
+                length += tensors_length(header)
     except OSError as error:
         return _problem(file, error.strerror or str(error), "a readable safetensors file")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):

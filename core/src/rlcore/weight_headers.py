@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,41 @@ Header = Mapping[str, Mapping[str, Any]]
 """The "dtype", "shape" and "data_offsets" of each tensor of a file: its first byte behind the header, and the one after it."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Where the config.json of a model of images or sound describes its language model."""
-_LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d{1,9})\.")
 _EMBEDDING = re.compile(r"(?:language_model\.model|model\.language_model|model)\.embed_tokens\.weight")
 _HEAD = re.compile(r"(?:language_model\.)?lm_head\.weight")
-_NARROW_DTYPES = re.compile(r"F(8|6|4)_.*|[IU]8|F4")
+_TYING_TYPES = re.compile(r"(vault)?gemma|cohere|ernie4_5|lfm2|smollm3|starcoder2|jetmoe|minicpm3")
+"""Beginnings of the model types whose heads are the embedding where config.json does not say so."""
+_BITS = re.compile(r"[A-Z]+(\d+)(_.*)?")
+"""The bits of a value, in the name of a dtype."""
+_MAX_BYTES = 2**63
+_MAX_DIMENSIONS = 32
+_NARROW_FLOATS = re.compile(r"F(8|6|4)(_.*)?")
+_INTEGERS = re.compile(r"[IU]\d+")
+_INTEGER_WEIGHTS = ("weight", "_blocks", "_proj")
+"""Endings of weights that are quantised where they are integers; others are buffers, such as positions and masks."""
 _MAX_NAMED = 3
 _CHUNK = 2**24
+
+
+def tensors_length(header: Header) -> int:
+    """The bytes behind a header.
+
+    ValueError, TypeError or LookupError where its tensors do not lie one behind the other, each as long as its dtype and shape
+    say.
+    """
+    length = 0
+    for entry in sorted(header.values(), key=lambda entry: tuple(entry["data_offsets"])):
+        (start, end), shape, dtype = entry["data_offsets"], list(entry["shape"]), _BITS.fullmatch(entry["dtype"])
+        numbers = [start, end, *shape[: _MAX_DIMENSIONS + 1]]
+        are_sizes = all(type(number) is int and 0 <= number < _MAX_BYTES for number in numbers)
+        if len(shape) > _MAX_DIMENSIONS or not are_sizes or start != length or end < start:
+            raise ValueError(f"found {numbers}; expected bytes from {length} on")
+        bits = 8 if dtype is None else int(dtype[1])  # BOOL
+        if prod(shape) * bits != (end - start) * 8:
+            raise ValueError(f"found {end - start} bytes; expected {shape} of {entry['dtype']}")
+        length = end
+    return length
 
 
 def index_problems(index: Path, weight_map: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
@@ -55,14 +85,15 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
     if sizes_are_stated and list(entry["shape"]) != expected:
         yield _contradiction(directory, f"{embedding} of shape {list(entry['shape'])}", f"{expected}, as config.json says")
     head = next((name for name in tensors if _HEAD.fullmatch(name)), None)
-    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    ties_unasked = _TYING_TYPES.match(str(config.get("model_type"))) is not None
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", ties_unasked))
     if tied is True and head is not None and not _is_same(*tensors[embedding], *tensors[head]):
         expected_head = "one tensor, or tie_word_embeddings = false in config.json"
         yield _contradiction(directory, f"{head} that is not {embedding}", expected_head)
 
 
 def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
-    """Values of at most 8 bits without a quantization_config, which says what they are multiplied by."""
+    """Values of at most 8 bits, and integers, without a quantization_config, which says what they are multiplied by."""
     if config.get("quantization_config"):
         return
     for file, header in headers.items():
@@ -77,7 +108,8 @@ def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -
 
 
 def _is_narrow(name: str, entry: Mapping[str, Any]) -> bool:
-    return name.endswith("weight") and _NARROW_DTYPES.fullmatch(str(entry.get("dtype"))) is not None
+    dtype = entry["dtype"]
+    return bool(_NARROW_FLOATS.fullmatch(dtype)) or bool(name.endswith(_INTEGER_WEIGHTS) and _INTEGERS.fullmatch(dtype))
 
 
 def _layer_problems(directory: Path, text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[Problem]:

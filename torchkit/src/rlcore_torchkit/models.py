@@ -138,7 +138,8 @@ def load_model(
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
         loading["missing_keys"] = set(loading["missing_keys"]) - {VALUE_HEAD_WEIGHT}
     unknown = set(loading["unexpected_keys"]) - ({"lm_head.weight"} if head == "value" else set())
-    _raise_problems([*_loading_problems(spec.path, loading), *unknown_tensors(unknown, config.to_dict(), spec.path)])
+    unfit = [*_loading_problems(spec.path, loading), *unknown_tensors(unknown, config.to_dict(), spec.path)]
+    _raise_problems([*unfit, *_untied_problems(spec.path, model)])
     model = model.eval().to(device)
     _raise_problems(list(islice(not_finite(dict(model.named_parameters()), spec.path), _MAX_NAMED)))
     return model
@@ -175,6 +176,14 @@ def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:
     for name, found, expected in sorted(loading["mismatched_keys"])[:_MAX_NAMED]:
         problems.append(_problem(path, f"{name} of shape {list(found)}", f"{list(expected)}, as config.json says"))
     return problems
+
+
+def _untied_problems(path: str, model: Any) -> Iterator[Problem]:
+    """A head of its own for a model whose head is said to be its embedding, which transformers lets have both."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if getattr(model.config, "tie_word_embeddings", False) and head is not None and head.weight is not embedding.weight:
+        expected = "one tensor, or tie_word_embeddings = false in config.json"
+        yield _problem(path, "a head that is not the embedding", expected, "Take config.json and weights of one model")
 
 
 def _problem(path: object, found: str, expected: str, remedy: str = "") -> Problem:

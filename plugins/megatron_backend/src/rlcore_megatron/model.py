@@ -203,10 +203,11 @@ def build(
 def mark_whole_weights(model_chunks: Sequence[nn.Module]) -> None:
     """Have Megatron count weights that every tensor rank holds whole once in the gradient's norm.
 
-    TransformerEngine marks the weights of all its linear layers as divided. Experts are marked after this.
+    TransformerEngine marks the weights of all its linear layers as divided. Experts are marked after this. Shared experts are
+    divided though they have no mode where Megatron gathers their tokens itself, as `moe_shared_expert_overlap` has it do.
     """
-    for module in (module for model_chunk in model_chunks for module in model_chunk.modules()):
-        if getattr(module, "parallel_mode", "column") is None:
+    for name, module in (named for model_chunk in model_chunks for named in model_chunk.named_modules()):
+        if getattr(module, "parallel_mode", "column") is None and ".shared_experts." not in name:
             for parameter in module.parameters(recurse=False):
                 parameter.tensor_model_parallel = False  # type: ignore[attr-defined]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from rlcore.files import storage_errors
-from rlcore.model_files import SINGLE_FILE
+from rlcore.model_files import AGAIN, SINGLE_FILE
 from rlcore.schema.listing import listed
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.decoder import Decoder, Weights
@@ -18,10 +18,14 @@ def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.
     found: dict[str, mx.array] = {}
     for file in weight_files(spec):
         try:
-            found |= mx.load(str(file))  # type: ignore[arg-type]
-            mx.eval(found)
+            tensors: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+            mx.eval(tensors)
         except (OSError, RuntimeError) as error:
             raise ModelError([Problem(path=str(file), found=str(error), expected="a readable safetensors file")]) from error
+        if wrong := [name for name, tensor in tensors.items() if not mx.isfinite(tensor).all()]:
+            problem = f"NaN or infinite numbers in {listed(wrong, 5)}"
+            raise ModelError([Problem(path=str(file), found=problem, expected="finite weights", remedy=AGAIN)])
+        found |= tensors
     if decoder.dims.tied:  # some files hold a tied head a second time
         found.pop(f"{decoder.family.modules.head}.weight", None)
     shapes = decoder.shapes()
