@@ -59,7 +59,7 @@ CALLS: list[str] = []
         *(Fraction(-7), timedelta(days=-1, microseconds=3), time(3, tzinfo=UTC)),
         *(Colour.RED, Inner(value=(Colour.RED, Inner(value=b"1", private=4))), Record("a", [Record("b")])),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_read_is_what_was_written(value: Any) -> None:
     found = loads(dumps(value))
@@ -129,7 +129,7 @@ def written(nodes: list[Any], root: Any = None, data: bytes = b"") -> bytes:
         *(["array", "O", [1], 0], ["array", "f4", [4], 0], ["dict", 1], ["set", [9]], ["tuple", [5]]),
         *(["number"], ["Decimal", "a"], ["Fraction", "1e999999999"], ["lambda", 1], ["enum", f"{__name__}:Colour", "BLUE"], []),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_bytes_that_name_anything_but_data_are_refused(node: list[Any]) -> None:
     CALLS.clear()
