@@ -92,11 +92,12 @@ def test_advantages_are_rewards_less_the_divergence_from_the_initial_model_to_go
     """A_t = r - β Σ_{i≥t} (log π - log π_ref), whitened over the step's tokens (arXiv:2501.03262), with rewards that differ by
     the length at least. Single samples do."""
     monkeypatch.chdir(tmp_path)
-    STEPS.clear()
     (tmp_path / "recipe.toml").write_text(RECIPE.format(model=model, beta=BETA, temperature=TEMPERATURE, max_tokens=MAX_TOKENS))
     algorithm = evolve(REINFORCE_PP, backend=f"{__name__}:Recorded")
     providers = {"trainer": [FSDP2], "generator": [TRANSFORMERS], "algorithm": [algorithm], "environment": [ARITHMETIC]}
-    train(prepare(tmp_path / "recipe.toml", registry=Registry.from_providers(providers)), resume=False, progress=Progress())
+    plan = prepare(tmp_path / "recipe.toml", registry=Registry.from_providers(providers))
+    STEPS.clear()  # of the batch that the algorithm is tried on
+    train(plan, resume=False, progress=Progress())
     assert len(STEPS) == 3
     for rollouts, training in STEPS:
         batch = rollouts.batch

@@ -4,7 +4,9 @@ No GPU is here: nvidia-smi's answer and the build of vLLM are stood in for. Shap
 """
 
 import json
+import struct
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,25 @@ B1_5 = {
 ONE_OF_ALL = {f"{name}_parallel": 1 for name in ("tensor", "context", "pipeline", "expert")}
 NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
 GRADIENTS = {"grad_reduce_in_fp32": False}
+
+
+def widen(model: Path) -> None:
+    """Give a small model the sizes of B1_5, and a file of weights with a header of such sizes and nothing on the disk behind it."""
+    content = json.loads((model / "config.json").read_text())
+    content |= {**B1_5, "vocab_size": content["vocab_size"]}
+    (model / "config.json").write_text(json.dumps(content))
+    shapes = {"model.embed_tokens.weight": [content["vocab_size"], content["hidden_size"]]}
+    shapes |= {
+        f"model.layers.{n}.input_layernorm.weight": [content["hidden_size"]] for n in range(content["num_hidden_layers"])
+    }
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * prod(shape)]}
+        end += 4 * prod(shape)
+    text = json.dumps(header).encode()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
 
 
 @frozen(kw_only=True)
@@ -158,8 +179,7 @@ def test_beside_what_measured_runs_had_in_use_it_fits(name: str) -> None:
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
     """A recipe of a model with the sizes of 1.5B, prepared for one H100."""
     model = make_model(tmp_path / "model", "qwen2", max_length=2048)
-    content = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(content | {**B1_5, "vocab_size": content["vocab_size"]}))
+    widen(model)
     for module in (planned_options, check):
         monkeypatch.setattr(module, "device_memories", lambda: [H100])
     monkeypatch.setattr(check, "meant_for", lambda: {"cpu", "cuda"})
@@ -220,8 +240,7 @@ def test_copies_of_weights_that_no_plan_knew_of_are_left_room_by_the_process_tha
 def test_a_reward_model_on_the_device_is_left_its_room(planned: Callable[..., RunPlan], tmp_path: Path, monkeypatch) -> None:
     """Beside the trainer; not on devices that are the engines' own."""
     path = make_model(tmp_path / "judge", "qwen2", head="value", max_length=2048)
-    content = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(content | {**B1_5, "vocab_size": content["vocab_size"]}))
+    widen(path)
     judged = ("environment.name=reward_model", f"environment.reward_model.path={path}")
     on_device = (*judged, "environment.reward_model.device=cuda")
     without, plan = planned(*judged), planned(*on_device)
