@@ -49,7 +49,7 @@ COMMANDS = (
 PARQUET, LAST = "rollouts/step-000002.parquet", "checkpoints/step-000002"
 FILES = (
     *("recipe.toml", "metrics.jsonl", "status.json", "summary.json", "environment.json", "timeline.jsonl", "schedule.jsonl"),
-    *(".lock", ".last-saved", PARQUET, "rollouts/SHA256SUMS", "rollouts/evaluation-000002.parquet"),
+    *(".lock", ".last-saved", PARQUET, "rollouts/_SHA256SUMS", "rollouts/evaluation-000002.parquet"),
     *(f"{LAST}/{name}" for name in (MANIFEST, LOOP_STATE, "rollouts.state")),
 )
 DEEP = 20_000

@@ -106,7 +106,7 @@ def test_a_group_of_equal_components_makes_no_update(model: Path, tmp_path: Path
     overrides = ("training.updates_per_step=6", "rollout.samples_per_prompt=2", "rollout.max_turn_tokens=4")
     run = train(tmp_path, GRPO_RECIPE.replace("grpo", "gdpo").format(model=model), *overrides)
     expected = []
-    for path in sorted((run / "rollouts").iterdir()):
+    for path in sorted((run / "rollouts").glob("step-*.parquet")):
         groups = pandas.read_parquet(path).groupby("group")[["reward/ones", "reward/twos"]]
         expected.append((groups.nunique() > 1).any(axis=1).sum())
     assert [line["updates"] for line in lines_of(run)] == expected
@@ -123,7 +123,7 @@ def test_a_group_whose_turns_differ_stays_though_its_sums_are_equal(
     refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=30")
     run = train(tmp_path, GRPO_RECIPE.format(model=model), "algorithm.grpo.advantage_per=turn", *groups_of_two, *refills)
     lines, num_equal_sums = lines_of(run), 0
-    for path in sorted((run / "rollouts").iterdir()):
+    for path in sorted((run / "rollouts").glob("step-*.parquet")):
         num_equal_sums += (pandas.read_parquet(path).groupby("group")["reward"].nunique() == 1).sum()
     assert [line["updates"] for line in lines] == [6.0] * 6
     assert sum(line["async/groups_refilled"] for line in lines) > 0

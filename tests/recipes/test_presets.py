@@ -82,7 +82,7 @@ def test_a_presets_name_is_a_whole_algorithm(name: str, model: Path, tmp_path: P
     assert (steps["advantage_max"] > 0).all()
     assert set(OWN.get(name, ())) <= set(steps)
     if name == "dapo":
-        rollouts = [pandas.read_parquet(path) for path in sorted((run / "rollouts").iterdir())]
+        rollouts = [pandas.read_parquet(path) for path in sorted((run / "rollouts").glob("step-*.parquet"))]
         assert all((table.groupby("group")["reward"].nunique() > 1).all() for table in rollouts)
         assert steps["async/groups_refilled"].sum() > 0
     if name == "reinforce_pp":  # the policy is the reference in the first step, and no longer in the second

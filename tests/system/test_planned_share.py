@@ -62,7 +62,7 @@ GRADIENTS = {"grad_reduce_in_fp32": False}
 
 
 def widen(model: Path) -> None:
-    """Give a small model the sizes of B1_5, and a file of weights with a header of such sizes and nothing on the disk behind it."""
+    """Give a small model the sizes of B1_5, and a file of weights with a header of such sizes and nothing behind it."""
     content = json.loads((model / "config.json").read_text())
     content |= {**B1_5, "vocab_size": content["vocab_size"]}
     (model / "config.json").write_text(json.dumps(content))

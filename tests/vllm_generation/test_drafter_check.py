@@ -20,7 +20,7 @@ from rlcore_vllm.settings import engine_settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_drafters import make_draft_model, make_head, make_with_own_head
+from vllm_drafters import change_config, make_draft_model, make_head, make_with_own_head
 
 Problems = Callable[..., list[Problem]]
 METHODS = ("draft_model", "eagle", "eagle3")
@@ -41,8 +41,7 @@ def drafter(model: Path, tmp_path: Path) -> Callable[..., Path]:
             make_draft_model(directory, model, load_file(model / "model.safetensors"))
         else:
             make_head(directory, method, model)
-        file = directory / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+        change_config(directory, changed)
         return directory
 
     return make
@@ -171,8 +170,7 @@ def changed(with_head: Path, tmp_path: Path) -> Callable[..., Path]:
     def make(name: str = "changed", **values: Any) -> Path:
         directory = tmp_path / name
         shutil.copytree(with_head, directory)
-        file = directory / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+        change_config(directory, values)
         return directory
 
     return make

@@ -1,8 +1,10 @@
 """Drafters for a model whose tokens repeat: each guesses that the last token comes again."""
 
 import json
+import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,38 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
 from decoder_families import TRAINED, make_family
 
+EMBEDDING = "model.embed_tokens.weight"
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
 
 def make_draft_model(directory: Path, model: Path, weights: dict[str, torch.Tensor]) -> Path:
     """The model with other weights."""
     shutil.copytree(model, directory)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+def change_config(directory: Path, values: Mapping[str, Any]) -> None:
+    """Change a model's config.json, and its weights so that they are of as many layers, tokens and columns as that says."""
+    file, weights = directory / "config.json", directory / "model.safetensors"
+    content = json.loads(file.read_text()) | values
+    file.write_text(json.dumps(content))
+    layers = content["num_hidden_layers"]
+    if not values or type(layers) is not int:
+        return
+    most = layers + content.get("num_nextn_predict_layers", 0)
+    tensors = load_file(weights)
+    numbered = {name: int(match[1]) for name in tensors if (match := LAYER.match(name))}
+    tensors = {name: tensor for name, tensor in tensors.items() if numbered.get(name, 0) < most}
+    if numbered:
+        added = set(range(layers)) - set(numbered.values())
+        tensors |= {f"model.layers.{number}.input_layernorm.weight": torch.zeros(1) for number in added}
+    if EMBEDDING in tensors:
+        embedding = torch.zeros(content["vocab_size"], content["hidden_size"])
+        tensors[EMBEDDING] = tensors[EMBEDDING] if tensors[EMBEDDING].shape == embedding.shape else embedding
+    if content.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def make_head(directory: Path, method: str, model: Path) -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_DEPTH = 100
 """Most tables and lists within each other: what reads them afterwards calls itself for each."""
-SUMS = "SHA256SUMS"
+SUMS = "_SHA256SUMS"
 """The file of a folder that lists digests of others beside it, as sha256sum has them. Of a name the last one counts."""
 
 

@@ -46,7 +46,7 @@ def test_spreads_are_of_valid_samples(run: SavedRun) -> None:
 
 
 def test_a_run_without_samples_or_valid_ones_has_no_spread(run: SavedRun) -> None:
-    for file in (run.path / "rollouts").iterdir():
+    for file in (run.path / "rollouts").glob("*.parquet"):
         table = parquet.read_table(file)
         index = table.schema.get_field_index("valid")
         parquet.write_table(table.set_column(index, "valid", pa.array([False] * table.num_rows)), file)

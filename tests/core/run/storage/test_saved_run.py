@@ -47,7 +47,7 @@ def test_everything_that_a_run_has_left(directory: Path) -> None:
 def test_what_is_not_there_is_said_with_what_is(directory: Path) -> None:
     with pytest.raises(CheckpointError, match="step 2.*steps 1, 10.*rollouts_every_n_steps"):
         SavedRun.find(directory).samples(2)
-    for file in (directory / "rollouts").iterdir():
+    for file in (directory / "rollouts").glob("*.parquet"):
         file.unlink()
     with pytest.raises(CheckpointError, match="any step; found none"):
         SavedRun.find(directory).samples()

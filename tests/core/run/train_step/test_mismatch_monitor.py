@@ -105,7 +105,7 @@ def test_the_update_is_refused_and_the_run_goes_on_as_if_it_had_never_been_tried
     lie(0.0, versions=())
     run("run.name=lied", "checkpoint.every_n_steps=0", resume=True)
     assert read_metrics(directory) == read_metrics(whole)
-    assert files(directory / "disagreement") == ["SHA256SUMS", "step-000003.parquet", "step-000003.txt"], "kept as evidence"
+    assert files(directory / "disagreement") == ["_SHA256SUMS", "step-000003.parquet", "step-000003.txt"], "kept as evidence"
 
 
 def test_the_table_holds_both_sides_at_the_weights_that_generated(run: Run, lie: Lie, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_warning_is_given_once_a_crossing_and_costs_nothing(
     found = {record["step"] for record in read_metrics(directory)[1:] if record["token_mult_prob_error"] > 1.05}
     assert found == {3, 4, 6}
     names = [f"step-{step:06d}.{ending}" for step in (3, 6) for ending in ("parquet", "txt")]
-    assert files(directory / "disagreement") == ["SHA256SUMS", *names]
+    assert files(directory / "disagreement") == ["_SHA256SUMS", *names]
     assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "silent")
     assert files(tmp_path / "runs" / "silent" / "disagreement") == []
 
