@@ -285,6 +285,7 @@ def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Pa
         await asyncio.wait(others, timeout=120)
 
     monkeypatch.setattr(process, "KILL_S", 3.0)
+    gc.collect()  # what tests before this one have left complains unheard
     monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))
     try:
         asyncio.run(work())
