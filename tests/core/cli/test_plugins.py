@@ -1,6 +1,7 @@
 """`rlcore plugins`: the listing and the JSON, and what they cost."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,8 @@ def installed(installer):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(plugins_command, arguments, catch_exceptions=False)
+    wide = {"COLUMNS": os.environ.get("COLUMNS", "400")}
+    result = CliRunner().invoke(plugins_command, arguments, catch_exceptions=False, env=wide)
     assert result.exit_code == 0
     return result.output
 
