@@ -1,7 +1,6 @@
 """`rlcore plugins`: the listing and the JSON, and what they cost."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -35,8 +34,7 @@ def installed(installer):
 
 
 def run(*arguments):
-    wide = {"COLUMNS": os.environ.get("COLUMNS", "400")}
-    result = CliRunner().invoke(plugins_command, arguments, catch_exceptions=False, env=wide)
+    result = CliRunner().invoke(plugins_command, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
 
@@ -81,6 +79,7 @@ def by_name(output):
 
 def test_the_listing_shows_what_is_wrong_and_what_auto_would_do(installed, monkeypatch):
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "absent")
+    monkeypatch.setenv("COLUMNS", "400")
     output = run("--device", "cpu")
     lines = by_name(output)
     assert lines["broken"].startswith("not usable (acme-broken 1.0): import failed in broken_listed")
