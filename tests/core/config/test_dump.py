@@ -254,6 +254,6 @@ def test_another_word_is_dumped_as_what_it_stands_for(tmp_path: Path, sections) 
     assert recipe.run.device == "cuda"
     assert tomllib.loads(dump_toml(recipe))["run"]["device"] == "cuda"
     with pytest.raises(ConfigError) as raised:
-        convert(read_raw(path, ["run.device=gpus"]), sections, {"environment": {"e": "disabled"}})
-    (problem,) = raised.value.problems
-    assert (problem.path, problem.expected) == ("run.device", 'one of "auto", "cpu", "cuda"')
+        convert(read_raw(path, ["run.device=gpus"]), sections)
+    (problem,) = [problem for problem in raised.value.problems if problem.path == "run.device"]
+    assert problem.expected == 'one of "auto", "cpu", "cuda"'
