@@ -103,7 +103,13 @@ def test_what_is_dumped_loads_back(sections, tmp_path: Path, data: st.DataObject
         recipe = attrs.evolve(recipe, evaluation=EvaluationConfig())
     path = tmp_path / "dumped.toml"
     path.write_bytes(dump_toml(recipe).encode())
-    assert convert(read_raw(path, ()), sections) == recipe
+    assert without_empty(convert(read_raw(path, ()), sections)) == without_empty(recipe)
+
+
+def without_empty(recipe: Recipe) -> Recipe:
+    """The recipe without the sections of environments that have no options: one that is there says nothing."""
+    options = {name: value for name, value in recipe.environment.options.items() if attrs.fields(type(value))}
+    return attrs.evolve(recipe, environment=attrs.evolve(recipe.environment, options=options))
 
 
 def test_every_key_is_there_and_none_is_a_comment(load) -> None:
