@@ -19,8 +19,10 @@ settings.register_profile("rlcore", deadline=None, suppress_health_check=[Health
 settings.load_profile("rlcore")
 # TransformerEngine's products of float32 round to TF32 otherwise. Read when CUDA's libraries are loaded, here or in workers.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
-# A shell without job control has what it starts in the background ignore Ctrl-C, and everything that this starts too.
+# A shell without job control, or nohup, has what it starts ignore these signals, and everything that this starts too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(ignored, signal.SIG_DFL)
 
 LONGEST = (
     "mutants",
