@@ -18,7 +18,7 @@ from rlcore.secrets import (
     unset_problems,
 )
 
-KEY = 'very/secret+"value"'
+KEY = 'vq81/zx9q+"kw7p"'  # no word of it is a secret that another test has kept
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"the endpoint says: no such key {form}"
     if source == "kept":
-        text = text.replace("very", "kept")
-        keep_secret(KEY.replace("very", "kept"))
+        text = text.replace("vq81", "kept")
+        keep_secret(KEY.replace("vq81", "kept"))
     else:
         assert masked(text) == text
     if source == "environment":
@@ -45,7 +45,7 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
             "override": [f"environment.mine.api_key={KEY}"],
         }
         monkeypatch.setattr(sys, "argv", ["rlcore", *arguments[source]])
-    assert "secret" not in masked(text)
+    assert "zx9q" not in masked(text)
     assert "the endpoint says: no such key" in masked(text)
 
 
