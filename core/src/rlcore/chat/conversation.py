@@ -126,12 +126,12 @@ class Conversation:
 
 
 def ends_with_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last message is the assistant's."""
+    """Return whether the last message is the assistant's."""
     return bool(messages) and role_of(messages[-1]) == ASSISTANT
 
 
 def behind_prompt(prompt: Sequence[Any], answers: Sequence[Any]) -> list[Any]:
-    """A prompt's messages and those of its answer. DataError where the prompt has begun that answer already."""
+    """Join a prompt's messages and those of its answer. DataError where the prompt already begins that answer."""
     if ends_with_answer(prompt) and answers and role_of(answers[0]) == ASSISTANT:
         raise DataError(
             "a prompt that ends with a message of the assistant's, and an answer that begins with another; expected the rest "

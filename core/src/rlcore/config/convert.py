@@ -83,7 +83,7 @@ class _Conversion:
     unchecked: Unchecked
     problems: list[Problem] = field(factory=list)
     unknown_names: list[Problem] = field(factory=list)
-    """Names that no usable plugin has, told beside other problems. Alone they are left to the selection, which tells more."""
+    """Names without a usable plugin. Reported along with other problems; alone, plugin selection reports them in detail."""
 
     def run(self) -> tuple[Recipe | None, list[Problem]]:
         """The Recipe, or None and its problems."""

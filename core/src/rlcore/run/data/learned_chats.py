@@ -78,7 +78,7 @@ class _Segment:
     """What the policy reads before its first turn there."""
     said: list[str] = field(factory=list)
     learned: list[bool] = field(factory=list)
-    """Whether each of its turns is learned."""
+    """For each of its turns: True where it is learned."""
     between: list[str] = field(factory=list)
     """What it reads between one turn and the next, one fewer than turns."""
     shown: str

@@ -110,7 +110,7 @@ def _passed_over(
     needs: Mapping[str, Mapping[str, str]],
     dtype: DtypeName,
 ) -> Iterator[str]:
-    """What "auto" could not take, a sentence each."""
+    """Yield a sentence for each plugin that "auto" prefers to the chosen one and could not use."""
     for role in AUTO_ROLES:
         if role in chosen and getattr(recipe, role).name == AUTO:
             yield from passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
@@ -118,7 +118,7 @@ def _passed_over(
 
 @contextmanager
 def _collected(errors: list[PluginError]) -> Iterator[None]:
-    """Keeps a PluginError for later, so that all of them are told together; any other error is told with those before it."""
+    """Collect PluginErrors, so that one error reports them all. Any other error is raised with the collected ones as notes."""
     try:
         yield
     except PluginError as error:
@@ -130,7 +130,7 @@ def _collected(errors: list[PluginError]) -> Iterator[None]:
 
 
 def _all_of(errors: Sequence[PluginError], missing: str | None) -> PluginError:
-    """One error that tells all, and what is missing for a run."""
+    """Return one error with the text of all, and a note on roles without a usable plugin."""
     error = errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
     if missing is not None:
         error.add_note(missing)
@@ -138,7 +138,7 @@ def _all_of(errors: Sequence[PluginError], missing: str | None) -> PluginError:
 
 
 def _with_sinks(recipe: Recipe, sinks: Sequence[Entry]) -> Recipe:
-    """The recipe, which names the sinks in use."""
+    """Return the recipe with the names of the sinks in use."""
     return evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks)))
 
 

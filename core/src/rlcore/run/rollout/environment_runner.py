@@ -279,7 +279,7 @@ class Driven:
             return False
 
     def _is_blocked(self, quiet_s: float) -> bool:
-        """Whether the event loop has been quiet for too long: the limit of a call, where it executes one."""
+        """Return whether the event loop has not answered for too long: for the limit of a call, while it executes one."""
         limit_s = self.calls.timeout_s
         if quiet_s > limit_s + environment_calls.GRACE_S:
             return True

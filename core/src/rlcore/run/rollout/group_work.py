@@ -109,7 +109,7 @@ class GroupWork(ABC, Generic[GroupT]):
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:
-        """What a checkpoint keeps of a group; None where it begins again."""
+        """Return the state of a group for a checkpoint; None where a resumed run starts the group again."""
 
     @abstractmethod
     def take_up(self, kept: Any) -> GroupT | None:
