@@ -69,7 +69,7 @@ _ALL: Mapping[str, Key] = {
     "temperature": _READ,
     "top_p": _READ,
     "user": _NO_EFFECT,
-    # Not in OpenAI's API: keys of vLLM and of this server
+    # Not in OpenAI's API: keys of other inference servers, and of this one
     "add_generation_prompt": Key(only=(True,)),
     "continue_final_message": Key(only=(False,)),
     "ignore_eos": _READ,

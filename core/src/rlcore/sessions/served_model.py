@@ -156,15 +156,13 @@ class ServedModel:
         return RequestError(400, f"found a prompt of {found}; expected {expected}", code="context_length_exceeded")
 
     def _encoded(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
-        """The tokens of a text. RequestError where its beginning alone has more than the model reads: encoding one of megabytes
-        takes minutes with some tokenizers."""
+        """Encode a text. RequestError where its beginning alone has more tokens than the model reads: some tokenizers take
+        minutes for megabytes."""
         beginning = text[: self.max_sequence_length * _CHARACTERS_PER_TOKEN]
         tokens = encode(beginning)
         if len(beginning) == len(text):
             return tokens
-        if (
-            len(tokens) > 2 * self.max_sequence_length
-        ):  # twice, since the end of the beginning may be encoded otherwise in the whole text
+        if len(tokens) > 2 * self.max_sequence_length:  # twice: the whole text may be encoded in fewer tokens
             raise self._too_long(f"more than {self.max_sequence_length} tokens")
         return encode(text)
 

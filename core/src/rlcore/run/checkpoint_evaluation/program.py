@@ -1,4 +1,4 @@
-"""One evaluation, in a process of its own that takes all that it started with it when it ends: server, program, figures."""
+"""Runs the evaluation of one checkpoint in a process of its own: server, program, figures."""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""Which plugins a run uses: those that the recipe names, or the best ones that can do what it needs."""
+"""Chooses the plugins of a run: those that the recipe names, or the best ones that can do what it needs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 
 DEFAULT_SINKS = ("curve",)
-"""The sinks of a recipe that names none; a run goes without those that cannot be used here."""
+"""Sinks of a recipe that names none. A run leaves out those that cannot be used here."""
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:

@@ -115,8 +115,8 @@ def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | 
 
 
 def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None, *, reads_calls: bool) -> Observe | None:
-    """The prompts that the environment makes of rows, where it can say so before the run; `reads_calls`, whether any may have
-    tools."""
+    """Return a function that asks the environment for the prompts of rows; None where it cannot make them before the run.
+    Without `reads_calls`, prompts may have no tools."""
     if episodes is None or not prepared.resets_cheaply:
         return None
 

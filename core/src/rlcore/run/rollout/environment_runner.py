@@ -325,7 +325,8 @@ class _FirstFailure(Exception):
 
 
 async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
-    """The work with the watch beside it; what is left of either when it ends is cancelled. An error of the watch ends both."""
+    """Run the work and a watch over its calls. When the work ends, the rest of both is cancelled. An error of the watch ends
+    both."""
     calls.begin()
     watch = asyncio.create_task(calls.watch())
     watch.add_done_callback(lambda done: None if done.cancelled() else calls.end())

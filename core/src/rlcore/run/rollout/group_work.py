@@ -1,4 +1,4 @@
-"""What a kind of episodes has to do for the groups of a run: those that say turn after turn, and those that agents run."""
+"""Interface of the two kinds of episodes: those that run turn by turn, and those that agents run."""
 
 import time
 from abc import ABC, abstractmethod

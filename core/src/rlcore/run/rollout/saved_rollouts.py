@@ -110,7 +110,7 @@ def loads(data: bytes) -> SavedRollouts:
 
 @contextmanager
 def damage_told() -> Iterator[None]:
-    """CheckpointError where what was read is of the right classes, and holds values of others."""
+    """Raise a CheckpointError for any error that wrong values in a checkpoint's rollouts lead to."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:

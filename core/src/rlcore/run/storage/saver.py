@@ -1,4 +1,4 @@
-"""What a run saves: metrics, checkpoints, rollouts, the final model."""
+"""Saves the results of a run: metrics, checkpoints, rollouts, the final model."""
 
 import hashlib
 import shutil
