@@ -1,4 +1,4 @@
-"""The table of public fields is what the readers do, and what docs/data.md shows."""
+"""Tests that readers follow the table of public fields, and that docs/data.md shows it."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def shown(level):
 
 def written(one):
     names = ", ".join(f"`{name}`" for name in one.names)
-    return names, f"{one.decision}; told in prompts of rewards" if one.for_environment else one.decision, one.meaning
+    return names, f"{one.decision}; reported in prompts of rewards" if one.for_environment else one.decision, one.meaning
 
 
 @pytest.mark.parametrize("level", HEADS)

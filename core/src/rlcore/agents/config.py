@@ -19,8 +19,8 @@ class AgentConfig:
     task as JSON on its standard input; in RLCORE_TASK too, where it has at most 100 KiB. The last line that it prints is the
     reward."""
     pass_environment: tuple[Text, ...] = ()
-    """Environment variables that a command gets besides those that programs need, such as PATH, HOME and LANG, by their names.
-    A function is called in the process of the run, and sees all of them."""
+    """Names of further environment variables of the run that a command gets. It always gets those that programs need, such as
+    PATH, HOME and LANG. A function runs in the process of the run, and sees all variables."""
     max_concurrent: Annotated[int, at_least(1)] = 64
     """Most episodes at once."""
     success_reward: Finite = 1.0

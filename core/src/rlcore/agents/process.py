@@ -1,4 +1,4 @@
-"""Agents that are programs: nothing that an episode has started outlives it, or the run, however that ends."""
+"""Runs agents that are programs. An episode's processes end with it, and with the run, however that ends."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,15 @@ MAX_BYTES = 64 * 2**10
 """What is kept of the end of an agent's output."""
 SHOWN = 400
 KILL_S = 5.0
-"""Most seconds that a program and all that it started take to be gone, and that what it had printed takes to be read."""
+"""Most seconds to wait until a program's processes have ended and its output is read."""
 STDIN, STDOUT, STDERR = range(3)
 
 
 async def run_process(command: Sequence[str], variables: Mapping[str, str], text: str) -> object:
-    """Return the JSON in the last line that a program prints, given variables and a text on its standard input. Of this
-    process's own variables it has those of `child_environment`.
+    """Run a program with a text on its standard input, and return the JSON in the last line of its output.
 
-    However it ends, nothing is left that it has started. RewardError where it fails, or prints no JSON there; PluginError where
-    it does not start.
+    Its environment is that of `child_environment` with `variables`. All processes that it has started end with it. RewardError
+    where it fails, or prints no JSON there; PluginError where it does not start.
     """
     starting = asyncio.create_task(_start(command, variables))
     try:
@@ -40,7 +39,7 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
         # Shielded, since the process has to be waited for although the episode is over.
         await asyncio.shield(program.close())
     output, errors = program.printed(STDOUT), program.printed(STDERR)
-    if program.exit_code != 0 and errors.startswith(NOT_STARTED):  # an exit code alone may be the program's own
+    if program.exit_code != 0 and errors.startswith(NOT_STARTED):  # the program itself may end with any exit code
         raise PluginError(f"the agent {command[0]!r} does not start: {masked(errors[len(NOT_STARTED) :])[-SHOWN:]}")
     if program.exit_code != 0:
         raise RewardError(
@@ -57,8 +56,8 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """A program that runs, below its supervisor. asyncio's own `Process.wait` also waits for its output to end, which programs
-    that it has started hold open."""
+    """A running program and its supervisor. asyncio's `Process.wait` is no use here: it waits for the end of the output, which
+    child processes hold open."""
 
     def __init__(self) -> None:
         self.has_exited = asyncio.Event()
@@ -97,12 +96,12 @@ class _Program(asyncio.SubprocessProtocol):
         pipe.write_eof()
 
     def end(self) -> None:
-        """Have its supervisor end it, and all that it has started."""
+        """Signal the supervisor, which ends the program and its child processes."""
         with contextlib.suppress(ProcessLookupError):  # it has ended
             self._transport.terminate()
 
     async def close(self) -> None:
-        """Wait until all of it is gone and its output read."""
+        """Wait until its processes have ended and its output is read."""
         for _ in range(2):  # once more where it is cancelled: an event loop that closes has to hear of the end before
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([self._is_gone], timeout=KILL_S)
@@ -130,7 +129,7 @@ async def _start(command: Sequence[str], variables: Mapping[str, str]) -> _Progr
 
 
 def _end(starting: "asyncio.Task[_Program]") -> None:
-    """End what has started after all, though no one waits for it any more."""
+    """End a program whose start was cancelled, and succeeded nevertheless."""
     if not starting.cancelled() and starting.exception() is None:
         program = starting.result()
         program.end()

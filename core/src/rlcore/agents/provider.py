@@ -1,4 +1,4 @@
-"""What the core's entry point names."""
+"""Provider of the environment `agent`, to which the core's entry point leads."""
 
 from rlcore.agents.config import AgentConfig
 from rlcore.spi import Provider, capabilities

@@ -60,8 +60,8 @@ class Conversation:
     def begin(
         cls, messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = (), *, continues: bool = False
     ) -> "Conversation":
-        """Start a conversation with the prompt's messages and tools. Where the policy `continues` a last message that is the
-        assistant's, that is the present turn's beginning; else it is over, as in OpenAI's API."""
+        """Start a conversation with the prompt's messages and tools. With `continues`, a last message that is the assistant's
+        begins the present turn. Otherwise that message is complete, as in OpenAI's API."""
         opened, begun = opened_prompt(messages, tokenizer, tools) if continues else (tokenizer.render_chat(messages, tools), "")
         before = tuple(messages[:-1] if continues and ends_with_answer(messages) else messages)
         return cls(messages=before, tools=tuple(tools), opening=len(before), opened=opened, shown=opened, turn=begun)
@@ -126,12 +126,12 @@ class Conversation:
 
 
 def ends_with_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last message is the assistant's."""
+    """Return whether the last message is the assistant's."""
     return bool(messages) and role_of(messages[-1]) == ASSISTANT
 
 
 def behind_prompt(prompt: Sequence[Any], answers: Sequence[Any]) -> list[Any]:
-    """A prompt's messages and those of its answer. DataError where the prompt has begun that answer already."""
+    """Join a prompt's messages and those of its answer. DataError where the prompt already begins that answer."""
     if ends_with_answer(prompt) and answers and role_of(answers[0]) == ASSISTANT:
         raise DataError(
             "a prompt that ends with a message of the assistant's, and an answer that begins with another; expected the rest "
@@ -141,8 +141,8 @@ def behind_prompt(prompt: Sequence[Any], answers: Sequence[Any]) -> list[Any]:
 
 
 def opened_prompt(messages: Sequence[Message], tokenizer: ChatRenderer, tools: Sequence[Tool] = ()) -> tuple[str, str]:
-    """A prompt through the chat template up to where an answer begins, and what the prompt has of that answer: the text of a
-    last message that is the assistant's, which the policy continues. DataError where it cannot be continued."""
+    """Render a prompt up to where an answer begins, and return that text and the beginning of the answer. The beginning is the
+    text of a last message that is the assistant's. DataError where the policy cannot continue it."""
     if not ends_with_answer(messages):
         return tokenizer.render_chat(messages, tools), ""
     last = read_message(messages[-1], is_last=True)

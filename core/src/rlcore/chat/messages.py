@@ -1,8 +1,8 @@
-"""What a chat message, the call of a tool and a tool mean, in each public form.
+"""Reads chat messages, calls of tools and tools: each public form becomes one form.
 
-Every path reads them here, into one form: chats, prompts and preferences of data sets, environments, sessions, reward models.
-A message has the text or the parts of its content, calls with objects as arguments, and `weight` 0 where it is not learned.
-What keeps one from being read is a DataError whose text goes on from "found".
+Data sets, environments, sessions and reward models all read messages here. A message that was read has its content as text or
+parts, and the arguments of its calls as objects. It has `weight` 0 where it is not learned. A message that cannot be read is a
+DataError, whose text completes a sentence that begins with "found".
 """
 
 import json
@@ -16,19 +16,19 @@ from rlcore.spi import DataError, Message, Tool
 
 ASSISTANT = "assistant"
 THOUGHTS = synonyms("message", "reasoning_content")
-"""Names of the thought before an answer; templates read one of them."""
+"""Names of a message's field for the thought before an answer. A chat template reads at most one of them."""
 IN_LOSS = synonyms("message", "weight")
-"""Names of what says whether an answer is learned."""
+"""Names of a message's field that includes an answer in the loss, or excludes it."""
 OWN = frozenset({"role", "content", "weight", "name", "tool_call_id", "tool_calls", *THOUGHTS})
-"""Fields of a message that is read; any other is one that only the chat template may know."""
+"""Fields of a message in the form of `read_message`. Only the chat template can use any other field."""
 _ROLES = {
     "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
     **dict.fromkeys(("observation", "tool_response"), "tool"),
 }
-"""Roles of ShareGPT, LLaMA-Factory and ms-swift, by OpenAI's."""
+"""OpenAI's role for each role of ShareGPT, LLaMA-Factory and ms-swift."""
 _CALLS = ("function_call", "tool_call")
-"""Their roles of messages whose content is the JSON text of calls."""
+"""Roles of ShareGPT and ms-swift for a message whose content is the JSON text of calls."""
 _READ = {"role", "content", "from", "value", "tool_calls", "function_call", "refusal", "prefix", *IN_LOSS}
 _DROPPED = {"annotations"}
 _IMAGES = ("image", "image_url", "input_image")
@@ -37,8 +37,8 @@ _TOOL = '{"type": "function", "function": {"name": …, "parameters": …}}'
 
 
 def read_messages(value: object, *, keeps_unreadable: bool = False, may_begin: bool = True) -> list[Message]:
-    """The messages of a chat, whose last one `may_begin` an answer. With `keeps_unreadable`, arguments of calls that are no
-    JSON stay the text that they are."""
+    """Read the messages of a chat, whose last one `may_begin` an answer. With `keeps_unreadable`, arguments of calls stay text
+    where they are no JSON."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise DataError(f"{type(value).__name__} {value!r:.60}")
     if not value:
@@ -58,7 +58,7 @@ def read_messages(value: object, *, keeps_unreadable: bool = False, may_begin: b
 
 
 def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bool = False) -> Message:
-    """One message. The text of the DataError goes on from "found a message"."""
+    """Read one message. The DataError's text completes a sentence that begins with "found a message"."""
     if not isinstance(message, Mapping):
         raise DataError(f"that is {type(message).__name__} {message!r:.60}, not an object with role and content")
     if _is_of_calls(message):
@@ -82,14 +82,14 @@ def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bo
 
 
 def role_of(message: object) -> str:
-    """The role of a message that was not read yet, by OpenAI's name; empty for what is none."""
+    """Return OpenAI's name of the role of a message in any public form; "" for a value that is no message."""
     if not isinstance(message, Mapping):
         return ""
     return ASSISTANT if _is_of_calls(message) else _ROLES.get(role := str(message.get("role") or message.get("from")), role)
 
 
 def read_tools(value: object) -> tuple[Tool, ...]:
-    """The tools of a row or a request: a list of them, or its JSON text. The text of the DataError goes on from "found"."""
+    """Read the tools of a row or a request: a list, or its JSON text. The DataError's text completes "found …"."""
     tools = _parsed(value, "tools") if isinstance(value, str) and value else value
     if not has_value(tools):
         return ()
@@ -99,7 +99,7 @@ def read_tools(value: object) -> tuple[Tool, ...]:
 
 
 def read_arguments(value: object) -> dict[str, Any]:
-    """The arguments of a call: an object, or its JSON text; none where there is nothing."""
+    """Read the arguments of a call: an object, or its JSON text. Null and "" are an empty object."""
     arguments = _parsed(value, "arguments") if isinstance(value, str) and value else value
     arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, Mapping):
@@ -108,13 +108,13 @@ def read_arguments(value: object) -> dict[str, Any]:
 
 
 def thought_of(message: Message) -> str:
-    """What an answer's message has as its thought beside its content; empty where it has none."""
+    """Return the thought of an answer's message that is a field besides its content; "" where it has none."""
     return next((str(message[name]) for name in THOUGHTS if message.get(name)), "")
 
 
 def read_image_part(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An image among a message's parts as {"type": "image", "image": …}, None for one that a column of images is to fill; None
-    for a part that is no image."""
+    """Read a part of a message that is an image, as {"type": "image", "image": …}; return None for any other part. "image" is
+    None for a placeholder, which an image of the row's column fills."""
     if part.get("type") not in _IMAGES:
         return None
     values = {name: part[name] for name in synonyms("part", "image") if part.get(name) is not None}
@@ -138,7 +138,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def _either(message: Mapping[str, Any], name: str, other: str) -> tuple[str, Any]:
-    """The value of a message's field, or of the one that ShareGPT has in its place."""
+    """Return the name and the value of a message's field, or those of ShareGPT's field of the same meaning."""
     if message.get(name) is None and message.get(other) is not None:
         return other, message[other]
     if message.get(other) not in (None, message.get(name)):
@@ -151,7 +151,7 @@ def _is_of_calls(message: object) -> bool:
 
 
 def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message of a role of calls as the assistant's."""
+    """Turn a message of a role in _CALLS into an assistant's message with `tool_calls`."""
     _, content = _either(message, "content", "value")
     calls = _parsed(content, "calls", "with") if isinstance(content, str) else content
     others = {name: value for name, value in message.items() if name not in ("role", "from", "content", "value")}
@@ -159,7 +159,7 @@ def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_content(message: Mapping[str, Any], *, may_be_none: bool) -> str | list[Mapping[str, Any]]:
-    """The text of a message, or its texts and images."""
+    """Read the content of a message: text, or parts where it has images."""
     content: Any = _either(message, "content", "value")[1]
     if message.get("refusal"):
         if content:
@@ -235,7 +235,8 @@ def _read_call(call: object, keeps_unreadable: bool) -> dict[str, Any]:
 
 
 def _read_tool(number: int, tool: object) -> Tool:
-    """A tool as OpenAI's chats have it; as its Responses or transformers have it, the function's fields stand outside."""
+    """Read a tool into the form of OpenAI's chats. The Responses API and transformers write the function's fields without
+    `function` around them."""
     tool = _parsed(tool, f"tool {number}") if isinstance(tool, str) else tool
     if not isinstance(tool, Mapping) or tool.get("type", "function") not in ("function", None):
         raise DataError(f"tool {number} as {tool!r:.60}; expected {_TOOL}")
@@ -269,7 +270,7 @@ def _is_learned(message: Mapping[str, Any], role: str) -> bool:
 
 
 def _others(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Names and ids, and fields that only a chat template may know. DataError for those that nothing here can do."""
+    """Return names, ids and fields that only a chat template can use. DataError for refused fields."""
     read = _READ | _DROPPED | {*THOUGHTS}
     others = {name: value for name, value in message.items() if name not in read and value is not False and has_value(value)}
     if refused := next(iter(names_of("message", "refused") & others.keys()), None):
@@ -281,7 +282,7 @@ def _others(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_known(level: Any, value: Mapping[str, Any], known: set[str]) -> None:
-    """DataError where a part or a call has fields that mean something else, or nothing that is known."""
+    """Refuse, with a DataError, a part or a call that has a refused or unknown field with a value."""
     known = known | names_of(level, "no effect")
     for name in value:
         if name not in known and value[name] is not False and has_value(value[name]):
@@ -290,12 +291,12 @@ def _require_known(level: Any, value: Mapping[str, Any], known: set[str]) -> Non
 
 
 def has_value(value: object) -> bool:
-    """Whether a field says anything: null and what is empty do not."""
+    """Return whether a field has a value: null and empty values count as absent."""
     return value is not None and not (isinstance(value, str | Sequence | Mapping) and not value)
 
 
 def _parsed(text: str, what: str, before: str = "") -> Any:
-    """The value of JSON text."""
+    """Parse JSON text. DataError where it is none, or holds NaN or half a character."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         _require_json(value, what)

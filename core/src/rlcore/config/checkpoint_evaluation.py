@@ -36,11 +36,11 @@ class CheckpointEvaluationConfig:
     serve_arguments: tuple[Text, ...] = ()
     """Further arguments of `rlcore serve`, such as "--generator", "transformers" or "model.dtype=float32"."""
     environment: Mapping[str, str] = field(factory=dict)
-    """Environment variables of program and server over those that they have, such as CUDA_VISIBLE_DEVICES. A key of an API
-    belongs into `pass_environment`: a recipe is a file."""
+    """Environment variables to set for program and server, such as CUDA_VISIBLE_DEVICES. Pass the key of an API with
+    `pass_environment` instead, since the recipe is a file."""
     pass_environment: tuple[Text, ...] = ()
-    """Environment variables of the run that the program gets besides those that programs need, such as PATH, HOME and LANG, by
-    their names. The server gets all of them."""
+    """Names of further environment variables of the run that the program gets. It always gets those that programs need, such as
+    PATH, HOME and LANG. The server gets all variables of the run."""
     result_file: Text | None = None
     """Where the program writes its figures: a JSON file below {output}, as a path from there or a pattern such as
     "**/results_*.json", of which the newest file counts. None is its standard output, of which the last line that is a JSON

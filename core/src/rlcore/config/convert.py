@@ -83,7 +83,7 @@ class _Conversion:
     unchecked: Unchecked
     problems: list[Problem] = field(factory=list)
     unknown_names: list[Problem] = field(factory=list)
-    """Names that no usable plugin has, told beside other problems. Alone they are left to the selection, which tells more."""
+    """Names without a usable plugin. Reported along with other problems; alone, plugin selection reports them in detail."""
 
     def run(self) -> tuple[Recipe | None, list[Problem]]:
         """The Recipe, or None and its problems."""
@@ -144,7 +144,7 @@ class _Conversion:
                 yield plugin, value
 
     def _unknown_names(self, role: str, chosen: str | Sequence[str] | None) -> Iterator[Problem]:
-        """A problem for each plugin that the recipe names and that is not installed, or of which no options are known."""
+        """Yield a problem for each plugin that the recipe names and that is not installed, or whose options are unknown."""
         known, unfit = {*self.sections.get(role, {}), PluginChoice().name}, self.unchecked.get(role, {})
         for name in [chosen] if isinstance(chosen, str) else chosen or ():
             if name not in known:

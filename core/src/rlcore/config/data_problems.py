@@ -1,4 +1,4 @@
-"""What is wrong with a data set's section, or with several data sets in place of one."""
+"""Checks the section of a data set, or of several data sets in one split."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A recipe as TOML, every default written out, that loads back to an equal recipe but for its secrets."""
+"""Writes a recipe as TOML, with all defaults. It loads back to an equal recipe, except for secrets."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path

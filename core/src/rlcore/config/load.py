@@ -105,7 +105,7 @@ def _merged(path: Path, layers: Sequence[tuple[dict[str, Any], Origin]], problem
 def _file_layers(
     path: Path, above: tuple[Path, ...], problems: list[Problem], read: list[Path]
 ) -> Iterator[tuple[dict[str, Any], Origin]]:
-    """The files that `path` extends, first to last, then `path` itself. All that are read are added to `read`."""
+    """Yield the files that `path` extends, first to last, then `path` itself. Each file that is read is added to `read`."""
     read.append(path)
     if len(read) > MAX_FILES:
         if len(read) == MAX_FILES + 1:
@@ -113,7 +113,7 @@ def _file_layers(
             problems.append(Problem(path=f"{_short(path)}: {EXTENDS}", found=found, expected=f"at most {MAX_FILES}"))
         return
     path = expanded(path)
-    real = Path(os.path.realpath(path))  # which takes links that lead in a circle
+    real = Path(os.path.realpath(path))  # Path.resolve refuses links that form a loop
     if real in above:
         chain = " -> ".join(_short(file) for file in (*above, path))
         problems.append(

@@ -47,7 +47,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Whether code that comes with the model may be run."""
     chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None
-    """A Jinja chat template in place of the tokenizer's own, or the name of one where the tokenizer has several."""
+    """Jinja chat template in place of the tokenizer's, or the name of one of the tokenizer's templates."""
     chat_template_kwargs: TemplateVariables = field(factory=dict)
     """Variables that the chat template reads, such as enable_thinking = false for Qwen3's. A template that asks for the date is
     told 26 July 2024, so that prompts are the same on any day; Llama's take another one from a variable date_string."""

@@ -1,4 +1,4 @@
-"""What the types of fields cannot say: combinations that cannot work or would silently do nothing."""
+"""Checks combinations of keys that cannot work, or would have no effect."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

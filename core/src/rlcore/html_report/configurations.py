@@ -1,4 +1,4 @@
-"""What runs were given, and in what they differ."""
+"""Data of a report on the recipes of runs, and on the keys in which they differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

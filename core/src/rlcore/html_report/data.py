@@ -1,4 +1,4 @@
-"""What a page shows of some runs, as JSON has it."""
+"""Collects the data of a report's page as JSON."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter

@@ -1,4 +1,4 @@
-"""What a run kept of its samples: how rewards and lengths spread, and some samples to read."""
+"""Data of a report on a run's samples: quantiles of rewards and lengths, and some samples to read."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

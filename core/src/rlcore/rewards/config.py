@@ -36,8 +36,8 @@ class FunctionConfig(PromptConfig):
     """What each part of the reward counts: a function's name, or a name in the mappings that functions return. Functions count
     1.0 unless they are named here."""
     pass_environment: tuple[Text, ...] = ()
-    """Environment variables that the worker processes get besides those that programs need, such as PATH, HOME and LANG, by
-    their names. An `async def` is called in the process of the run, and sees all of them."""
+    """Names of further environment variables of the run that the worker processes get. They always get those that programs
+    need, such as PATH, HOME and LANG. An `async def` runs in the process of the run, and sees all variables."""
     max_concurrent: Positive | None = None
     """Most calls at once. None: one for each core that the run may use, at most 32, where functions are computed in worker
     processes; 64 where all of them are `async def`."""

@@ -1,4 +1,4 @@
-"""What a judge is asked about an answer, and the score in what it says."""
+"""Fills a judge's prompt template, and reads the score in its reply."""
 
 import json
 import re
@@ -19,15 +19,15 @@ def row_fields(template: str) -> list[str]:
 
 
 def filled(template: str, prompt: str | Sequence[Message], completion: str, row: Mapping[str, Any]) -> str:
-    """The template with what it names; all else in braces stays as it is. Of a chat the messages are shown, each behind its
-    role, with [image] in place of an image, and with its thought and its calls as JSON."""
+    """Fill the placeholders of a template; all else in braces stays. A chat becomes a line per message: its role, its thought,
+    its content with [image] for each image, and its calls as JSON."""
     shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {_text_of(one)}" for one in prompt)
     parts = {"prompt": shown, "completion": completion}
     return FIELD.sub(lambda match: parts[match[1]] if match[1] else str(row[match[2]]), template)
 
 
 def _text_of(message: Message) -> str:
-    """What a message says, as one text."""
+    """Return a message as one text: thought, content and calls."""
     content: Any = message["content"]
     if isinstance(content, list | tuple):
         content = "".join(part["text"] if part["type"] == "text" else "[image]" for part in content)

@@ -1,4 +1,4 @@
-"""What a row's prompt looks like to the policy."""
+"""Makes the policy's prompt from the prompt of a row."""
 
 from rlcore.rewards.config import PromptConfig
 from rlcore.spi import DataError, Observation, Problem, Row

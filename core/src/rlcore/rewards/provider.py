@@ -1,4 +1,4 @@
-"""What the core's entry points name."""
+"""Providers of the environments of this package, to which the core's entry points lead."""
 
 from rlcore.rewards.config import FunctionConfig
 from rlcore.rewards.judge_config import JudgeConfig

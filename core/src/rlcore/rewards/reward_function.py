@@ -1,4 +1,4 @@
-"""One reward function: what it is called with, and what of it failed, in words."""
+"""Calls one reward function: chooses its arguments, and describes its errors."""
 
 import inspect
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What reward functions return, and the one reward that they make together."""
+"""Reads the values of reward functions, and combines them into one reward."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

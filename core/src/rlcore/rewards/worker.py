@@ -24,7 +24,7 @@ class Functions:
 
 
 def pool_of(paths: Sequence[str], num_processes: int, pass_environment: tuple[str, ...] = ()) -> WorkerPool:
-    """Processes that compute these functions, given the variables of the environment that are named."""
+    """Start worker processes for these functions, with the environment variables that are named."""
     argument = Functions(paths=tuple(paths), sys_path=tuple(sys.path))
     task = Task(
         name="rewards",

@@ -1,4 +1,4 @@
-"""How a run ends: at its last step, or before it by Ctrl-C or an error, with what is whole saved."""
+"""Ends a run, after its last step, Ctrl-C or an error, and saves what is complete."""
 
 from rlcore.run.loop import Loop
 from rlcore.run.report.summary import summarize

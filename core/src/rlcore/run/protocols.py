@@ -1,4 +1,4 @@
-"""What the parts of a run hand to each other, and trainer and generator as the loop sees them.
+"""Protocols and records between the parts of a run, with trainer and generator as the training loop sees them.
 
 Each is one object, whatever number of processes stands behind it.
 """

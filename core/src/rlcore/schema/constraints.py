@@ -1,4 +1,4 @@
-"""Which values of its type a field takes, written beside the type: `num_steps: Annotated[int, at_least(1)] = 100`."""
+"""Constraints on the value of a field, written in its type: `num_steps: Annotated[int, at_least(1)] = 100`."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a config class says about itself: its fields, their types in words, and the docstring beneath each."""
+"""Describes a config class: its fields, their types in words, and their docstrings."""
 
 import ast
 import functools

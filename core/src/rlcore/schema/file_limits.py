@@ -1,6 +1,6 @@
-"""Reading files that somebody else names: nothing that never ends, and no more bytes than there is reason for.
+"""Reads files from outside safely: regular files only, up to a number of bytes.
 
-What cannot be read is an OSError whose `strerror` says what was found and what was expected.
+A file that is refused is an OSError, whose `strerror` says what was found and what was expected.
 """
 
 import errno
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_BYTES = 256 * 2**20
-"""The most bytes of a file that is read whole and is no data set: a tokenizer's largest has some tens of MiB."""
+"""Most bytes of a file that is read whole, other than a data set. The largest files of tokenizers have tens of MiB."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -20,18 +20,18 @@ _KINDS = {
 
 
 def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
-    """Return what a regular file holds, at most so many bytes. OSError where it is none, or longer."""
+    """Read a regular file of at most `most` bytes. OSError where it is longer, or no regular file."""
     require_file(path, most)
     with path.open("rb") as file:
-        content = file.read(most + 1)  # a file of a system's may hold more than it says
+        content = file.read(most + 1)  # a file of /proc may hold more than its size says
     if len(content) > most:
         raise _too_long(path, len(content), most)
     return content
 
 
 def require_file(path: Path, most: int | None = None) -> None:
-    """OSError where a path is no regular file that can be read, or longer than `most` bytes. To open another one may wait
-    forever, and so it is not opened."""
+    """Refuse, with an OSError, a path that is no regular file, or a file of more than `most` bytes. The path is not opened,
+    since to open a named pipe may wait forever."""
     status = path.stat()
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
@@ -43,8 +43,8 @@ def require_file(path: Path, most: int | None = None) -> None:
 
 
 def require_tree(path: Path) -> None:
-    """OSError where a path, or anything in the folder that it is, is neither a regular file nor a folder, or is a folder that
-    leads back into itself."""
+    """Refuse, with an OSError, a path or folder with anything but regular files and folders, or with a link that forms a
+    loop."""
     if not path.is_dir():
         require_file(path)
         return
@@ -52,7 +52,7 @@ def require_tree(path: Path) -> None:
     for folder, folders, files in os.walk(path, followlinks=True):
         parents = above.pop(Path(folder))
         for name in files:
-            with suppress(FileNotFoundError):  # a link to what is gone; whoever needs it says so
+            with suppress(FileNotFoundError):  # a dangling link; whoever needs the file reports it
                 require_file(Path(folder, name))
         for name in folders:
             inner = Path(folder, name)
@@ -63,7 +63,7 @@ def require_tree(path: Path) -> None:
 
 
 def memory_bytes() -> int:
-    """Return the memory that is free: the most that can be read of a data set."""
+    """Return the bytes of available memory, the upper limit for reading a data set."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -1,4 +1,4 @@
-"""What is wrong with something that a user wrote, and the errors that say so."""
+"""Problems in recipes and other input of users, and the errors that list them."""
 
 from collections.abc import Sequence
 from typing import ClassVar

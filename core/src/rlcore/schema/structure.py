@@ -39,7 +39,7 @@ NOT_FINITE = "Write the number that is meant: nothing can be computed with this 
 
 
 class NotFinite(OutOfRange):
-    """NaN or an infinity, where its field takes no such number."""
+    """Error for NaN or an infinity in a field of finite numbers."""
 
     def __init__(self, value: object, tp: Any) -> None:
         words = describe.expectation(tp)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a user who wrote `name` most likely meant; None where none is near. Case does not matter, and letters
-    in another order are nearer than another letter."""
+    """Return the known name that is most similar to `name`, regardless of case; None where none is similar. The same
+    letters in another order count as more similar than another letter."""
     folded = {one.lower(): one for one in sorted(set(known), reverse=True)}
     same_letters = (one for one in folded if sorted(one) == sorted(name.lower()))
     near = next(same_letters, None) or next(iter(get_close_matches(name.lower(), folded, n=1)), None)

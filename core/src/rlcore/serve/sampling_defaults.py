@@ -1,4 +1,4 @@
-"""What a model's own generation_config.json says of sampling: the defaults of requests that choose nothing."""
+"""Reads default sampling parameters from a model's generation_config.json."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
     **dict.fromkeys(("constraints", "force_words_ids", "watermarking_config"), ([], {})),
 }
-"""Keys that no generator of rlcore knows, each with the values that change nothing besides null."""
+"""Keys that no generator of rlcore supports, each with its neutral values besides null."""
 
 
 def sampling_defaults(file: Path | None, able: Collection[str]) -> tuple[SamplingParams, list[str]]:

@@ -1,4 +1,4 @@
-"""What `rlcore serve` serves, and with which plugin: a run's model, one of its checkpoints, or any other model."""
+"""Chooses the model and the plugin of `rlcore serve`: a run's model, one of its checkpoints, or any other model."""
 
 import hashlib
 import shutil
@@ -101,8 +101,8 @@ def prepare_serving(
 
 
 def check_address(host: str, port: int) -> None:
-    """ConfigError where nothing can listen there, PluginError where the library that serves is missing, both before anything is
-    loaded."""
+    """Check, before anything is loaded, that a server can listen there. ConfigError where it cannot, PluginError where aiohttp
+    is missing."""
     with bound(host, port):
         pass
 

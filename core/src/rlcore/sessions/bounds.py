@@ -1,4 +1,4 @@
-"""How long, deep and many the parts of a request may be. They are looked at before anything else is done with it."""
+"""Limits on the size, depth and number of items of a request. The server checks them before it does anything else."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,24 +9,24 @@ from rlcore.sessions.errors import RequestError, bad_request
 
 MAX_BODY_BYTES = 64 * 2**20
 LEAST_BODY_BYTES = 2**20
-"""A body may have as many bytes whatever the model's limit is."""
+"""Bytes that a body may always have, however few tokens the model reads."""
 BYTES_PER_TOKEN = 64
-"""A body may have as many bytes for each token that the model reads; text has about four."""
+"""Bytes that a body may have for each token that the model reads. Text has about four."""
 MAX_DEPTH = 64
 MAX_BRACKETS = 500_000
-"""Opening brackets of a body: to build millions of lists holds up all other threads."""
+"""Most opening brackets in a body: to build millions of lists blocks all other threads."""
 MAX_STOP_CHARACTERS = 1000
 _COUNTS = {"messages": 10_000, "input": 10_000, "tools": 1000, "stop": 64, "stop_token_ids": 1000}
-"""Most items of lists."""
+"""Most items of each list in a request."""
 
 
 def max_body_bytes(max_sequence_length: int) -> int:
-    """Return the most bytes of a request to a model that reads so many tokens."""
+    """Return the most bytes of a request's body to a model that reads so many tokens."""
     return min(max(BYTES_PER_TOKEN * max_sequence_length, LEAST_BODY_BYTES), MAX_BODY_BYTES)
 
 
 def body_too_long(found: int | None, limit: int) -> RequestError:
-    """Return the error of a body of `found` bytes, or of an unknown number."""
+    """Return the error for a body of `found` bytes; None is an unknown number."""
     size = "a body" if found is None else f"a body of {found} bytes"
     return RequestError(
         400,
@@ -36,7 +36,7 @@ def body_too_long(found: int | None, limit: int) -> RequestError:
 
 
 def read_json(content: bytes) -> Any:
-    """Return the JSON of a body. RequestError where it is none, has half a character in a text, or is nested too deep."""
+    """Parse a body as JSON. RequestError where it is none, is nested too deep, or has half a character in a text."""
     if (found := content.count(b"[") + content.count(b"{")) > MAX_BRACKETS:
         raise RequestError(400, f"found {found} opening brackets in the request's body; expected at most {MAX_BRACKETS}")
     try:
@@ -46,7 +46,7 @@ def read_json(content: bytes) -> Any:
     except ValueError as error:
         raise RequestError(400, f"the request's body is no JSON that can be read: {error}") from error
     layer, depth = [body], 0
-    while layer:  # by layers, since a recursion would end where the deepest is
+    while layer:  # by layers, since a recursion could exceed Python's limit
         if depth > MAX_DEPTH:
             raise _too_deep()
         for value in layer:
@@ -57,7 +57,7 @@ def read_json(content: bytes) -> Any:
 
 
 def require_bounded(values: Mapping[str, Any]) -> None:
-    """RequestError where a list of a request, or a stop string, is too long."""
+    """Refuse, with a RequestError, a request with a list or a stop string that is too long."""
     lengths = [(name, len(values[name]), most, "items") for name, most in _COUNTS.items() if isinstance(values.get(name), list)]
     stop = values.get("stop")
     stops = stop if isinstance(stop, list) else [stop]

@@ -1,4 +1,4 @@
-"""How many connections a server has, and how long one may be silent."""
+"""Limits on the number of a server's connections, and on the seconds that one may stay idle."""
 
 import asyncio
 import json
@@ -9,20 +9,20 @@ from aiohttp import web
 from rlcore.sessions.errors import RequestError
 
 IDLE_S = 75.0
-"""Seconds in which the next request's headers have to come."""
+"""Seconds within which the headers of the next request have to arrive."""
 MAX_CONNECTIONS = 8192
 REFUSAL_S = 5.0
-"""Seconds that a client has to read that it is refused."""
+"""Seconds after which a refused connection is closed, even without a request to reply to."""
 
 
 def max_connections() -> int:
-    """Return how many connections are served at once: half of what may be open in the process, the rest being for others."""
+    """Return the most connections that are served at once: half of the process's limit of open files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, limit // 2), 1)
 
 
 class Connection(asyncio.Protocol):
-    """One that a client has opened: handed to the server, or refused with its first request where too many are open."""
+    """A client's connection: passed on to the server, or refused at its first request where too many are open."""
 
     def __init__(self, server: web.Server, limit: int) -> None:
         self._server = server
@@ -30,7 +30,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See Protocol. Before this call the server knows nothing of connections that were accepted at the same moment."""
+        """See Protocol. Only here does the server know the connections that were accepted at the same moment."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._server.connections) < self._limit:

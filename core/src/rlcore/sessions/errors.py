@@ -36,6 +36,6 @@ class RequestError(Exception):
 
 
 def bad_request(problems: Sequence[str]) -> RequestError:
-    """Return the error of a request with all that is wrong with it, or with the first of very many things."""
+    """Return one error for all problems of a request, or for the first of very many."""
     listed, more = problems[:MAX_PROBLEMS], len(problems) - MAX_PROBLEMS
     return RequestError(400, "\n".join([*listed, f"and {more} more"] if more > 0 else listed))

@@ -1,4 +1,4 @@
-"""What a session's model read and sampled: a tree of answers, whose leaves become sequences to train on."""
+"""Record of a session: a tree of answers, whose leaves become sequences to train on."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The keys of requests of OpenAI's API, and what the server does with each."""
+"""Table of the keys of requests in OpenAI's API, and how the server treats each."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,16 +11,16 @@ Api = Literal["chat", "completions", "responses"]
 
 @frozen(kw_only=True)
 class Key:
-    """What becomes of a key."""
+    """Treatment of a key: which of its values the server takes."""
 
     only: tuple[object, ...] | None = None
-    """The values that the server takes, besides null; None for all."""
+    """Values that the server takes, besides null; None for all values."""
     why: str = "which is all that this server does"
-    """Ends the message of another value."""
+    """End of the error message for any other value."""
     passed_over: Callable[[Any], bool] = lambda value: False  # noqa: ARG005
-    """Whether another value is taken without effect."""
+    """Returns whether the server takes another value and ignores it."""
     note: str = ""
-    """What is told once of such a value."""
+    """Note for the log on a value that is ignored."""
 
 
 def _is_text(value: Any) -> bool:
@@ -28,19 +28,19 @@ def _is_text(value: Any) -> bool:
 
 
 def _forces_a_call(choice: Any) -> bool:
-    """Whether a `tool_choice` asks for a call, or restricts the tools: "required", or an object that names functions."""
+    """Return whether a `tool_choice` asks for a call or names functions: "required", or an object."""
     return choice == "required" or (isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools"))
 
 
 def _asks_for_text(text: Any) -> bool:
-    """Whether a `text` has a `verbosity` besides the format that the server does."""
+    """Return whether a `text` asks for plain text, with or without a `verbosity`."""
     return isinstance(text, dict) and not text.keys() - {"format", "verbosity"} and text.get("format") in _TEXT_FORMATS
 
 
 _TEXT_FORMATS = (None, {"type": "text"})
 _READ = Key()
 _NO_EFFECT = Key()
-"""A key that asks for nothing that would change an answer."""
+"""A key whose values change no answer."""
 _HINT = Key(
     only=(),
     why="but text",
@@ -69,7 +69,7 @@ _ALL: Mapping[str, Key] = {
     "temperature": _READ,
     "top_p": _READ,
     "user": _NO_EFFECT,
-    # Of servers of models, and this one's own
+    # Not in OpenAI's API: keys of other inference servers, and of this one
     "add_generation_prompt": Key(only=(True,)),
     "continue_final_message": Key(only=(False,)),
     "ignore_eos": _READ,
@@ -136,7 +136,7 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "input": _READ,
         "instructions": _READ,
         "max_output_tokens": _READ,
-        "max_tool_calls": _NO_EFFECT,  # it counts calls of OpenAI's own tools, of which there are none
+        "max_tool_calls": _NO_EFFECT,  # limits calls of OpenAI's built-in tools, which this server does not have
         "previous_response_id": Key(only=(), why="but the whole conversation as input: this server keeps none"),
         "prompt": Key(only=(), why="but the text itself as instructions: this server keeps no prompts"),
         "reasoning": Key(only=(), why="but an object", passed_over=lambda value: isinstance(value, dict), note=_HINT.note),
@@ -151,9 +151,9 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         ),
     },
 }
-"""Every key of each request; what is not here is refused as unknown."""
+"""Every key of each API's requests. Any other key is refused as unknown."""
 IN_CHAT = frozenset(name for name in KEYS["responses"].keys() & KEYS["chat"].keys() if KEYS["chat"][name] is _READ) - {"tools"}
-"""Keys of the Responses API that are read as those of a chat are."""
+"""Keys of the Responses API that are read in the same way as in a chat."""
 INCLUDED = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -164,12 +164,11 @@ INCLUDED = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""What `include` may ask for; of all but the log-probabilities an answer of this server has none."""
+"""Values that `include` may have. Answers of this server have only the log-probabilities."""
 
 
 def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str, str]]:
-    """Return what is wrong with the keys of a request that are not null, and by key what is to be told of those without
-    effect."""
+    """Return the problems of a request's keys that are not null, and a note by key for each value that is ignored."""
     problems: list[str] = []
     notes: dict[str, str] = {}
     for name, value in values.items():
@@ -187,10 +186,10 @@ def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str,
 
 
 def shown(value: object) -> str:
-    """The beginning of a value as JSON."""
+    """Return the beginning of a value as JSON."""
     return f"{json.dumps(value, ensure_ascii=False, default=str):.60}"
 
 
 def _same(value: object, one: object) -> bool:
-    """Whether two values of JSON are the same: true is not 1."""
+    """Return whether two values of JSON are the same: true is not 1."""
     return value == one and isinstance(value, bool) == isinstance(one, bool)

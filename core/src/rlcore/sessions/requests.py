@@ -41,14 +41,14 @@ class AnswerRequest:
     record: bool = True
     """Whether the session records the answers; those that it does not are no part of its sequences."""
     messages: tuple[Message, ...] = ()
-    """The messages of a chat, as `read_messages` has them."""
+    """Messages of a chat, in the form of `read_messages`."""
     tools: tuple[Mapping[str, Any], ...] = ()
     template_variables: Mapping[str, Any] = field(factory=dict)
-    """What the chat template reads besides messages and tools, over what it gets anyway."""
+    """Variables of the chat template in this request, which override those of the model."""
     prompt: str | Int32Array | None = None
     """The prompt of a completion: text, or int32 [length]; None in a chat."""
     notes: Mapping[str, str] = field(factory=dict)
-    """What is to be told of keys that have no effect."""
+    """Notes on keys that the server takes and ignores, by key."""
 
 
 def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> AnswerRequest:

@@ -21,17 +21,17 @@ from rlcore.sessions.session import Session, Sessions
 from rlcore.spi import SamplingParams
 
 BODY_S = 60.0
-"""Seconds in which a request's body has to come."""
+"""Seconds within which a request's body has to arrive."""
 LARGE_BYTES = 2**20
 MAX_LARGE = 4
-"""Requests with a body of more than LARGE_BYTES that are read at once; others of the size wait, smaller ones do not."""
+"""Most requests with a body of more than LARGE_BYTES that are read at once. Further large ones wait, smaller ones do not."""
 ROUTES = "POST /v1/chat/completions, POST /v1/responses, POST /v1/completions or GET /v1/models"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Read = Callable[[object, SamplingParams], AnswerRequest]
 
 
 class Gate:
-    """Whether requests are let in."""
+    """Limits the number of samples that requests ask for at once, and closes when the server shuts down."""
 
     def __init__(self, max_waiting: int) -> None:
         """At most `max_waiting` samples are asked for at once."""
@@ -48,7 +48,7 @@ class Gate:
         self._num_waiting += number
 
     def require_open(self) -> None:
-        """RequestError with status 503 where the server ends."""
+        """Raise a RequestError with status 503 while the server shuts down."""
         if self.is_closed:
             raise RequestError(503, "the server ends")
 
@@ -104,7 +104,7 @@ class Routes:
         return await _whole(reply)
 
     async def _answered(self, request: web.Request, read: Read) -> tuple[Any, AnswerRequest, Answered]:
-        """The request's JSON, what it asks for, and what came of it."""
+        """Return the request's JSON, the request that was read from it, and its answers."""
         session, size = self._session(request), request.content_length
         self._gate.require_open()
         if size is not None and size > self._max_bytes:
@@ -128,9 +128,9 @@ class Routes:
         except TimeoutError as error:
             message = f"the request's body had not come in {BODY_S:g} s; expected all of it. Send it again"
             raise RequestError(408, message) from error
-        except web.RequestPayloadError as error:  # bytes that are not of the encoding that the request names
+        except web.RequestPayloadError as error:  # the body is not in the encoding that Content-Encoding names
             raise RequestError(400, f"the request's body cannot be read: {error}") from error
-        except web.HTTPRequestEntityTooLarge as error:  # of a body that does not say its length
+        except web.HTTPRequestEntityTooLarge as error:  # a body without Content-Length
             raise body_too_long(None, self._max_bytes) from error
 
     def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Any, Prepared]:

@@ -1,4 +1,4 @@
-"""What the server asks of a generator: one sample at a time, each on its own."""
+"""Interface between the server and a generator: single sample requests, each independent of the others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -22,7 +22,7 @@ from rlcore.spi.arrays import Int32Array
 
 History = Literal["refuse", "segment"]
 _CHARACTERS_PER_TOKEN = 16
-"""The beginning of a text that has more characters for each token of the limit is encoded first."""
+"""Characters for each token of the limit. A longer text is encoded whole only where its beginning does not exceed the limit."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class _Prompt:
 
 @frozen(kw_only=True, eq=False)
 class Prepared:
-    """A request, and what the generator is asked for it."""
+    """A request and the sample requests that it becomes."""
 
     request: AnswerRequest
     prompt: _Prompt
@@ -89,13 +89,13 @@ class ServedModel:
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
-    """Tells those who serve what a client should know that asks for it in vain. Called from any thread."""
+    """Logs a note on a key that has no effect. Called from any thread."""
     _noted: set[str] = field(factory=set, init=False)
-    """The keys of which that has been told."""
+    """Keys whose note is logged already."""
 
     def prepare(self, session: Session, request: AnswerRequest) -> Prepared:
-        """Return what a request asks of the generator. RequestError where it cannot be done. It encodes texts, which takes long
-        where they are: no event loop should wait for it."""
+        """Turn a request into sample requests for the generator. RequestError where it cannot be done. Call it in a
+        thread, since encoding long texts is slow."""
         for name in sorted(request.notes.keys() - self._noted):
             self._noted.add(name)
             self.note(f"a request's {request.notes[name]}")
@@ -156,13 +156,13 @@ class ServedModel:
         return RequestError(400, f"found a prompt of {found}; expected {expected}", code="context_length_exceeded")
 
     def _encoded(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
-        """The tokens of a text. RequestError where its beginning alone has more than the model reads: encoding one of megabytes
-        takes minutes with some tokenizers."""
+        """Encode a text. RequestError where its beginning alone has more tokens than the model reads: some tokenizers take
+        minutes for megabytes."""
         beginning = text[: self.max_sequence_length * _CHARACTERS_PER_TOKEN]
         tokens = encode(beginning)
         if len(beginning) == len(text):
             return tokens
-        if len(tokens) > 2 * self.max_sequence_length:  # half of it is room for what is encoded otherwise where a text goes on
+        if len(tokens) > 2 * self.max_sequence_length:  # twice: the whole text may be encoded in fewer tokens
             raise self._too_long(f"more than {self.max_sequence_length} tokens")
         return encode(text)
 
@@ -262,8 +262,8 @@ class ServedModel:
             )
             key = None
             if prompt.conversation is not None:
-                told = read_message(assistant_message(choice))
-                key = conversation_keys((*request.messages, told), request.tools, request.template_variables)[-1]
+                message = read_message(assistant_message(choice))
+                key = conversation_keys((*request.messages, message), request.tools, request.template_variables)[-1]
             session.record.add(answer, key)
 
 

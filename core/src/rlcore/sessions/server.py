@@ -46,8 +46,8 @@ def serving(
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that is bound there, to serve on. ConfigError where that cannot be, PluginError where the library that
-    serves is missing."""
+    """Yield a socket that is bound there, to serve on. ConfigError where it cannot be bound, PluginError where aiohttp is
+    missing."""
     if not is_installed("aiohttp"):
         raise PluginError("no package `aiohttp`, which serves models over HTTP. Install it: pip install 'rlcore[serve]'")
     try:

@@ -14,7 +14,7 @@ from rlcore.spi import SamplingParams
 
 TOKEN_BYTES = 16
 _MAX_REMEMBERED = 65_536
-"""Finished sessions whose clients are told so; those of older ones are told that the token is wrong."""
+"""Number of finished sessions whose token gives the error "session_finished". Older tokens give the error of a wrong token."""
 
 
 @define(kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class Session:
     """Samples that were asked for."""
     is_finished: bool = False
     order: asyncio.Lock | nullcontext[None] = field(init=False)
-    """Held while a request is read: those of a session that is recorded are read in the order in which they came."""
+    """Lock that is held while a request is read: a recorded session reads its requests in the order of arrival."""
 
     @order.default
     def _order(self) -> asyncio.Lock | nullcontext[None]:

@@ -139,7 +139,7 @@ class CheckpointEvaluations:
         may be to stop it, leaves none."""
         folder, start = self._folder(step), time.monotonic()
         try:
-            if (folder / RESULT).is_file():  # the run was killed before it had told the figures
+            if (folder / RESULT).is_file():  # the run was killed before it had reported the figures
                 return read_record(folder / RESULT, _Result)
             outcome = Outcome(failure="the run ended") if self._closing.is_set() else asyncio.run(self._measured(step))
             result = _Result(**asdict(outcome), step=step, seconds=time.monotonic() - start)

@@ -1,4 +1,4 @@
-"""One evaluation, in a process of its own that takes all that it started with it when it ends: server, program, figures."""
+"""Runs the evaluation of one checkpoint in a process of its own: server, program, figures."""
 
 import shutil
 import signal
@@ -43,9 +43,9 @@ class Evaluation:
     command: tuple[str, ...]
     """With its placeholders."""
     variables: Mapping[str, str]
-    """All that the program gets; this process has some of its own."""
+    """The whole environment of the program. This process has other variables too."""
     server_variables: Mapping[str, str]
-    """All that the server gets."""
+    """The whole environment of the server."""
     serve: tuple[str, ...] | None
     """Arguments of `rlcore serve` besides model, address and name; None where nothing is served."""
     result_file: str | None
@@ -134,7 +134,7 @@ def _server(wanted: Evaluation, arguments: Sequence[str]) -> Iterator[int]:
 
 
 def _without_key(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without `--api-key`, which everyone could read in the list of processes, and the variable in its place."""
+    """Move `--api-key` from the arguments, which the list of processes shows, into a variable of the environment."""
     left, key = list(arguments), {}
     for place, argument in enumerate(arguments):
         option, assigned, value = argument.partition("=")

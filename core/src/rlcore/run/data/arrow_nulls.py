@@ -1,7 +1,8 @@
-"""Arrow's filler nulls: a struct has all fields that any struct of its column has, null where it was written without one.
+"""Removes the nulls that Arrow adds to rows.
 
-The schema says which nulls are fillers. Those of a struct are, at any depth, and are left out, as they would be in JSON; Arrow
-keeps no other trace of a null that was written there. Nulls in lists, maps and columns of JSON were written, and stay.
+Arrow gives each struct all fields that any struct of its column has, and null for those that the row was written without. The
+schema says which nulls are such fillers: all nulls in fields of structs, at any depth. A null that was written there cannot be
+told apart from a filler. Nulls in lists, maps and columns of JSON were written, and stay.
 """
 
 import json
@@ -15,7 +16,7 @@ Clean: TypeAlias = Callable[[Any], Any]
 
 
 def cleaner(schema: pa.Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """What makes a row of a table of this schema into what it was before it was written. Columns that are null stay."""
+    """Return a function that removes filler nulls from a row of a table of this schema. Columns that are null stay."""
     columns = {field.name: clean for field in schema if (clean := _clean_of(field.type)) is not None}
 
     def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def cleaner(schema: pa.Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
 
 def _clean_of(kind: pa.DataType) -> Clean | None:
-    """What is done to the values of a type; None where nothing is."""
+    """Return the function that cleans values of a type; None where they need none."""
     if getattr(kind, "extension_name", "") == "arrow.json":
         return lambda value: json.loads(value) if isinstance(value, str) else value
     if isinstance(kind, pa.BaseExtensionType):
@@ -55,7 +56,7 @@ def _clean_list(value: Any, clean: Clean) -> Any:
 
 
 def _clean_map(value: Any, clean: Clean | None) -> Any:
-    """A map as an object, where its keys are texts."""
+    """Return a map as a dict, where its keys are texts."""
     if not isinstance(value, list) or not all(isinstance(pair, tuple) and isinstance(pair[0], str) for pair in value):
         return value
     return {key: item if clean is None else clean(item) for key, item in value}

@@ -13,7 +13,7 @@ CHUNK_ROWS = 1024
 
 
 class ArrowRows(LazyRows):
-    """The rows of an Arrow table, made into Python objects as they are taken, without the nulls that fill structs."""
+    """Rows of an Arrow table, without filler nulls. Each row becomes Python objects when it is taken."""
 
     def __init__(self, table: pa.Table, reader: RowReader) -> None:
         super().__init__(table.num_rows, lambda number: self._read(number, table.slice(number, 1).to_pylist()[0]))
@@ -35,8 +35,8 @@ class ArrowRows(LazyRows):
 
 
 def arrow_rows(table: pa.Table, reader: RowReader) -> ArrowRows:
-    """The rows of a table, whose columns and texts are checked: DataError where one is not what it has to be, or has no prompt.
-    What a row holds beyond that is checked as it is taken."""
+    """Return the rows of a table, once its columns and texts are checked: DataError where one has a wrong type, or a row has no
+    prompt. Everything else in a row is checked when it is taken."""
     config, key = reader.config, reader.key
     has_prompts = reader.has_prompts and not (reader.may_be_chats and config.messages_field in table.column_names)
     reader.require_prompt_field(table.column_names, f"{config.path}")

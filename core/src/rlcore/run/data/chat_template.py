@@ -1,4 +1,4 @@
-"""Messages through a tokenizer's chat template, and nothing of them left out."""
+"""Renders messages with a tokenizer's chat template, and refuses messages that the template leaves out."""
 
 import json
 import re
@@ -18,24 +18,24 @@ from rlcore.spi import DataError
 from rlcore.time_limit import TEMPLATE_S, time_limit
 
 TODAY = date(2024, 7, 26)
-"""What templates that ask for the date are told, so that a prompt is the same on each day of a run, and of one that is resumed.
-Llama's take it where they know no date."""
+"""Fixed date for templates that ask for today, so that prompts are the same on each day of a run. Llama's templates have the
+same default."""
 PROBE = "rlcore-probe-7391"
-"""Stands for a message's content where only its place is wanted."""
+"""Content of a made-up message, which shows where a template puts the content."""
 MAX_BYTES = 2**30
-"""The most memory that the process takes while a template renders."""
+"""Most memory that the process takes while a template renders."""
 MAX_CHARACTERS = 2**27
-"""The longest text of a template: no model reads a hundredth of it."""
+"""Most characters of a rendered text: no model reads a hundredth of it."""
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates besides the default."""
 PROCESSOR_TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.json", "processor_config.json"
-"""Where older models of images have their chat template. Processors read the first before any other file."""
+"""Files in which older vision-language models have their chat template. Processors read the first before any other file."""
 DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names of chat templates: the one for prompts, and the one for prompts with tools where a tokenizer has one of its own."""
+"""Names of the chat template for prompts, and of the one for prompts with tools, which few tokenizers have."""
 
 
 def named_templates(found: object) -> dict[str, str]:
-    """Chat templates by name, in any of the forms that tokenizers have: a text, which is the default, or several with names.
+    """Return chat templates by name, from any form that tokenizers have: a text, which is the default, or several with names.
     ValueError for anything else."""
     if isinstance(found, list | tuple):
         if odd := [each for each in found if not isinstance(each, Mapping) or each.keys() != {"name", "template"}]:
@@ -49,7 +49,7 @@ def named_templates(found: object) -> dict[str, str]:
 
 
 def template_for(found: object, *, has_tools: bool) -> str | None:
-    """The chat template that transformers takes for a prompt with or without tools; None where there is none for it."""
+    """Return the chat template that transformers takes for a prompt with or without tools; None where there is none."""
     named = named_templates(found)
     return named.get(WITH_TOOLS if has_tools and WITH_TOOLS in named else DEFAULT)
 
@@ -62,7 +62,7 @@ def with_defaults(template: str, variables: Mapping[str, str | bool | int | floa
 
 
 def write_templates(directory: Path, templates: Mapping[str, str], variables: Mapping[str, str | bool | int | float]) -> None:
-    """Write chat templates into a model directory in place of those that it has, with these variables as defaults."""
+    """Replace the chat templates in a model directory, with these variables as defaults."""
     if not templates:
         return
     (directory / PROCESSOR_TEMPLATE_FILE).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class ChatTemplate:
         messages = read_messages(messages, keeps_unreadable=True)
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", template):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
-        conversation = [self._told(message) for message in messages]
+        conversation = [self._template_message(message) for message in messages]
         text = self._render(conversation, tools, answered=answered)
         self._require_fields_shown(conversation, tools, text, answered=answered)
         for number, message in enumerate(conversation):
@@ -119,9 +119,9 @@ class ChatTemplate:
                 self._shown.add(place)
         return self._with_images(text, messages)
 
-    def _told(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as the template takes it, with its thought under the name that the template reads."""
-        told = {name: value for name, value in shown_message(message).items() if name not in (*THOUGHTS, "weight")}
+    def _template_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message in the form for the template, with its thought under the name that the template reads."""
+        found = {name: value for name, value in shown_message(message).items() if name not in (*THOUGHTS, "weight")}
         if thought := thought_of(message):
             known = [name for name in THOUGHTS if re.search(rf"""[.'"]{name}\b""", str(self.backend.chat_template))]
             if not known:
@@ -130,13 +130,13 @@ class ChatTemplate:
                     f"a message has {name}, a thought beside its content, but the chat template never shows any. Write it into "
                     "the content, as <think>…</think> or as the model has it"
                 )
-            told[known[0]] = thought
-        return told
+            found[known[0]] = thought
+        return found
 
     def _require_fields_shown(
         self, conversation: Sequence[dict[str, Any]], tools: Sequence[Any], text: str, *, answered: bool
     ) -> None:
-        """DataError where messages have a field that is none of a message's own, and whose value changes nothing."""
+        """Refuse, with a DataError, an unknown field of messages that the rendered text does not show."""
         template = str(self.backend.chat_template)
         for name in sorted({name for message in conversation for name in message} - OWN):
             if (template, name, True) in self._shown:
@@ -149,7 +149,7 @@ class ChatTemplate:
             self._shown.add((template, name, True))
 
     def _with_images(self, text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text with placeholders for the images of the messages."""
+        """Return the text with placeholders for the images of the messages."""
         placeholders, has_images = self.placeholders(), any(map(image_parts, messages))
         if placeholders is None and has_images:
             raise DataError(
@@ -159,7 +159,7 @@ class ChatTemplate:
         return text if placeholders is None else placeholders.expanded(text, images_of(messages))
 
     def _require_shown(self, conversation: Sequence[dict[str, Any]], number: int, role: str, tools: Sequence[Any]) -> None:
-        """DataError where the template passes over a message: many know no role but four."""
+        """Refuse, with a DataError, a message that the template leaves out: many templates know four roles only."""
         probed = [*conversation[:number], conversation[number] | {"content": PROBE}, *conversation[number + 1 :]]
         try:
             is_shown = PROBE in self._render(probed, tools)
@@ -186,15 +186,15 @@ class ChatTemplate:
                 if len(text) > MAX_CHARACTERS:
                     raise OverflowError(f"its text has {len(text):,} characters; expected at most {MAX_CHARACTERS:,}")
                 return text
-            except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
-                # DeepSeek's and others join the arguments to text, and raise TypeError for objects.
+            except Exception as error:  # templates raise any exception, mostly jinja2.TemplateError
+                # Some templates, such as DeepSeek's, concatenate arguments as text and raise TypeError for objects: try text.
                 if form is not conversation or not any(message.get("tool_calls") for message in conversation):
                     raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
         raise AssertionError("the second form returns or raises")
 
 
 def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, whose calls have the JSON text of their arguments."""
+    """Return the message with the arguments of its calls as JSON text."""
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
@@ -210,10 +210,10 @@ def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def reads(name: str, template: str | None) -> bool:
-    """Whether a variable occurs in a template."""
+    """Return whether a variable occurs in a template."""
     return re.search(rf"\b{re.escape(name)}\b", template or "") is not None
 
 
 def unread_names(names: Iterable[str], templates: object) -> list[str]:
-    """Those that no chat template reads, of the ones that a tokenizer has."""
+    """Return the names that none of a tokenizer's chat templates reads."""
     return [name for name in names if not any(reads(name, text) for text in named_templates(templates).values())]

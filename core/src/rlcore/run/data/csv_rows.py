@@ -36,7 +36,7 @@ class CsvRows(ArrowRows):
 
 
 def csv_rows(path: Path, reader: RowReader) -> CsvRows:
-    """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt."""
+    """Read and check the rows of a CSV file. The DataError names the first line that is no row, or has no prompt."""
     config, key = reader.config, reader.key
     records = _records(read_text_file(path, key), path, key)
     _, names = next(records, (1, []))

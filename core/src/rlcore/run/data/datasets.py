@@ -34,8 +34,9 @@ def load_rows(
     key: str | None = None,
     **form: Any,
 ) -> Sequence[Row]:
-    """The rows of `[data.<split>]`, or of the section `key`, at least one; DataError where there are none, or one cannot be
-    read. `form` are further fields of RowReader. `owner` is what messages call the environment.
+    """Read the rows of `[data.<split>]`, or of the section `key`. DataError where there are none, or one cannot be read.
+
+    `form` are further fields of RowReader. `owner` is the environment's name in messages.
 
     A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
     its file, not of its objects.
@@ -65,7 +66,7 @@ def row_name(rows: Sequence[Row], number: int) -> str:
 def _environment_rows(
     reader: RowReader, split: Split, environment: Environment | AgentEnvironment | None, owner: str
 ) -> Sequence[Row]:
-    """The environment's own rows, as they are unless the recipe maps their fields."""
+    """Return the environment's rows, unchanged unless the recipe names other fields."""
     config, key = reader.config, reader.key
     rows = None if environment is None else _rows_of(environment, split, owner)
     if rows is None:

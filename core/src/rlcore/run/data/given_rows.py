@@ -1,4 +1,4 @@
-"""Rows that a program hands over: a sequence of mappings, or a data set of the package `datasets`."""
+"""Reads rows that a Python program passes: a sequence of mappings, or a data set of the package `datasets`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +10,7 @@ from rlcore.spi import DataError, LazyRows
 
 
 def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **form: Any) -> LazyRows:
-    """The rows of `[data.<split>]`, each of them checked; `form` are further fields of RowReader. DataError where there are
-    none."""
+    """Read and check the rows of `[data.<split>]`; `form` are further fields of RowReader. DataError where there are none."""
     if rows is None:
         found = f'{key}.source: found "python", and no rows'
         raise DataError(f"{found}; expected those of a program: rlcore.train(recipe, dataset=…), also where a run is resumed")
@@ -30,7 +29,7 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
 
 
 def _cleaner_of(rows: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """What leaves Arrow's filler nulls out of the rows of a data set that is a table."""
+    """Return a function that removes filler nulls from rows, where the data set has an Arrow schema."""
     schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
     return dict if schema is None else cleaner(schema)
 

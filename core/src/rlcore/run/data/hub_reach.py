@@ -1,4 +1,4 @@
-"""Whether a model is on this machine, or the Hugging Face Hub in reach: its own client tries each file for half a minute."""
+"""Checks whether a model is on this machine, or else the Hub in reach. The Hub's client would try for minutes."""
 
 import os
 import selectors

@@ -1,4 +1,4 @@
-"""One line of a JSONL file: an object that JSON and Unicode can hold, or the reason why it is none."""
+"""Parses one line of a JSONL file: an object that JSON and Unicode can hold, or the reason why it is none."""
 
 import json
 import re

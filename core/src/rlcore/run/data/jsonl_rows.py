@@ -28,7 +28,7 @@ class JsonlRows(LazyRows):
 
 
 def jsonl_rows(path: Path, reader: RowReader) -> JsonlRows:
-    """The rows of a file, all of them checked. DataError names the first line that is no row."""
+    """Read and check the rows of a JSONL file. The DataError names the first line that is no row."""
     content = read_text_file(path, reader.key)
     limit = reader.config.limit
     bounds: list[tuple[int, int]] = []

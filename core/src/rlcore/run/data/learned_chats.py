@@ -1,8 +1,7 @@
-"""Whole chats to learn from: the tokens that the policy would have read and said in them, of which it learns what it said.
+"""Encodes whole chats to train on: the policy learns the answers, and reads the rest.
 
-What the template writes for a chat up to the generation prompt of a turn, then the turn up to the token that ends it, and then
-what stands between that and the next turn are tokenized apart, as they are where the policy generates. So no token reaches from
-what it reads into what it says.
+The prompt of a turn, the turn with its end token, and the text between two turns are each encoded separately, as they are in
+generation. So no token spans the boundary between an answer and the text around it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +77,7 @@ class _Segment:
     """What the policy reads before its first turn there."""
     said: list[str] = field(factory=list)
     learned: list[bool] = field(factory=list)
-    """Whether each of its turns is learned."""
+    """For each of its turns: True where it is learned."""
     between: list[str] = field(factory=list)
     """What it reads between one turn and the next, one fewer than turns."""
     shown: str

@@ -1,4 +1,4 @@
-"""From a data set's rows to packed tokens, a chunk at a time: what prompts, demonstrations and preferences have in common."""
+"""Renders rows of a data set to packed tokens in chunks, for prompts, demonstrations and preferences."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice

@@ -1,4 +1,4 @@
-"""What a row of a data set means, whichever source it comes from: its mapped fields, and the columns that the core reads."""
+"""Reads rows of data sets, of any source: checks fields, applies the recipe's field names, brings messages into one form."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,24 +30,24 @@ class RowReader:
     key: str
     """The data set's section of the recipe."""
     has_prompts: bool = True
-    """Whether each row has a prompt; those of preferences need none."""
+    """True where each row has to have a prompt. Rows of preferences need none."""
     may_be_chats: bool = False
-    """Whether rows are learned, and may be whole chats instead."""
+    """True for demonstrations, whose rows may be whole chats in place of prompt and completion."""
     for_agents: bool = False
-    """Whether agents get the rows as they are."""
+    """True where agents get the rows unchanged."""
     folder: Path | None = None
-    """Where relative paths of images begin."""
+    """Folder that relative paths of images start from; None for the working directory."""
     told: dict[str, str] = field(factory=dict)
-    """Gathers the fields that rows have and the core does not read, each with what becomes of it."""
+    """Collects fields that rows have and the core does not read, each with the note that is shown before the run."""
 
     @property
     def maps(self) -> bool:
-        """Whether the recipe names a field otherwise than usual."""
+        """True where the recipe names a field other than the default."""
         return any(getattr(self.config, option) != usual for option, usual in _USUAL.items())
 
     def read(self, row: Mapping[str, Any], where: str) -> Row:
-        """The row with its prompt and completion under these names, and what the core reads in one form. DataError names the
-        row by `where`, and what of it cannot be read."""
+        """Return the row with its prompt and completion under these names, and its messages and tools in one form. DataErrors
+        name the row by `where`."""
         found = dict(row)
         for name, field_name in ((PROMPT, self.config.prompt_field), (COMPLETION, self.config.completion_field)):
             if field_name != name and field_name in row:
@@ -68,7 +68,7 @@ class RowReader:
         return found
 
     def require_prompt_field(self, names: Sequence[str], where: str) -> None:
-        """DataError where neither a prompt nor a whole chat is among the fields of a row that has to have one."""
+        """Refuse, with a DataError, the fields of a row that needs a prompt or a whole chat and has neither."""
         config = self.config
         if not self.has_prompts or (self.may_be_chats and config.messages_field in names):
             return
@@ -87,7 +87,7 @@ class RowReader:
             ) from error
 
     def _require_mapped(self, row: Mapping[str, Any], where: str) -> None:
-        """DataError where the recipe maps a field that the row has not."""
+        """Refuse, with a DataError, a row without a field that the recipe names."""
         for option, usual in _USUAL.items():
             name = getattr(self.config, option)
             if name == usual or row.get(name) is not None:
@@ -97,10 +97,10 @@ class RowReader:
             raise DataError(f"{self.key}: {where} has null as {name!r}; expected a value in every row ({self.key}.{option})")
 
     def _require_known(self, row: Mapping[str, Any]) -> None:
-        """DataError for fields that would change what is read or learned, were they read."""
+        """Refuse fields that the table refuses, with a DataError, and collect those that it reports."""
         is_learned = self.may_be_chats or not self.has_prompts
         for one in FIELDS:
-            if one.level != "row" or one.decision not in ("refused", "told"):
+            if one.level != "row" or one.decision not in ("refused", "reported"):
                 continue
             for name in one.names:
                 if not has_value(row.get(name)) or not self._applies(name, row[name]):
@@ -110,7 +110,7 @@ class RowReader:
                 self.told[name] = one.meaning if is_learned else "the environment gets it, and the policy does not see it"
 
     def _applies(self, name: str, value: object) -> bool:
-        """Whether a field of this name means here what others mean by it."""
+        """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
         if name in {getattr(self.config, option) for option in _MAPPED}:
             return False
         if name == "label":
@@ -120,7 +120,7 @@ class RowReader:
         return name != "margin" or not self.has_prompts
 
     def _read_columns(self, row: dict[str, Any], is_chat: bool) -> None:
-        """Put tools, images and messages of the row into one form."""
+        """Bring tools, images and messages of the row into one form."""
         if row.get("tools") is not None:
             row["tools"] = read_tools(row["tools"])
         self._tell_of_calls(row)
@@ -147,7 +147,7 @@ class RowReader:
             row[name] = with_images(row[name], images, self.folder)
 
     def _tell_of_calls(self, row: Mapping[str, Any]) -> None:
-        """Note what is odd about tools and calls, and may be meant."""
+        """Collect notes on unknown fields of tools, and on nulls in arguments and schemas."""
         functions = [tool["function"] for tool in row.get("tools") or ()]
         fields = {name for function in functions for name, value in function.items() if has_value(value)}
         for name in sorted(fields - names_of("tool", "used", "no effect")):
@@ -157,7 +157,7 @@ class RowReader:
                 self.told[f"function.{name}"] = NULLS
 
     def _read_rejected(self, row: dict[str, Any]) -> None:
-        """Make two answers of a chat beside another end of it."""
+        """Turn ms-swift's chat and rejected answer into a chosen and a rejected chat."""
         messages: Any = row.get(self.config.messages_field)
         text = row.get("rejected_response")
         other = row.get("rejected_messages") or ([{"role": ASSISTANT, "content": text}] if isinstance(text, str) else text)
@@ -167,7 +167,7 @@ class RowReader:
 
 
 def no_such_field(key: str, where: str, wanted: str, found: Sequence[str], option: str = "prompt_field") -> DataError:
-    """The error for a row without a field that the recipe names."""
+    """Return the error for a row without a field that the recipe names."""
     asked = option
     usual = _USUAL_PROMPT_FIELDS if option == "prompt_field" else ()
     near = nearest(wanted, found) or next((name for name in usual if name in found), None)
@@ -179,7 +179,7 @@ def no_such_field(key: str, where: str, wanted: str, found: Sequence[str], optio
 
 
 def read_prompt(value: object) -> str | Sequence[Message]:
-    """A prompt: text, or chat messages. The text of the DataError goes on from "found"."""
+    """Read a prompt: text, or chat messages. The DataError's text completes a sentence that begins with "found"."""
     if not isinstance(value, str):
         return read_messages(value)
     if not value:
@@ -190,7 +190,7 @@ def read_prompt(value: object) -> str | Sequence[Message]:
 
 
 def prompt_fault(value: object) -> str | None:
-    """What keeps `value` from being a prompt, or None where nothing does."""
+    """Return the reason why `value` is no prompt; None where it is one."""
     try:
         read_prompt(value)
     except DataError as error:
@@ -199,7 +199,7 @@ def prompt_fault(value: object) -> str | None:
 
 
 def tools_beside(prompt: object, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a row. DataError where its prompt is plain text, in which no chat template shows them."""
+    """Read the tools of a row. DataError where its prompt is plain text, since only a chat template can show tools."""
     tools = read_tools(row.get("tools"))
     if tools and isinstance(prompt, str):
         raise DataError("tools beside a prompt of plain text; expected chat messages, whose template shows them")
@@ -211,14 +211,14 @@ def _are_messages(value: object) -> bool:
 
 
 def _has_nulls(value: object) -> bool:
-    """Whether an object in a value has null for one of its fields, at any depth."""
+    """Return whether an object in a value, at any depth, has a field that is null."""
     if isinstance(value, Mapping):
         return any(item is None or _has_nulls(item) for item in value.values())
     return isinstance(value, list | tuple) and any(map(_has_nulls, value))
 
 
 def _arguments_of(row: Mapping[str, Any]) -> Iterator[object]:
-    """The arguments of all calls in a row's messages that are objects."""
+    """Yield the arguments of all calls in a row's messages."""
     for messages in filter(_are_messages, row.values()):
         for message in messages:
             calls = message.get("tool_calls") if isinstance(message, Mapping) else None

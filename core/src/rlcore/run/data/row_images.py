@@ -1,4 +1,4 @@
-"""The images of a row: in its messages, and in a column of images that the messages have places for."""
+"""Puts the images of a row into its messages: each placeholder takes the next image of the column."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import DataError
 
 COLUMNS = ("images", "image")
-"""Where data sets have the images that messages only have places for."""
+"""Columns with the images for placeholders in messages."""
 MARK = "<image>"
-"""The place of an image in a message's text."""
+"""Placeholder of an image in a message's text."""
 
 
 def column_images(row: Mapping[str, Any]) -> list[object] | None:
-    """The images of a row's column; None where it has none of these columns. DataError where it has several."""
+    """Return the images of a row's column; None where the row has no such column. DataError where both have images."""
     found = [row[name] for name in COLUMNS if has_value(row.get(name))]
     if not found:
         return [] if any(name in row for name in COLUMNS) else None
@@ -28,9 +28,11 @@ def column_images(row: Mapping[str, Any]) -> list[object] | None:
 
 
 def with_images(messages: Sequence[Any], column: Sequence[object] | None, folder: Path | None) -> list[Any]:
-    """The messages with their images: those without one take the next of the column, and relative paths begin at `folder`.
-    Where texts have marks, the column's images come there; where messages have no places at all, they come before the text of
-    the first message of a user. DataError where places and images are not as many."""
+    """Fill the placeholders of messages with the images of the column; relative paths start from `folder`.
+
+    Placeholders are parts without an image, or else marks in texts. Without any, all images go before the text of the first
+    user's message. DataError where there are more placeholders than images, or fewer.
+    """
     found = [_with_named(message) for message in messages]
     if column is not None:
         if not any(_has_images(message) for message in found):
@@ -52,7 +54,7 @@ def _parts(message: Any) -> list[Any]:
 
 
 def _with_named(message: Any) -> Any:
-    """The message with each image in one form."""
+    """Return the message with each image in one form."""
     if not (parts := _parts(message)):
         return message
     return {**message, "content": [_named(part) for part in parts]}
@@ -75,7 +77,7 @@ def _places(message: Any) -> int:
 
 
 def _with_marks_as_places(message: Any) -> Any:
-    """The message with a place for each mark in its text; answers may speak of marks."""
+    """Return the message with a placeholder part for each mark in its text. Marks in answers stay text."""
     if not isinstance(message, Mapping) or role_of(message) == ASSISTANT:
         return message
     split = [piece for part in _parts_and_text(message) for piece in _split(part)]
@@ -83,7 +85,7 @@ def _with_marks_as_places(message: Any) -> Any:
 
 
 def _parts_and_text(message: Mapping[str, Any]) -> list[Any]:
-    """The parts of a message, of which a text is one."""
+    """Return the parts of a message; a content of text is one part."""
     content = message.get("value") if message.get("content") is None else message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else _parts(message)
 

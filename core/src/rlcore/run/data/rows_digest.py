@@ -1,4 +1,4 @@
-"""What rows hold, as one number: whether a resumed run reads those that it began with."""
+"""Computes digests of rows, by which a resumed run detects other data."""
 
 import datetime
 import hashlib

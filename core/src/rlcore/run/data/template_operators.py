@@ -1,4 +1,4 @@
-"""Arithmetic in chat templates: no operation makes a text or a number of any size, which nothing could end."""
+"""Bounds the operators * and ** of chat templates. Huge results would block the process, and no timeout could end them."""
 
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ MAX_BITS = 2**16
 
 
 def require_bounded(operator: str, left: object, right: object) -> None:
-    """OverflowError where `*` or `**` of these would be larger than any chat template needs."""
+    """Raise an OverflowError where `*` or `**` of these would be larger than any chat template needs."""
     for one, times in ((left, right), (right, left)):
         if operator == "*" and isinstance(one, str | list | tuple) and isinstance(times, int) and len(one) * times > MAX_ITEMS:
             raise OverflowError(f"found {times} times {len(one)} items or characters; expected at most {MAX_ITEMS}")

@@ -74,11 +74,11 @@ class Tokenizer(Protocol):
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
-        """The chat templates by name, of which "default" is the one for prompts; empty where there are none."""
+        """Chat templates by name. The one for prompts is "default"."""
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template of prompts with tools, for those who look at what it has in it; None where there is none."""
+        """Text of the chat template for prompts with tools, for checks of what it contains; None where there is none."""
 
     def with_variables(self, variables: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer with further variables for its chat template. DataError where that reads none of a name."""
@@ -246,7 +246,8 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
 
 
 def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] | None:
-    """The recipe's chat template, or the tokenizer's of that name, and else all of the tokenizer's, or of its processor's."""
+    """Return the recipe's chat template, or the tokenizer's of that name. Without one in the recipe, return all templates of
+    the tokenizer, or else of its processor."""
     files = (PROCESSOR_TEMPLATE_FILE, PROCESSOR_FILE) if found is None else ()
     for file in filter(None, (model_file(model, name) for name in files)):
         content = read_object(file)
@@ -307,7 +308,7 @@ def _prompt_prefix(backend: Any) -> tuple[int, ...]:
 
 
 def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
-    """The tokenizer's end of sequence first, then those that the model's files list, each once."""
+    """Return the tokenizer's end of sequence first, then those that the model's files list, each once."""
     ids: list[int] = [] if backend.eos_token_id is None else [backend.eos_token_id]
     settings = next(filter(None, (model_file(model, name) for name in END_TOKEN_FILES)), None)
     if settings is not None:

@@ -1,7 +1,7 @@
-"""Where a chat template ends an answer: with a token of its own, or with the first one of what follows.
+"""Finds the token that ends an answer in a chat template.
 
-The templates of GLM write the role of the next message, `<|user|>` or `<|observation|>`, and the policy ends its turn by saying
-that token. So it belongs to the answer, in every text that the policy learns from.
+Most templates write an end token. GLM's write none: the role token of the next message, `<|user|>` or `<|observation|>`, ends
+the answer, and the policy generates it. That token belongs to the answer in every text that the policy learns from.
 """
 
 import re
@@ -22,8 +22,11 @@ Messages = Sequence[Mapping[str, Any]]
 def ended_answer(
     whole: str, opened: str, messages: Messages, tools: Messages, tokenizer: Tokenizer, following: Messages = ()
 ) -> str:
-    """What a template writes behind `opened` for the last of `messages`, an answer, with the token that ends it; without one
-    where it ends none. `whole` is its text of them all, and `following` what comes behind them, where that is known."""
+    """Return a template's text of an answer, the last of `messages`, with the token that ends it, if any.
+
+    `whole` is the text of all messages, and `opened` its beginning up to the answer. `following` are the next messages, where
+    they are known.
+    """
     written = whole[len(opened) :].rstrip()  # white space behind an answer belongs to what follows
     for end in _end_pattern(tokenizer).finditer(written):
         behind = written[end.end() :]  # some templates put another token behind a conversation that is over
@@ -33,7 +36,7 @@ def ended_answer(
 
 
 def require_shown(message: Mapping[str, Any], answer: str, what: str) -> None:
-    """DataError where a template's text of an answer lacks its thought, or the content beside its calls."""
+    """Refuse, with a DataError, a rendered answer that lacks its thought, or the content of a message with calls."""
     beside = without_thoughts(message["content"]) if message.get("tool_calls") else ""
     for part, text in (("thought", thought_of(message)), ("content beside the calls", beside)):
         if text.strip() not in answer:
@@ -41,8 +44,8 @@ def require_shown(message: Mapping[str, Any], answer: str, what: str) -> None:
 
 
 def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:
-    """The token that ends an answer to `messages`, or one that they begin, in text, with the white space before it; empty where
-    none does."""
+    """Return the text of the token that ends an answer to `messages`, with the white space before it; "" where none does. The
+    messages may begin that answer."""
     answered = [*(messages[:-1] if ends_with_answer(messages) else messages), {"role": ASSISTANT, "content": PROBE}]
     try:
         behind = tokenizer.render_answered(answered, tools).partition(PROBE)[2]
@@ -52,8 +55,11 @@ def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:
 
 
 def _following_end(messages: Messages, tools: Messages, shown: str | None, tokenizer: Tokenizer, following: Messages) -> str:
-    """The end of the last of `messages` that stands first in what follows it, behind the text `shown`. A template may show an
-    answer otherwise once a user has replied: the end is then read behind another answer."""
+    """Return the end token of the last of `messages` that begins the text of the next message.
+
+    `shown` is the text up to there. A template may rewrite an answer once a user has replied: the token is then read after a
+    made-up answer.
+    """
     behind = [*takewhile(lambda message: message["role"] != ASSISTANT, following)] or _replies(messages[-1])
     plain = [*messages[:-1], {"role": ASSISTANT, "content": PROBE}]
     for rendered in (messages, plain) if shown is not None else (plain,):
@@ -69,7 +75,7 @@ def _following_end(messages: Messages, tools: Messages, shown: str | None, token
 
 
 def _replies(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What a conversation may go on with: the results of the answer's calls, or a user's message."""
+    """Return made-up messages that may follow an answer: results of its calls, or else a user's message."""
     calls = [call for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
     functions = [call["function"] if isinstance(call.get("function"), Mapping) else call for call in calls]
     results: list[Mapping[str, Any]] = [
@@ -80,13 +86,13 @@ def _replies(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _first_end(text: str, tokenizer: Tokenizer) -> str:
-    """The beginning of a text up to a token that ends an answer, where nothing but white space stands before that."""
+    """Return an end token at the beginning of a text, with the white space before it; "" where there is none."""
     found = re.match(rf"\s*(?:{_end_pattern(tokenizer).pattern})", text)
     return "" if found is None else found.group()
 
 
 def _end_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Any token that ends an answer, as text; nothing where there is none."""
+    """Return a pattern of all end tokens as text; without any, it matches nothing."""
     return re.compile(
         "|".join(re.escape(text) for token in tokenizer.stop_token_ids if (text := tokenizer.show([token]))) or r"(?!)"
     )

@@ -1,4 +1,4 @@
-"""Where a recipe's trainer and generator run: in the driver's process, or in workers on Ray."""
+"""Starts trainer and generator of a recipe: in the driver's process, or in workers on Ray."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

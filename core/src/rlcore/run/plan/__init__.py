@@ -1,1 +1,1 @@
-"""What a recipe asks for, decided before anything is allocated: plugins, placement, the refit channel, inputs."""
+"""Plans a run before anything is allocated: plugins, placement, the refit channel, inputs."""

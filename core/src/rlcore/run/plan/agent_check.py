@@ -1,4 +1,4 @@
-"""What agents rule out: keys that do nothing where they run the episodes, and those that do something there alone."""
+"""Checks keys of the recipe that agents make meaningless, and keys that need agents."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What an algorithm makes of a small batch of made-up samples: a loss that does not exist, a column that nobody brings."""
+"""Checks an algorithm with a small made-up batch: its losses must exist, and the run must provide the columns they read."""
 
 import linecache
 from collections.abc import Iterator
@@ -28,12 +28,15 @@ from rlcore.spi import (
 from rlcore.spi.arrays import AnyArray
 
 NUM_GROUPS, LENGTH = 2, 4
-"""How many groups there are, and how many tokens each sample has: the first half is its prompt."""
+"""Number of groups, and of tokens of each sample. The first half of the tokens is the prompt."""
 
 
 def batch_problems(plan: RunPlan) -> Iterator[Problem]:
-    """The losses and columns of an algorithm that is built anew, so that nothing of it is in the run. Any other error that it
-    raises here may come of the samples, which are made up: it is for the run to tell."""
+    """Yield losses that do not exist and columns that the run does not provide.
+
+    The algorithm is built anew, so that the check does not change the run's. Any other error may come from the made-up samples,
+    and is ignored.
+    """
     entry, needs = plan.chosen["algorithm"], plan.algorithm.needs
     algorithm = build_chosen_algorithm(plan.recipe, entry, plan.model.dtype)
     path, owner = "algorithm.name", f'"{entry.name}" ({entry.origin})'
@@ -113,7 +116,7 @@ def _samples(plan: RunPlan) -> RolloutBatch:
 
 
 def _missing_column(error: BaseException) -> str | None:
-    """The column that a line of the algorithm looked for in vain."""
+    """Return the missing column of a KeyError, where the line that raised it reads a column."""
     frames = list(walk_tb(error.__traceback__))
     if not isinstance(error, KeyError) or not frames or not error.args:
         return None

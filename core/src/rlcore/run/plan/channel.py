@@ -1,4 +1,4 @@
-"""Which refit channel a run uses: the cheapest that trainer and generator both declare."""
+"""Chooses the refit channel of a run: the cheapest that trainer and generator both declare."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What is wrong with a plan: what plugins say of the model and their options, and what only these make impossible."""
+"""Checks a plan: the model and options of plugins, and combinations that only these make impossible."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Which plugins a run uses: those that the recipe names, or the best ones that can do what it needs."""
+"""Chooses the plugins of a run: those that the recipe names, or the best ones that can do what it needs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 
 DEFAULT_SINKS = ("curve",)
-"""The sinks of a recipe that names none; a run goes without those that cannot be used here."""
+"""Sinks of a recipe that names none. A run leaves out those that cannot be used here."""
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -110,7 +110,7 @@ def _passed_over(
     needs: Mapping[str, Mapping[str, str]],
     dtype: DtypeName,
 ) -> Iterator[str]:
-    """What "auto" could not take, a sentence each."""
+    """Yield a sentence for each plugin that "auto" prefers to the chosen one and could not use."""
     for role in AUTO_ROLES:
         if role in chosen and getattr(recipe, role).name == AUTO:
             yield from passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
@@ -118,7 +118,7 @@ def _passed_over(
 
 @contextmanager
 def _collected(errors: list[PluginError]) -> Iterator[None]:
-    """Keeps a PluginError for later, so that all of them are told together; any other error is told with those before it."""
+    """Collect PluginErrors, so that one error reports them all. Any other error is raised with the collected ones as notes."""
     try:
         yield
     except PluginError as error:
@@ -130,7 +130,7 @@ def _collected(errors: list[PluginError]) -> Iterator[None]:
 
 
 def _all_of(errors: Sequence[PluginError], missing: str | None) -> PluginError:
-    """One error that tells all, and what is missing for a run."""
+    """Return one error with the text of all, and a note on roles without a usable plugin."""
     error = errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
     if missing is not None:
         error.add_note(missing)
@@ -138,7 +138,7 @@ def _all_of(errors: Sequence[PluginError], missing: str | None) -> PluginError:
 
 
 def _with_sinks(recipe: Recipe, sinks: Sequence[Entry]) -> Recipe:
-    """The recipe, which names the sinks in use."""
+    """Return the recipe with the names of the sinks in use."""
     return evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks)))
 
 

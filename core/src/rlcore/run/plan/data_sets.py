@@ -39,11 +39,11 @@ class DataSet:
     first: int
     """The number of its first row among those of the split."""
     told: dict[str, str] = field(factory=dict)
-    """Fields of its rows that the core does not read, each with what becomes of it; filled as rows are read."""
+    """Fields of its rows that the core does not read, each with its note. Reading rows adds to them."""
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about its rows, once they were read."""
+        """Notes on fields of its rows that the core does not read. Complete once all rows were read."""
         return [f"{self.key}: rows have a field {name!r}: {what}" for name, what in self.told.items()]
 
 
@@ -115,8 +115,8 @@ def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | 
 
 
 def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None, *, reads_calls: bool) -> Observe | None:
-    """The prompts that the environment makes of rows, where it can say so before the run; `reads_calls`, whether any may have
-    tools."""
+    """Return a function that asks the environment for the prompts of rows; None where it cannot make them before the run.
+    Without `reads_calls`, prompts may have no tools."""
     if episodes is None or not prepared.resets_cheaply:
         return None
 

@@ -1,4 +1,4 @@
-"""How much of a device's memory trainer and generator can be planned with where they share it, by the trainer's estimate."""
+"""Computes the memory of a shared device that a plan may use for trainer and generator."""
 
 from rlcore.config.critic import Offload
 from rlcore.spi import PlanOption

@@ -1,4 +1,4 @@
-"""What environments have on the first device, such as a model that judges: trainer and generator there have to leave it."""
+"""Plans the memory of environments on the first device, such as a judge model. Trainer and generator leave it free."""
 
 from collections.abc import Iterable, Mapping
 

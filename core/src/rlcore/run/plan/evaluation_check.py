@@ -1,4 +1,4 @@
-"""What would keep checkpoints from being measured, as far as it is known before the run."""
+"""Checks, before the run, whether the program that evaluates checkpoints can run."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Which ranks host a generator, and on which devices."""
+"""Places generators on ranks and devices."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a program hands to a run beside its recipe: reward functions, an environment, rows."""
+"""Objects that a program passes to a run besides its recipe: reward functions, an environment, rows."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What would keep an exported model from being uploaded, as far as it is known before the run."""
+"""Checks, before the run, whether its exported model can be uploaded."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How long answers are taken to be: log-normal, cut at the limit, with a mean that the plan is asked for."""
+"""Estimates the lengths of answers for plans: log-normal, cut at the limit, with a given mean."""
 
 import math
 from statistics import NormalDist

@@ -1,4 +1,4 @@
-"""What "auto" stands for in a generator's section: the run's own layout, planned as `rlcore plan` does, on the devices here."""
+"""Replaces "auto" in a generator's section: plans the run's own layout, as `rlcore plan` does, on the devices here."""
 
 from collections.abc import Mapping
 from typing import Any

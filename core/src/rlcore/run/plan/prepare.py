@@ -1,4 +1,4 @@
-"""From a recipe file to everything a run needs to know, with nothing allocated: what `rlcore check` does."""
+"""Makes the plan of a run from a recipe file, with nothing allocated: the work of `rlcore check`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,7 +87,7 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
 
 
 def _masked_problem(raw: RawRecipe, key: str) -> Problem:
-    """A recipe that rlcore wrote, which holds no secret, is used as one."""
+    """Return the problem of a recipe with a mask in place of a secret, as rlcore writes them."""
     found, origin = f'"{MASK}", which stands for a secret', raw.origin(tuple(key.partition("[")[0].split("."))) or ""
     return Problem(path=key, found=found, expected="the secret itself", remedy="Set it on the command line.", origin=origin)
 

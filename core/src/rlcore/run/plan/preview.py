@@ -1,4 +1,4 @@
-"""What a run will read, looked at without building anything: how many rows, and the first prompt as the model will see it."""
+"""Reads a run's data without building anything: the number of rows, and the first prompt as the model sees it."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,5 +1,4 @@
-"""Whether the models of [reference] and [critic] can judge what the policy says: they have to know the same tokens by the same
-numbers."""
+"""Checks that the models of [reference] and [critic] have the policy's vocabulary."""
 
 from collections.abc import Iterator
 

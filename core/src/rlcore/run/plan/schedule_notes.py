@@ -1,4 +1,4 @@
-"""What in `[schedule]` comes to nothing in a run of its length; a longer one, such as its continuation, may come to it."""
+"""Notes on keys of `[schedule]` that have no effect in a run of its length."""
 
 from collections.abc import Iterator
 

@@ -53,7 +53,7 @@ class NoOptions:
 
 
 def sections(registry: Registry) -> dict[str, dict[str, type]]:
-    """The config class that each name of a plugin has in a recipe, by section."""
+    """Return, by section of the recipe, the config class of each plugin's name."""
     found: dict[str, dict[str, type]] = {
         _section(role): {
             name: entry.provider.config for name, entry in entries_by_name(registry.of(role)).items() if entry.provider
@@ -65,7 +65,7 @@ def sections(registry: Registry) -> dict[str, dict[str, type]]:
 
 
 def unchecked(registry: Registry) -> dict[str, dict[str, str]]:
-    """What each name is that no usable plugin has alone, so that nothing can check its options, by section of the recipe."""
+    """Return, by section of the recipe, each name without a usable plugin and its state. Its options cannot be checked."""
     known = sections(registry)
     found = {_section(role): _others(registry.of(role), known[_section(role)]) for role in ROLES}
     return found | {OBSERVERS: _others(registry.observer_entries, known[OBSERVERS])}

@@ -1,1 +1,1 @@
-"""What a run tells its user while it goes on and when it ends: progress, times, metrics, curves."""
+"""Reports on a run for its user: progress, times, metrics, curves."""

@@ -22,7 +22,7 @@ PHASE_COLOURS = {
     "residency": "#b279a2",
     "other": "#a9a9a4",
 }
-"""The colour of each phase of a step, as in the page of `rlcore report`."""
+"""Colour of each phase of a step, as in the page of `rlcore report`."""
 TERMINAL_MARKERS = (("dot", "•"), ("braille", "⠒"))
 """plotext's name and a sample: dots for the first series, which lies in front, fine lines for the others."""
 NUM_INTERVALS = 4
@@ -132,7 +132,8 @@ def terminal_plot(panel: Panel, *, width: int = 80, height: int = 16) -> str:
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    """The range of an axis: that of the values, or room about a single one, which begins at 0 where no value is negative."""
+    """Return the range of an axis: that of the values, or some space around a single value, from 0 on where none is
+    negative."""
     low, high = min(values), max(values)
     room = 0.0 if high > low else abs(high) * 0.05 or 1.0
     return (max(0.0, low - room) if low >= 0 else low - room), high + room

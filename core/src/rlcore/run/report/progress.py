@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it; displays implement it, the loop calls it."""
+"""Interface for displays of a run's progress. The training loop calls it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Between a run and whoever watches it: what is told goes on to the display, and into status.json and timeline.jsonl."""
+"""Passes a run's progress on to the display, and writes it into status.json and timeline.jsonl."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

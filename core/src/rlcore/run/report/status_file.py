@@ -123,7 +123,7 @@ class StatusFile:
 
 
 def read_status(path: Path) -> Status | None:
-    """What the file says; None where there is none, or it is empty, as before its run writes. CheckpointError where it is
+    """Read the status file; None where it is absent, or empty since its run has not written yet. CheckpointError where it is
     damaged."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return None

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go."""
+"""Measures the seconds of each phase of a step."""
 
 import time
 from collections import defaultdict

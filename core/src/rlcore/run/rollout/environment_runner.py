@@ -279,7 +279,7 @@ class Driven:
             return False
 
     def _is_blocked(self, quiet_s: float) -> bool:
-        """Whether the event loop has been quiet for too long: the limit of a call, where it executes one."""
+        """Return whether the event loop has not answered for too long: for the limit of a call, while it executes one."""
         limit_s = self.calls.timeout_s
         if quiet_s > limit_s + environment_calls.GRACE_S:
             return True
@@ -325,7 +325,8 @@ class _FirstFailure(Exception):
 
 
 async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
-    """The work with the watch beside it; what is left of either when it ends is cancelled. An error of the watch ends both."""
+    """Run the work and a watch over its calls. When the work ends, the rest of both is cancelled. An error of the watch ends
+    both."""
     calls.begin()
     watch = asyncio.create_task(calls.watch())
     watch.add_done_callback(lambda done: None if done.cancelled() else calls.end())

@@ -1,4 +1,4 @@
-"""One episode as data: what it has read and said, and where it goes on. It can be left at any moment and taken up again."""
+"""State of one episode: the messages so far, and its next turn. It can be saved and resumed at any moment."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

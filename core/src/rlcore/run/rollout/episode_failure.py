@@ -1,4 +1,4 @@
-"""What an environment did wrong in one episode, in words, and whether masking the episode would be an answer to it."""
+"""Describes the error of an environment in one episode, and decides whether masking can help."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Where episodes begin: the rows and seeds of a step's groups, and what takes the place of a row whose prompt is too long."""
+"""Chooses the rows and seeds of a step's groups, and replaces rows whose prompt is too long."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What a recipe's sections come to: what samples the prompts of a data set, and the rules of the schedule."""
+"""Builds, from a recipe, the collector that samples a data set's prompts, and the rules of the schedule."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How groups begin: the environment shows a prompt, which is encoded, or left out where it is too long."""
+"""Starts groups: resets the environment, encodes the prompt, and leaves out prompts that are too long."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -174,7 +174,7 @@ class GroupStarts:
 
 
 def no_parser() -> ConfigError:
-    """The error for prompts with tools whose calls nothing reads."""
+    """Return the error for prompts with tools where rlcore cannot read the template's form of calls."""
     return ConfigError(
         [
             Problem(

@@ -1,4 +1,4 @@
-"""What a kind of episodes has to do for the groups of a run: those that say turn after turn, and those that agents run."""
+"""Interface of the two kinds of episodes: those that run turn by turn, and those that agents run."""
 
 import time
 from abc import ABC, abstractmethod
@@ -109,7 +109,7 @@ class GroupWork(ABC, Generic[GroupT]):
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:
-        """What a checkpoint keeps of a group; None where it begins again."""
+        """Return the state of a group for a checkpoint; None where a resumed run starts the group again."""
 
     @abstractmethod
     def take_up(self, kept: Any) -> GroupT | None:

@@ -1,4 +1,4 @@
-"""What a step's samples were like, in figures, by the names the field uses."""
+"""Computes the metrics of a step's samples."""
 
 from collections.abc import Sequence
 

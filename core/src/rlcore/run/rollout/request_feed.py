@@ -1,4 +1,4 @@
-"""What a generator's stream reads from and hands to: samples are asked for one by one, and travel many at a time."""
+"""Queue between single sample requests and a generator's stream, which takes and returns them in batches."""
 
 import threading
 from bisect import bisect_right

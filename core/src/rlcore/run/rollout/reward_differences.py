@@ -1,4 +1,4 @@
-"""Whether what the samples of a group earned tells them apart."""
+"""Decides whether the rewards of a group's samples differ."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

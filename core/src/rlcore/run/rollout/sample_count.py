@@ -1,4 +1,4 @@
-"""How many samples are asked for, and the seconds in which there are none, or in which they are generated."""
+"""Counts requested samples, and measures the seconds with and without generation."""
 
 import threading
 import time

@@ -21,15 +21,15 @@ from rlcore.spi import CheckpointError
 
 @frozen(kw_only=True)
 class SavedRollouts:
-    """What a checkpoint keeps of the episodes of a run."""
+    """State of a run's episodes in a checkpoint."""
 
     position: Position
     groups: Mapping[int, bytes] = field(factory=dict)
-    """What the work keeps of each open group, serialized; one that is not there begins again."""
+    """Serialized state of each open group, by its number. A resumed run starts a group without one again."""
     spared: Mapping[int, int] = field(factory=dict)
-    """How many rows took the places of others, by step."""
+    """Number of rows that replaced others, by step."""
     version_of_step: Mapping[int, int] = field(factory=dict)
-    """The weights that each of the last steps began with."""
+    """Version of the weights that each of the last steps began with."""
     distribution: Distribution | None = None
     """What the groups' tokens were sampled from; None where there are no groups."""
     curriculum: CurriculumState | None = None
@@ -37,7 +37,7 @@ class SavedRollouts:
 
 
 def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
-    """The open groups as they are at this moment; those that cannot be serialized are noted, and begin again."""
+    """Take a snapshot of the open groups. `note` reports groups that cannot be serialized: a resumed run starts them again."""
     errors: list[str] = []
 
     def make(groups: Sequence[Any]) -> SavedRollouts:
@@ -96,7 +96,7 @@ def restore_rollouts(
 
 
 def dumps(saved: SavedRollouts) -> bytes:
-    """As a checkpoint keeps it."""
+    """Serialize for a checkpoint."""
     return dump_object(saved)
 
 
@@ -110,7 +110,7 @@ def loads(data: bytes) -> SavedRollouts:
 
 @contextmanager
 def damage_told() -> Iterator[None]:
-    """CheckpointError where what was read is of the right classes, and holds values of others."""
+    """Raise a CheckpointError for any error that wrong values in a checkpoint's rollouts lead to."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Which groups may begin, which of them make the next step's batch, and which are too old to train on: data and rules alone."""
+"""Decides which groups may begin, which make the next step's batch, and which are too old: data and rules alone."""
 
 from collections import Counter
 from collections.abc import Collection

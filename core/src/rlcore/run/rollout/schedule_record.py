@@ -1,4 +1,4 @@
-"""What a step was trained on and when each part of it was generated, as data: a line of schedule.jsonl."""
+"""Record of a step: its samples, and when each part of them was generated. It is a line of schedule.jsonl."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

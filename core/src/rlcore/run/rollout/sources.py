@@ -1,4 +1,4 @@
-"""Where a step's samples come from, and how the held-out set is measured."""
+"""Sources of a step's samples, and the evaluation on the held-out set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -159,8 +159,8 @@ class Turns:
         return self._open.get(episode.number) is episode
 
     def fail(self, number: int, reason: str) -> None:
-        """The environment failed on an episode. That too many have is found behind what is to do by now, so that it is told how
-        many they are."""
+        """Note that the environment failed on an episode. The check for too many failures runs after the tasks at hand, so that
+        its error has the full number."""
         self.failures.add(number, reason)
         self.lanes.add(self._check_failures)
 

@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its directory, checkpoints, rollouts, metrics."""
+"""Files of a run: its directory, checkpoints, rollouts, metrics."""

@@ -1,4 +1,4 @@
-"""What an algorithm keeps between steps, in a checkpoint.
+"""Saves and reads the state of an algorithm in a checkpoint.
 
 algorithm/state.json   whose it is, its numbers, and the names of its arrays
           arrays.npz   the arrays, in that order

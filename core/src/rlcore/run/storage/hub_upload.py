@@ -1,4 +1,4 @@
-"""What is exported goes to a repository on the Hugging Face Hub."""
+"""Uploads the exported model to a repository on the Hugging Face Hub."""
 
 import os
 from pathlib import Path

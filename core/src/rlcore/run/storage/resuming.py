@@ -1,4 +1,4 @@
-"""What a run finds in its directory before it begins, nothing or a run to go on with, and how it goes on."""
+"""Finds the checkpoint that a run resumes from, and checks that it fits the recipe."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,15 +56,15 @@ def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resum
 
 
 def _lost_steps(directory: RunDirectory, state: LoopState) -> str:
-    """The first and the last step up to a checkpoint's of which metrics.jsonl has no line; "" where it has all."""
+    """Describe the steps up to the checkpoint's that metrics.jsonl has no line of; "" where it has all."""
     logged = {record["step"] for record in directory.read_metrics()}
     lost = [step for step in range(1, state.step + (state.unlogged is None)) if step not in logged]
     return "" if not lost else f"step {lost[0]}" if len(lost) == 1 else f"{len(lost)} of the steps {lost[0]} to {lost[-1]}"
 
 
 def _check_num_steps(num_steps: int, saved: int, directory: RunDirectory, note: Note, allow_changes: bool) -> None:
-    """Say that no step is left of `num_steps`, where `saved` of them are in the checkpoint. CheckpointError where steps behind
-    it would be made again, but not all of them."""
+    """Note that no step is left, where the checkpoint has `saved` of `num_steps`. CheckpointError where the run would repeat
+    only some of the steps after the checkpoint."""
     done = max((int(record["step"]) for record in directory.read_metrics()), default=0)
     if saved >= num_steps:
         note(f"run.num_steps = {num_steps}, and {saved} steps are done: none is left. Raise it to train on")

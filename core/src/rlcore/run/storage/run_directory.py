@@ -221,7 +221,7 @@ class RunDirectory:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions in environment.json, by what they are of; none where that is not there."""
+        """Versions of Python and packages in environment.json, by name; empty where there is no such file."""
         file = self.path / ENVIRONMENT
         if not file.exists():
             return {}

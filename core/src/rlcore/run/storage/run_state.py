@@ -1,4 +1,4 @@
-"""Whether a run lives, what it does and how it ended, from the files in its directory alone."""
+"""Reads a run's state from the files in its directory: alive or ended, its phase, and how it ended."""
 
 import contextlib
 import fcntl

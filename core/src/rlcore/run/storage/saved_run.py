@@ -1,4 +1,4 @@
-"""What a run has left in its directory, read back: figures as columns, samples as tables, checkpoints."""
+"""Reads the directory of a run: figures as columns, samples as tables, checkpoints."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeAlias

@@ -1,4 +1,4 @@
-"""What a run saves: metrics, checkpoints, rollouts, the final model."""
+"""Saves the results of a run: metrics, checkpoints, rollouts, the final model."""
 
 import hashlib
 import shutil
@@ -30,14 +30,14 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
 
 ROLLOUTS = "rollouts.state"
-"""The file of a checkpoint that holds what was under way."""
+"""File of a checkpoint with the state of unfinished rollouts."""
 PICKLED_ROLLOUTS = "rollouts.pickle"
-"""What held it in checkpoints of before the first release."""
+"""File with that state in checkpoints of older versions, which is not read."""
 SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
 
 
 def read_rollouts(checkpoint: Path) -> bytes | None:
-    """What was under way when a checkpoint was written; None where nothing was."""
+    """Read a checkpoint's state of unfinished rollouts; None where it has none."""
     path = checkpoint / ROLLOUTS
     if (checkpoint / PICKLED_ROLLOUTS).exists():
         raise CheckpointError(

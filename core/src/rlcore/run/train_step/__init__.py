@@ -1,1 +1,1 @@
-"""What an update trains on, and whether trainer and generator agree on it."""
+"""Prepares the data of an update, and checks that trainer and generator agree on it."""

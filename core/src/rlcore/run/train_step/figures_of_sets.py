@@ -1,4 +1,4 @@
-"""What a step that learns from several data sets tells of each: the algorithm's figures of its rows before the update."""
+"""Computes metrics per data set, before the update, for a step that trains on several."""
 
 from collections.abc import Sequence
 

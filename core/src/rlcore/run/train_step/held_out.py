@@ -1,5 +1,4 @@
-"""How well held-out rows of a data set are known: the algorithm's figures of their log-probabilities, or values, at present
-weights."""
+"""Evaluates held-out rows: the algorithm's figures of their log-probabilities, or values, with the present weights."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Whether generator and trainer agree: bounds on a step's first update, and the samples that exceed them."""
+"""Compares log-probabilities of generator and trainer: bounds on a step's first update, and samples that exceed them."""
 
 from collections.abc import Mapping
 from pathlib import Path

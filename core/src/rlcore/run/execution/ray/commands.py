@@ -1,4 +1,4 @@
-"""What the driver tells a worker: which plugins to load, and what to build them with."""
+"""Commands of the driver for a worker: the plugins to load, and the arguments to build them with."""
 
 import os
 import pickle

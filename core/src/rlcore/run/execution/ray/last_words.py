@@ -1,5 +1,4 @@
-"""What Ray leaves unsaid: where its process on this machine dies, Ray's core ends the driver at once, without a word, and where
-that stands still, or the head of its cluster does, so does the driver for ever."""
+"""Watches the raylet and the cluster's head: reports why the driver ends when one dies, and ends it when one hangs."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""One rank: a process that holds a trainer and, where it hosts one, a generator."""
+"""Worker process of one rank, with a trainer and, where the rank hosts one, a generator."""
 
 import os
 import pickle
