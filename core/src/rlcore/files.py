@@ -24,7 +24,7 @@ _REMEDIES: Mapping[int | None, str] = {
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` of `open`: what is made is for its owner alone, as files have to be that may hold secrets."""
+    """Create a file that only its owner can read, as an `opener` of `open`. Files that may hold secrets need it."""
     return os.open(path, flags, 0o600)
 
 

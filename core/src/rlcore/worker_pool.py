@@ -154,7 +154,7 @@ class _Process:
         return self._connection.recv()
 
     def kill(self) -> None:
-        """End it and all that it has started; from any thread, and more than once."""
+        """Kill the process and all its descendants. Any thread may call this, and more than once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
             if self._process.returncode is None:  # else its number may be another's by now
                 end_descendants(self._process.pid)

@@ -23,7 +23,7 @@ from attrs import field, frozen
 from rlcore.descendants import adopt_orphans, end_descendants
 
 MAX_KILLS = 3
-"""How often a request is given to a new child after one was killed from outside, which says nothing about the request."""
+"""How often a request goes to a new child after one was killed from outside: the request is not the cause."""
 
 
 @frozen(kw_only=True)
@@ -60,8 +60,8 @@ class Task:
     is_tried_once: bool = False
     """Whether a request that ended a process is given to no other one, whatever ended it: for what may not happen twice."""
     leaves_signals: bool = False
-    """Whether signals that stop whole jobs are left to what a request has started, and to who asks. In any case all that it has
-    started ends with this process, also what has a session of its own (on Linux)."""
+    """True where the process ignores SIGTERM and SIGHUP, which stop a whole job: the programs of its requests, and the caller,
+    handle them. On Linux all its descendants end with it in any case, in other sessions too."""
 
 
 @frozen

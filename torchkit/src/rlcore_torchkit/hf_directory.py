@@ -182,7 +182,7 @@ def write_companions(source: str, revision: str | None, directory: Path, dtype: 
 
 
 def copy_companions(spec: ModelSpec, directory: Path) -> None:
-    """Copy the tokenizer, its templates and the generation config of a model, and nothing that reads images or sound."""
+    """Copy a model's tokenizer, chat templates and generation config, without processors of images or sound."""
     config_file = model_file(spec, CONFIG_FILE)
     for name, file in ({} if config_file is None else _companions(spec, config_file)).items():
         if not name.startswith(("processor_config", "preprocessor_config", "video_preprocessor_config")):
@@ -191,8 +191,10 @@ def copy_companions(spec: ModelSpec, directory: Path) -> None:
 
 
 def _companions(spec: ModelSpec, config_file: Path) -> dict[str, Path]:
-    """The companion files by name, and the modules of a directory's own code. Of a model on the Hub they are those that were
-    fetched to where its config.json is, and those of known names that are left there."""
+    """Return the companion files by name, with the modules of a directory's own code.
+
+    For a model on the Hub these are the files in the cache folder of its config.json, and further files of known names.
+    """
     folder = config_file.parent
     found = {name: folder / name for name in companion_names(folder)}
     if expanded(spec.path).is_dir():

@@ -88,7 +88,7 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
 
 
 def _save_traceback(error: BaseException, run_directory: Path | None) -> Path | None:
-    """Write a traceback beside the run, or into the folder for temporary files; None where neither can be."""
+    """Write a traceback to the run directory, else to the folder for temporary files. None where neither can be written."""
     name = f"traceback-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for directory in (run_directory, Path(tempfile.gettempdir())):
         try:

@@ -129,7 +129,7 @@ def _listed_row(row: Row) -> _Listed:
 
 
 def _unusable(origin: str, kind: Kind, reason: str | None) -> tuple[str, dict[str, Any]]:
-    """How a plugin is shown that is not usable: its status and its style."""
+    """Return the text and the style that show a plugin that is not usable."""
     return ": ".join(filter(None, (f"{kind} ({origin})", reason))), {"dim": True} if kind == "disabled" else {"fg": "red"}
 
 

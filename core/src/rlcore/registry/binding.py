@@ -47,7 +47,7 @@ from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 from rlcore.time_limit import loading
 
 _TIMES = 10.0
-"""How many times the usual limit a backend has to be imported: torch and engines take long from a slow disk."""
+"""Multiple of the usual time limit for an import of a backend: torch and engines load slowly from some disks."""
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
@@ -273,7 +273,7 @@ def require_module(entry: Entry) -> None:
 
 
 def import_object(entry: Entry, path: str) -> Any:
-    """What a provider names as `package.module:Name`; PluginError where the import fails."""
+    """Import the object that a provider names as `package.module:Name`. PluginError where the import fails."""
     module, _, name = path.partition(":")
     try:
         with loading(f"the import of {module}", _TIMES):

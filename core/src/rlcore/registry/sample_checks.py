@@ -44,8 +44,10 @@ def check_samples(
     max_sequence_length: int,
     vocab_size: int | None = None,
 ) -> None:
-    """ContractError for the first thing that is wrong. `newest_version` is the newest that a token can be of, `vocab_size` the
-    number of tokens that the model has, where its files say so."""
+    """Raise ContractError for the first fault of a generator's result.
+
+    `newest_version` is the newest weight version that a token can have. `vocab_size` is the model's, where its files state it.
+    """
     check_range("logprobs", result.logprobs, upper=TOLERANCE)
     check_range("tokens", result.tokens, lower=0)
     check_sampled(result.tokens, vocab_size)
@@ -59,14 +61,14 @@ def check_samples(
 
 
 def check_vocabulary(where: str, tokens: Int32Array, vocab_size: int | None) -> None:
-    """DataError where prompts or rows hold a token that the model does not have: no generator or trainer is at fault."""
+    """Raise DataError where prompts or rows hold a token that the model does not have."""
     if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
         cause = "Its tokenizer is of another model or adds tokens, or the environment gives tokens of its own"
         raise DataError(f"found the token {tokens.max()} in {where}; expected {_vocabulary(vocab_size)}. {cause}")
 
 
 def check_sampled(tokens: Int32Array, vocab_size: int | None) -> None:
-    """ContractError where the generator sampled a token that the model does not have."""
+    """Raise ContractError where the generator sampled a token that the model does not have."""
     if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
         raise ContractError(f"tokens: the generator sampled {tokens.max()}; expected {_vocabulary(vocab_size)}")
 
