@@ -20,7 +20,7 @@ _REMEDIES: Mapping[int | None, str] = {
     errno.ENOTDIR: "Take a folder, not a file",
     errno.ENAMETOOLONG: "Take a shorter name",
 }
-"""By the error's number; of others, room is what lacks."""
+"""Remedies by the error's number."""
 
 
 def private(path: str, flags: int) -> int:
@@ -29,7 +29,7 @@ def private(path: str, flags: int) -> int:
 
 
 NAMED_OUTPUT = "name another file with -o"
-"""What else can be done about a file that the command line names."""
+"""Remedy for an output file that the command line names."""
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def model_storage_errors(directory: Path) -> Iterator[None]:
 
 
 def _plan(sizes: Sequence[tuple[str, int]], max_shard_bytes: int) -> dict[str, list[str]]:
-    """Which tensors each file holds, in the export's order; `sizes` are their names and bytes."""
+    """Return the tensors of each file, in the export's order. `sizes` are their names and bytes."""
     groups: list[list[str]] = [[]]
     num_bytes = 0
     for name, size in sizes:
@@ -215,7 +215,7 @@ def _on_hub(place: Any, source: str) -> Any:
 
 
 def _classifier(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """What config.json says of a classifier with one label."""
+    """The keys of config.json of a classifier with one label."""
     family = find_architecture(config, source)
     assert isinstance(family, Architecture), "the model was loaded"
     return {"architectures": [family.classifier_name], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

@@ -146,7 +146,7 @@ def load_model(
 
 
 def may_lack_value_head(config: Any, families: Families = NO_FAMILIES) -> bool:
-    """Whether a model's directory need not hold a head of values: that of a language model, from its transformers config."""
+    """Return whether a directory with this transformers config may lack a value head, as a language model's does."""
     return not architecture_of(config, families).is_classifier(config.to_dict())
 
 

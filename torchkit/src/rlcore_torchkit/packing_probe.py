@@ -1,4 +1,4 @@
-"""Whether a model says the same of sequences that share a microbatch and of each alone, tried once when it is built."""
+"""Test, when a model is built, that packed sequences have the same log-probabilities as each one by itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -33,7 +33,7 @@ class TensorFiles:
     tensors: Mapping[str, Any]
     """The open file of each tensor, by name."""
     places: Mapping[str, Path]
-    """Where that file is."""
+    """The path of that file."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -97,7 +97,7 @@ def raise_model_problems(path: str, problems: Sequence[Problem], max_named: int 
 
 @contextmanager
 def open_tensors(spec: ModelSpec) -> Iterator[TensorFiles]:
-    """All tensors of the model at `spec`; ModelError where a file is missing or cannot be read."""
+    """Open all tensors of the model at `spec`. ModelError where a file is missing or cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:

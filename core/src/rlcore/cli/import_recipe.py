@@ -106,7 +106,7 @@ def _line(one: "Unmapped") -> str:
 
 
 def summary(found: "ImportedRecipe") -> Iterator[str]:
-    """What is said on stderr."""
+    """Yield the lines for stderr."""
     for title, of in _groups(found):
         yield f"{title}:"
         yield from (f"  {_line(one)}" for one in of)

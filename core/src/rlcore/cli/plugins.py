@@ -93,14 +93,14 @@ def _footnotes(registry: Registry, device: Device) -> list[str]:
 
 @frozen
 class _Listed:
-    """How one plugin is shown."""
+    """One plugin as a line of the listing."""
 
     name: str
     mark: str
-    """Beside the name: what is in use without being named."""
+    """A mark after the name of a plugin that runs use without naming it."""
     status: str
     style: Mapping[str, Any]
-    """As click.style takes it."""
+    """Arguments of click.style."""
     details: tuple[str, ...]
 
 

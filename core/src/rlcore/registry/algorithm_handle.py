@@ -29,7 +29,7 @@ from rlcore.spi.loss import LossSpec
 from rlcore.spi.weights import Head
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
-"""What an algorithm keeps between steps."""
+"""The state that an algorithm keeps between steps."""
 _Array = TypeVar("_Array", bound=AnyArray)
 
 
@@ -47,12 +47,12 @@ class AlgorithmHandle:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether it keeps something between steps."""
+        """True where the algorithm keeps state between steps."""
         return isinstance(self._algorithm, StatefulAlgorithm)
 
     @property
     def measures(self) -> bool:
-        """Whether it learns from rows of a data set, and tells how well held-out ones are known."""
+        """True where the algorithm learns from rows of a data set, and measures held-out rows."""
         protocol = ValueMeasuringAlgorithm if self.needs.head == "value" else MeasuringAlgorithm
         return self.needs.source != "rollouts" and isinstance(self._algorithm, protocol)
 

@@ -70,7 +70,7 @@ class CheckedFeed:
         return requests
 
     def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
-        """What the generator hands out; see SampleFeed."""
+        """Pass on finished samples; see SampleFeed."""
         with self._lock:
             if self._is_closed or self._error is not None:
                 return

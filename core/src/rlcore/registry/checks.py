@@ -21,7 +21,7 @@ from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.weights import ITEM_BYTES, NamedTensor, TensorSpec, WeightBucket, WeightExport
 
 TOLERANCE = 1e-4
-"""How far above 0 a log-probability, or below 0 an entropy, may be by rounding."""
+"""Rounding error by which a log-probability may exceed 0, or an entropy fall below 0."""
 
 OWN_METRICS = frozenset(
     {

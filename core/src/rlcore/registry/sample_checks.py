@@ -1,4 +1,4 @@
-"""What a generator's samples are checked for: lengths, ends, versions, ranges."""
+"""Check a generator's samples: their lengths, ends, weight versions and ranges."""
 
 import numpy as np
 from attrs import evolve, frozen
@@ -11,7 +11,7 @@ from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, 
 
 @frozen(kw_only=True, eq=False)
 class ExpectedSamples:
-    """What S samples were to be."""
+    """The properties that S samples should have."""
 
     prompt_lengths: Int64Array
     """int64 [S]"""
@@ -23,7 +23,7 @@ class ExpectedSamples:
 
     @classmethod
     def of(cls, request: GenerateRequest) -> "ExpectedSamples":
-        """What a request asks for."""
+        """Return the properties that a request asks for."""
         return cls(
             prompt_lengths=np.repeat(request.prompts.lengths, request.num_samples),
             max_tokens=request.max_tokens,
@@ -89,7 +89,7 @@ def _check_spans(result: GenerateResult) -> None:
 
 
 def _check_lengths(expected: ExpectedSamples, result: GenerateResult, max_sequence_length: int) -> None:
-    """How many samples, how long each is, and whether the finish reason agrees with that."""
+    """Check the number of samples, their lengths, and that finish reasons agree with the lengths."""
     reasons = result.finish_reasons
     if len(reasons) != len(expected.max_tokens):
         raise ContractError(f"found {len(reasons)} samples; expected {len(expected.max_tokens)}")

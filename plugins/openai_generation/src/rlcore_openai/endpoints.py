@@ -1,4 +1,4 @@
-"""All endpoints of a section: found and probed once, then asked for samples on an event loop of their own."""
+"""Probe all endpoints of a section once, then request samples from them on one event loop."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Whether an endpoint's tokenizer is that of the recipe: both make the same text of the same tokens."""
+"""Compare an endpoint's tokenizer with the recipe's: both have to decode the same tokens to the same text."""
 
 from collections.abc import Callable, Sequence
 

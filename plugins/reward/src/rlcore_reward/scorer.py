@@ -1,4 +1,4 @@
-"""What the process that scores does: it loads the reward model once, and gives each text its value."""
+"""Score conversations in a separate process, which loads the reward model once."""
 
 from collections.abc import Container, Sequence
 from contextlib import suppress
@@ -14,12 +14,12 @@ from rlcore.spi import Message, Problem, Tool
 from rlcore.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
-"""What a chat template that asks for the date is told, on every day: the date that it is told where a model is trained."""
+"""The date that chat templates get on every day, in training too."""
 
 
 @frozen(kw_only=True)
 class Scoring:
-    """Which model scores, and how it computes."""
+    """The reward model, and the options by which it computes."""
 
     path: str
     device: str
@@ -39,11 +39,11 @@ class Conversation:
 
 @frozen(kw_only=True)
 class Failure:
-    """In place of a reward."""
+    """Replaces a reward that could not be computed."""
 
     reason: str
     is_the_models: bool
-    """Whether every other answer would fail too."""
+    """True where every other answer would fail too."""
 
 
 def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float | Failure]:

@@ -1,4 +1,4 @@
-"""Which families of models are installed: the entry points of the group `rlcore.architectures`."""
+"""Find the installed families of models: the entry points of the group `rlcore.architectures`."""
 
 import sys
 from collections.abc import Callable, Mapping
