@@ -1,4 +1,4 @@
-"""Descendants in sessions of their own, and of parents that have gone."""
+"""Descendants are found and killed in other sessions too, and after their parents have ended."""
 
 import os
 import signal
@@ -128,7 +128,7 @@ from rlcore.descendants import supervised
 subprocess.run(supervised([sys.executable, "-c", LEAVING, marked]))
 """,
 }
-"""What a run starts."""
+"""Scripts that start processes in each way that a run does."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")

@@ -1,4 +1,4 @@
-"""Whether there is a GPU, and the default device, decided from driver files and the environment; what devices there are."""
+"""GPUs and the default device are found from driver files and the environment."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is installed: distributions whose entry points cannot be read, that are seen twice, and modules that are there."""
+"""Installed entry points and modules: of unreadable distributions, and of those that are found twice."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What is wrong with a model directory, found in its files alone, and the numbers that its config.json states."""
+"""Faults of a model directory are found from its files alone, and so are the numbers of its config.json."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""What installs a plugin that is not installed: the list is that of the checkout's packages, and messages read it."""
+"""The list of released plugins equals the packages of the checkout, and hints name the command from it."""
 
 import tomllib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Each file of a run directory, damaged in each way: every command names it, or does without it, and none crashes."""
+"""No command crashes on a damaged file of a run directory: it names the file, or does without it."""
 
 import hashlib
 import json
@@ -99,7 +99,7 @@ def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def outcomes(run: Path) -> Iterator[tuple[str, int, str]]:
-    """What each command comes to, and its message."""
+    """Yield each command with its exit code and its message."""
     for command, *options in COMMANDS:
         result = CliRunner().invoke(cli, [command, str(run), *options])
         yield " ".join([command, *options]), result.exit_code, result.stderr
@@ -107,7 +107,7 @@ def outcomes(run: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _resumed(run: Path) -> tuple[int, str]:
-    """What is read of a run before it goes on."""
+    """Read the files that a resumed run reads first; return the exit code and the message."""
     directory = RunDirectory(path=run)
     try:
         if (checkpoint := newest(directory, lambda note: None)) is not None:
@@ -126,7 +126,7 @@ def test_a_run_that_is_whole_is_shown_and_resumed(run: Path) -> None:
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Each file with what can be wrong with one of its form."""
+    """Yield each file with each kind of damage that its format can have."""
     of_toml = ("deep TOML", "deep keys")
     of_json = ("deep JSON", "a list", "a text for each number", "large numbers")
     for file in FILES:
@@ -153,7 +153,7 @@ def test_a_damaged_file_crashes_nothing(run: Path, file: str, damage: str) -> No
 
 @pytest.mark.parametrize("file", [PARQUET, "rollouts/evaluation-000002.parquet"])
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 0.999])
-def test_a_flipped_bit_in_rollouts_is_told(run: Path, file: str, share: float) -> None:
+def test_a_flipped_bit_in_rollouts_is_reported(run: Path, file: str, share: float) -> None:
     content = bytearray((run / file).read_bytes())
     content[int(len(content) * share)] ^= 4
     (run / file).write_bytes(content)

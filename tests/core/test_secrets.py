@@ -1,4 +1,4 @@
-"""Secrets are masked wherever they stand, and programs of others are given those alone that are named."""
+"""Secrets are masked in every form of text, and child processes get only those that are named."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ KEY = 'vq81/zx9q+"kw7p"'  # no word of it is a secret that another test has kept
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process knows of secrets is this test's alone."""
+    """Hide the command line of the test run, whose secrets `masked` knows."""
     monkeypatch.setattr(sys, "argv", ["rlcore"])
 
 

@@ -1,4 +1,4 @@
-"""What a response says, and what it only thinks."""
+"""Thoughts of every model family are stripped from a response."""
 
 import pytest
 

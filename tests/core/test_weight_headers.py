@@ -1,4 +1,4 @@
-"""Directories whose files say two things are refused, by what each of them says."""
+"""Model directories whose files contradict each other are refused."""
 
 import json
 import struct
@@ -55,7 +55,7 @@ HEAD = {"lm_head.weight": b"\x01" * 24}
 
 
 def write(directory: Path, changes: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a sound directory in which these files are changed; None takes one out."""
+    """Return the faults of a sound model directory with these files changed; None removes a file."""
     sound = {"config.json": CONFIG, "model.safetensors": safetensors(TENSORS), "tokenizer.json": {}}
     for name, content in (sound | dict(changes)).items():
         if content is not None:

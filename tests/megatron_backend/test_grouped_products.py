@@ -1,4 +1,4 @@
-"""How TransformerEngine multiplies by experts: in one kernel on Hopper, and never without a token."""
+"""TransformerEngine multiplies by all experts in one kernel on Hopper, and gets at least one token."""
 
 import os
 

@@ -29,7 +29,7 @@ def counted(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 @define(kw_only=True, eq=False)
 class Stub:
-    """What the endpoint says, and what it was asked."""
+    """The endpoint's answers, and the requests that it got."""
 
     answer: Answer = counted
     """Called with a request's JSON: events to send and seconds to wait, or what a response is made of, maybe awaited."""

@@ -1,4 +1,4 @@
-"""What is wrong with the section is found before any endpoint is asked."""
+"""Faults of the section are found before any request to an endpoint."""
 
 from pathlib import Path
 from typing import Any

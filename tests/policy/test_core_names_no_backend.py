@@ -17,7 +17,7 @@ FIELDS = {"code"}
 
 @pytest.fixture(scope="module")
 def names(plugin_projects):
-    """What a backend can be called: its plugins' names, its distribution and its import name."""
+    """Return a backend's names: those of its plugins, its distribution and its package."""
     found = set(FORTHCOMING)
     for package, project in plugin_projects.items():
         found |= {package, project["project"]["name"]}

@@ -1,4 +1,4 @@
-"""No pickle is read from a file: reading one runs what it says, and whoever can write to a checkpoint could write one."""
+"""No code reads a pickle from a file: unpickling runs code, and a checkpoint may come from someone else."""
 
 import ast
 import re
@@ -17,19 +17,19 @@ BETWEEN_PROCESSES = {
     "plugins/vllm_generation/src/rlcore_vllm/versions.py": "vLLM's own messages between its processes",
     "benchmarks/scale_workers.py": "what a simulated worker is sent",
 }
-"""Where a process reads what another process of the same run has just sent."""
+"""Files that unpickle messages between processes of the same run."""
 COMPARED = {
     "core/src/rlcore/testing/conformance/algorithm_batches.py": "whether something was changed",
     "core/src/rlcore/testing/conformance/environment.py": "whether something was changed",
     "core/src/rlcore/testing/conformance/environment_fixtures.py": "whether something was changed",
 }
-"""Where bytes are compared, or read where they were made."""
+"""Files that compare pickled bytes, or unpickle bytes that they pickled themselves."""
 ONLY_RECORDS = {
     "plugins/megatron_backend/src/rlcore_megatron/checkpoint_check.py": "torch's index of a distributed checkpoint",
 }
-"""Where a format of others is a pickle, which is read by an Unpickler whose `find_class` admits named records alone."""
+"""Files that read a foreign format which is a pickle, by an Unpickler whose `find_class` admits named records alone."""
 WORDS = re.compile("|".join(UNPICKLERS) + r"|\.load\(|yaml|read_pickle|load_extension|from_pretrained")
-"""One of which stands in whatever file the rules are about."""
+"""Words of which every file that the rules concern has at least one."""
 FILES = ("open", "read_bytes", "read", "rb", "BytesIO")
 
 
@@ -68,7 +68,7 @@ def test_unpicklers_of_others_formats_admit_records_alone(trees):
 
 
 def test_libraries_read_no_pickle(trees):
-    """What torch, numpy, yaml, pandas and transformers read is told to be data."""
+    """Calls of torch, numpy, yaml, pandas and transformers forbid pickles."""
     found = [
         f"{name}:{call.lineno}: {ast.unparse(call)}"
         for name, tree in trees.items()

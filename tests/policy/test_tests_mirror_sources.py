@@ -72,7 +72,7 @@ def modules(root: Path, core_files: list[Path], torchkit_files: list[Path], plug
 
 
 def computes(path: Path) -> bool:
-    """Whether any function of a module has a body; one without declares records, names and hooks, as most of rlcore.spi do."""
+    """Return whether a function of a module has a body. A module without one declares records, names and hooks."""
     functions = (
         node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )

@@ -28,7 +28,7 @@ def is_private(name: str) -> bool:
 
 
 def used_names(path: Path) -> Iterator[str]:
-    """What a file imports from the packages, reads and patches."""
+    """Return the names of the packages that a file imports, reads and patches."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.ImportFrom(module=str(module)) if module.startswith("rlcore"):

@@ -1,4 +1,4 @@
-"""How many files of rlcore a generated token passes on its way from the generator's answer to the loss."""
+"""Counts the files of rlcore that a generated token passes between the generator's answer and the loss."""
 
 import re
 import sys
@@ -21,9 +21,9 @@ from rlcore.testing.models import make_model
 
 MOST = 12
 FIRST, LAST = ("rlcore_torchkit/generation.py", "join_samples"), ("rlcore_grpo/loss.py", "grpo_loss")
-"""What makes an answer, and the loss: file and function."""
+"""The first and the last function, by file: the one that makes an answer, and the loss."""
 RECORDS = (GenerateResult, TokenBatch, Turn)
-"""What carries tokens from one function to the next."""
+"""Types that carry tokens from one function to the next."""
 MAX_TOKENS = 8
 RECIPE = """
 [run]
@@ -75,7 +75,7 @@ class Walk:
             self.touched.add(file.partition("/src/")[2])
 
     def is_sample(self, value: Any) -> bool:
-        """Whether a value holds the sample's tokens, one beside the other."""
+        """Return whether a value holds the sample's tokens as a run."""
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_floating_point():
             value = value.detach().numpy()
         if isinstance(value, list | tuple):
@@ -87,7 +87,7 @@ class Walk:
         return self.sample is not None and self.sample in np.ascontiguousarray(value, np.int32).tobytes()
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """What sys.setprofile calls."""
+        """Handle an event of sys.setprofile."""
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if self.ended or event not in ("call", "return") or not file.startswith(self.roots):
             return

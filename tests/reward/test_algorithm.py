@@ -1,4 +1,4 @@
-"""What the algorithm needs, and its figures of held-out pairs."""
+"""The algorithm's needs, and its figures of held-out pairs."""
 
 import numpy as np
 import pytest

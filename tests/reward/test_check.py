@@ -1,4 +1,4 @@
-"""What is wrong with a reward model is said before anything starts."""
+"""Faults of a reward model are reported before anything starts."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a reward model has on a device is told by its config.json."""
+"""A reward model's memory on a device follows from its config.json."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the process of a reward model answers, against the model called on each sequence alone."""
+"""The scores of the reward model's process equal the model called on each sequence by itself."""
 
 import string
 

@@ -1,4 +1,4 @@
-"""Which files beside a model's weights belong to it."""
+"""Files of tokenizers, processors, chat templates and generation belong to a model; others in its folder do not."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which models may train by transformers' own classes, and what is found of these."""
+"""Models that train by transformers' own classes, and the properties that are found of them."""
 
 import pytest
 from torch import nn

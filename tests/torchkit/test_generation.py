@@ -1,4 +1,4 @@
-"""What generators refuse of a request, where samples end, and how those that have ended are joined."""
+"""Generators refuse bad requests, find the ends of samples, and join ended samples."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which layers have adapters, against the modules of transformers' models."""
+"""The layers with adapters are those modules of transformers' models."""
 
 import json
 from pathlib import Path

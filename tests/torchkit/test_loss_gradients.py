@@ -1,4 +1,4 @@
-"""What a loss gives a trainer in another library: its own derivatives, by a formula and by the chain rule."""
+"""The derivatives of a loss, for a trainer in another library, equal a formula and the chain rule."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a loss function may return, and that its mistakes name it."""
+"""The results that a loss function may return. An error names the function."""
 
 import sys
 from types import ModuleType

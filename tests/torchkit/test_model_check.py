@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's model, for trainers and generators alike."""
+"""Faults of a recipe's model are found, for trainers and generators alike."""
 
 import json
 from collections.abc import Callable

@@ -47,7 +47,7 @@ PLAIN = {
     "runtime_config": {"ephemeral_gpu_offload": True},
     "eva_config": {"rho": 1.0},
 }
-"""What changes nothing of adapters that are there."""
+"""Keys of adapter_config.json that have no effect on trained adapters."""
 OTHERS = {
     "peft_type": "IA3",
     "task_type": "SEQ_CLS",

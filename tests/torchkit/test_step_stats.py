@@ -1,4 +1,4 @@
-"""What refuses an optimizer step, and what a step that is not refused answers."""
+"""Reasons to refuse an optimizer step, and the statistics of an accepted one."""
 
 import math
 

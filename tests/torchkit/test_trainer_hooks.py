@@ -1,4 +1,4 @@
-"""What the trainers' hooks share, without a trainer."""
+"""The functions that trainers' hooks share, without a trainer."""
 
 from pathlib import Path
 

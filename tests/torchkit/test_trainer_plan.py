@@ -1,4 +1,4 @@
-"""What plans of trainers read from config.json and a step's work."""
+"""Plans of trainers use config.json and a step's work."""
 
 import pytest
 from attrs import evolve

@@ -1,13 +1,13 @@
-"""What the `rlcore` script and `python -m rlcore` run: Ctrl-C ends it in the same way while modules are still imported."""
+"""The entry point of the `rlcore` script and of `python -m rlcore`. It handles Ctrl-C while modules are still imported, too."""
 
 import sys
 
 INTERRUPTED = 130
-"""Exit code of Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as shells have it: 128 plus the number of SIGINT."""
 
 
 def main() -> None:
-    """Run the command line, which is imported here. Ctrl-C outside of a command, whose own errors it reports, is told too."""
+    """Import and run the command line. Report Ctrl-C outside of a command; a command reports its own errors."""
     try:
         from rlcore.cli.main import main as command_line
 

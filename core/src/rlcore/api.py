@@ -137,7 +137,7 @@ def _odd_keys(value: Any, where: str) -> Iterator[Problem]:
 
 
 def _plain(value: Any) -> Any:
-    """What TOML would hold in place of a value of Python."""
+    """Return the value that TOML holds for a value of Python."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Sinks that write to a tracker of experiments: in a thread, so that no step waits, and once for each step of a resumed run."""
+"""A sink that writes to an experiment tracker in a thread, so that no step waits. A resumed run writes no step twice."""
 
 import json
 import queue
@@ -22,7 +22,7 @@ class Tracker(Protocol):
     """One run of a tracker, open. All is called in one thread."""
 
     id: str
-    """What the tracker finds this run by when it is resumed."""
+    """The key by which the tracker finds this run when it is resumed."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the figures of a step."""
@@ -115,7 +115,7 @@ class BackgroundSink:
 
 
 def _read_state(file: Path, initial: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_save` wrote. StorageError where it is damaged: to begin anew would write all steps twice."""
+    """Return the state that `_save` wrote. StorageError where it is damaged: a new state would write all steps twice."""
     state = {**initial, **read_json(file, StorageError)}
     steps = [value for name, value in state.items() if name != "id"]
     if state.keys() != initial.keys() or not isinstance(state["id"], str | None) or any(type(one) is not int for one in steps):

@@ -1,7 +1,8 @@
-"""What a process has started, and what that has started: found by their parents, whatever sessions they have made.
+"""Find and kill all descendants of a process, through their parents in /proc. Sessions of their own hide none of them.
 
-It is a script too, `python -I -S descendants.py PARENT COMMAND...`, which runs a program and ends with it and with its own
-parent, however that ends: all that the program has started ends then. So it imports the standard library alone.
+The file is a script, too: `python -I -S descendants.py PARENT COMMAND...` runs a program under a supervisor. The supervisor
+kills all descendants of the program as soon as the program or the supervisor's own parent ends. The script has no access to
+installed packages, so this file imports the standard library alone.
 """
 
 import ctypes
@@ -21,35 +22,39 @@ END_S = 10.0
 POLL_S = 0.01
 PARENT_POLL_S = 0.2
 NOT_STARTED = "the program does not start: "
-"""What a supervisor's line on standard error begins with where its program does not start; then comes why."""
+"""Beginning of a supervisor's line on standard error where its program does not start; the reason follows."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a supervisor with its program, where they are not ignored."""
 ENDED = frozenset("ZXx")
-"""States of a process or thread that runs nothing any more."""
+"""States of a process or thread that has ended, in /proc/PID/stat."""
 
 
 def adopt_orphans() -> None:
-    """Be the parent, from now on, of what descendants of this process leave behind as they end: so it stays a descendant. Linux
-    alone knows this; elsewhere nothing happens."""
+    """Make this process the parent of each descendant whose own parent ends, so that it stays a descendant.
+
+    Only Linux has such a setting; elsewhere nothing happens.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def supervised(command: Sequence[str]) -> list[str]:
-    """The command under a supervisor, which is this process's child in its place and has its exit code. All that the program
-    starts ends with it, and all of it with this process, also where that is killed. The signals ENDING end it too."""
+    """Return the command line that runs `command` under a supervisor, which has the program's exit code.
+
+    The supervisor kills all descendants of the program when the program ends, when this process ends or is killed, and on the
+    signals ENDING.
+    """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def end_with(parent: int) -> None:
-    """Kill all descendants of this process, the group that it leads and itself as soon as its parent is another: `parent` has
-    ended."""
+    """Kill all descendants of this process, the group that it leads and itself once `parent` has ended; a thread watches."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
         end_descendants(os.getpid())
-        if os.getpgrp() == os.getpid():  # else there are others in it, such as the script that the parent was started by
+        if os.getpgrp() == os.getpid():  # else the group holds other processes, such as the script that started the parent
             os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -57,7 +62,7 @@ def end_with(parent: int) -> None:
 
 
 def end_descendants(process: int) -> None:
-    """Kill the descendants of a process until none lives, also those that are started meanwhile. The process itself goes on."""
+    """Kill the descendants of a process until none lives, those that start meanwhile too. The process itself goes on."""
     deadline = time.monotonic() + END_S
     while (living := descendants(process)) and time.monotonic() < deadline:
         for one in living:
@@ -67,7 +72,7 @@ def end_descendants(process: int) -> None:
 
 
 def descendants(process: int) -> set[int]:
-    """Those that live, by number; none where the system tells of no processes in /proc."""
+    """Return the process ids of all living descendants of a process; none on a system without /proc."""
     children: dict[int, set[int]] = defaultdict(set)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
@@ -83,8 +88,11 @@ def descendants(process: int) -> set[int]:
 
 
 def living_threads(process: int) -> list[Path]:
-    """The folders in /proc of a process's threads that run; none where there is no /proc. A process whose main thread has ended
-    goes on in the others: the system calls it a zombie then, and tells its environment among theirs alone."""
+    """Return the folders in /proc of a process's living threads; none on a system without /proc.
+
+    A process whose main thread has ended goes on in its other threads. Linux then shows the process as a zombie, and its
+    environment in the folders of those threads alone.
+    """
     found = []
     with suppress(OSError):  # it has ended meanwhile
         for thread in Path(f"/proc/{process}/task").iterdir():
@@ -95,13 +103,13 @@ def living_threads(process: int) -> list[Path]:
 
 
 def _state_and_parent(folder: Path) -> tuple[str, int]:
-    # What stands before the last parenthesis is the command's name, which may hold anything.
+    # The command's name ends at the last parenthesis, and may hold any character.
     state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     return state, int(parent)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a command as the supervisor."""
+    """Run a command as its supervisor: `arguments` are the parent's process id and the command."""
     program = 0
     ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
     for number in ending:
@@ -110,10 +118,10 @@ def main(arguments: Sequence[str]) -> None:
     program = os.fork()
     if program == 0:
         _become(arguments[1:], ending)
-    end_with(int(arguments[0]))  # a thread, which no fork may find
+    end_with(int(arguments[0]))  # starts a thread, which has to come after the fork
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
-        os.dup2(nothing, stream)  # whoever reads the program's output sees its end
+        os.dup2(nothing, stream)  # a reader of the program's output then sees its end
     _leave(program, os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
 
 
@@ -131,7 +139,7 @@ def _become(command: Sequence[str], handled: Sequence[int]) -> None:
 
 
 def _leave(program: int, code: int) -> None:
-    """End what the program has left behind, then end as it has: negative codes are signals."""
+    """Kill the program's remaining descendants, then end with its exit code, or by its signal where the code is negative."""
     if sys.platform != "linux":  # where no descendants are found, and no orphans adopted
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(program, signal.SIGKILL)

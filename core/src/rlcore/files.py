@@ -20,16 +20,16 @@ _REMEDIES: Mapping[int | None, str] = {
     errno.ENOTDIR: "Take a folder, not a file",
     errno.ENAMETOOLONG: "Take a shorter name",
 }
-"""By the error's number; of others, room is what lacks."""
+"""Remedies by the error's number."""
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` of `open`: what is made is for its owner alone, as files have to be that may hold secrets."""
+    """Create a file that only its owner can read, as an `opener` of `open`. Files that may hold secrets need it."""
     return os.open(path, flags, 0o600)
 
 
 NAMED_OUTPUT = "name another file with -o"
-"""What else can be done about a file that the command line names."""
+"""Remedy for an output file that the command line names."""
 
 
 @contextmanager

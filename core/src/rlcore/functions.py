@@ -1,4 +1,4 @@
-"""Functions that a user names, as "file.py:function" or "package.module:function": where they are, and what of them failed."""
+"""Load functions that a user names as "file.py:function" or "package.module:function", and find the line that failed."""
 
 import importlib
 import importlib.util
@@ -22,9 +22,10 @@ Function: TypeAlias = Callable[..., Any]
 
 FORM = '"FILE.py:FUNCTION" or "MODULE:FUNCTION"'
 _TIMES = 10.0
-"""How many times the usual limit a module has: users load models where theirs are imported."""
+"""Multiple of the usual time limit for an import of a user's module, which may load models."""
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
-"""Modules that are files, by the file's time and size: several functions of one share it, and what has changed loads anew."""
+"""Loaded modules by their file, with the file's time and size. Functions of one file share a module; a changed file loads
+anew."""
 
 
 def load_function(path: str, key: str, expected: str = FORM) -> Function:
@@ -44,7 +45,7 @@ def load_function(path: str, key: str, expected: str = FORM) -> Function:
 
 
 def is_async(function: Function) -> bool:
-    """Whether calling a function, or an object with `__call__`, returns what has to be awaited."""
+    """Return whether a call of a function, or of an object with `__call__`, has to be awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
@@ -56,7 +57,7 @@ def place_in(function: Function, error: BaseException) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, numpy's own among them."""
+    """Return whether a value is a finite number; numpy's numbers count."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an int beyond all floats

@@ -1,5 +1,4 @@
-"""Whether this machine has a GPU, which device a run uses by default, and what devices there are: found without a CUDA context
-or torch."""
+"""Find this machine's GPUs, and the default device of a run, without a CUDA context or torch."""
 
 import os
 import subprocess
@@ -9,17 +8,17 @@ from typing import Literal, TypeAlias
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 _DRIVER_FILES = ("dev/nvidia[0-9]*", "proc/driver/nvidia/gpus/*", "dev/dxg")
-"""What an NVIDIA driver shows: device nodes, its list of GPUs, and the GPU of a Windows Subsystem for Linux."""
+"""Files of an NVIDIA driver: device nodes, its list of GPUs, and the GPU of a Windows Subsystem for Linux."""
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
-    """Whether a driver shows a GPU below `root` that CUDA_VISIBLE_DEVICES does not hide."""
+    """Return whether a driver below `root` has a GPU that CUDA_VISIBLE_DEVICES does not hide."""
     hidden = _hides_all(os.environ.get("CUDA_VISIBLE_DEVICES"))
     return not hidden and any(True for pattern in _DRIVER_FILES for _ in root.glob(pattern))
 
 
 def _hides_all(visible: str | None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves no device: CUDA reads the list up to the first entry that is none."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all devices. CUDA reads the list up to the first invalid entry."""
     if visible is None:
         return False
     first = visible.split(",")[0].strip()
@@ -32,7 +31,7 @@ def detect_device(root: Path = Path("/")) -> Device:
 
 
 def _torch_is_cpu_only() -> bool:
-    """Whether the installed torch says in its version that it was built without CUDA."""
+    """Return whether the installed torch was built without CUDA, by its version."""
     try:
         return "+cpu" in metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -68,7 +67,7 @@ def compute_capabilities() -> list[tuple[int, int]] | None:
 
 
 def _query(field: str) -> list[str] | None:
-    """What nvidia-smi says of each visible device."""
+    """Return the output of nvidia-smi for each visible device."""
     command = ["nvidia-smi", f"--query-gpu=index,uuid,{field}", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout

@@ -1,8 +1,8 @@
-"""Half characters: surrogates by themselves, which a Python text may hold and which UTF-8 and tokenizers have no room for."""
+"""Find lone surrogates, which a Python string may hold and UTF-8 and tokenizers cannot encode."""
 
 
 def half_character(text: str) -> str | None:
-    """What to say of the first surrogate by itself in a text, and where it is; None where there is none."""
+    """Return a description of the first lone surrogate in a text, and its place; None without one."""
     if text.isascii():
         return None
     try:
@@ -13,5 +13,5 @@ def half_character(text: str) -> str | None:
 
 
 def described(surrogate: str) -> str:
-    """How messages name a surrogate by itself."""
+    """Return the words for a lone surrogate in messages."""
     return f"half a character (the surrogate \\u{ord(surrogate):04x} by itself)"

@@ -21,7 +21,7 @@ INSTALL = "Install what reads them: pip install 'rlcore[images]'"
 
 
 def reads_images(config: Mapping[str, Any]) -> bool:
-    """Whether the model with this config.json reads images besides text."""
+    """Return whether the model with this config.json reads images besides text."""
     return bool(config.get("vision_config")) and image_token_id(config) is not None
 
 
@@ -39,7 +39,7 @@ def image_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def content_fault(content: object) -> str | None:
-    """What keeps `content` from being a message's, text or a list of texts and images; None where nothing does."""
+    """Return the fault of a message's content, which is text or a list of texts and images; None without one."""
     if isinstance(content, str):
         half = half_character(content)
         return f"a text with {half}" if half else None
@@ -155,8 +155,10 @@ class Placeholders:
     """The text of a placeholder."""
 
     def num_tokens(self, file: bytes) -> int:
-        """How many tokens stand for an image: that of its patches, as the processor scales it, divided by those that are
-        merged. DataError where it cannot be decoded or scaled."""
+        """Return the number of tokens that stand for an image. DataError where it cannot be decoded or scaled.
+
+        It is the number of patches of the scaled image, divided by the number that the model merges into one token.
+        """
         image = decode_image(file)
         try:
             patches = self.processor.get_number_of_image_patches(image.height, image.width, {})

@@ -1,4 +1,4 @@
-"""What is installed: the entry points of every distribution, but for malformed ones, which are named, and modules."""
+"""Find installed entry points and modules. Distributions with malformed entry points are left out with a warning."""
 
 import importlib.util
 import sys
@@ -47,7 +47,7 @@ def installed_entry_points() -> Installed:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is there, found without importing it; the packages above it are imported."""
+    """Return whether a module is installed, without importing it. The packages above it are imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:  # what should be its package is a module

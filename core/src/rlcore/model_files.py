@@ -1,4 +1,4 @@
-"""What is wrong with a Hugging Face model directory, from its files alone; imports neither torch nor transformers."""
+"""Find the faults of a Hugging Face model directory from its files alone, without importing torch or transformers."""
 
 import json
 import re
@@ -15,30 +15,30 @@ from rlcore.weight_headers import Header, content_problems, index_problems, tens
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 END_TOKEN_FILES = (GENERATION_FILE, CONFIG_FILE)
-"""Where the tokens that end an answer are listed: in the first that is there, as transformers has it."""
+"""Files that list the tokens that end an answer. The first one that exists counts, as in transformers."""
 _TEXT_PARTS = ("decoder", "generator", "text_config")
-"""Where the config.json of a model of several parts has the part that writes text."""
+"""Keys of a multimodal model's config.json under which the part that writes text is described."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 VOCABULARY = re.compile(r"tokenizer(\..+)?\.json|.+\.(model(\..+)?|tiktoken|spm)|.*tekken.*\.json|vocab\.txt")
-"""Files each of which is a vocabulary by itself: of tokenizers, SentencePiece, tiktoken, Mistral and BERT."""
+"""Names of files that hold a whole vocabulary: of tokenizers, SentencePiece, tiktoken, Mistral and BERT."""
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".py", ".tiktoken", ".v3")
-"""Endings of files of which there is no reason to be long."""
+"""Suffixes of files that readers take whole into memory; MAX_BYTES limits them."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git\Z))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
-"""By the rules of huggingface_hub, which need not be installed."""
+"""Names on the Hub, by the rules of huggingface_hub, which need not be installed."""
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
-"""What safetensors itself reads at most."""
+"""Longest header that safetensors itself reads."""
 _MAX_NAME_BYTES = 255
 """The longest name of a file on common systems."""
 AGAIN = "Copy or download it again"
 
 
 def model_problems(path: str) -> list[Problem]:
-    """What is wrong with the model at `path`, whatever reads it: files that are missing, cut short, or contradict each other.
+    """Return the faults of the model at `path` for every reader: files that are missing, cut short, or contradict each other.
 
     A name that is no existing path but can be one on the Hub is accepted; it is looked up when the model is loaded.
     """
@@ -61,7 +61,7 @@ def model_problems(path: str) -> list[Problem]:
 
 
 def unreadable_files(directory: Path) -> list[Problem]:
-    """What transformers would wait for, or never end to read, in a directory that is there."""
+    """Return a problem for each file that transformers would wait for, such as a named pipe, or that is too large to read."""
     problems = []
     for folder in (directory, directory / ADDITIONAL_TEMPLATES):
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -69,20 +69,20 @@ def unreadable_files(directory: Path) -> list[Problem]:
                 if not file.is_dir():
                     require_file(file, MAX_BYTES if file.suffix in _READ_WHOLE else None)
             except FileNotFoundError:
-                continue  # a link to what is gone; whoever needs it says so
+                continue  # a broken link, which the reader of the file reports
             except OSError as error:
                 problems.append(_problem(file, error.strerror or str(error), "a file of a model", "Take it out of the folder"))
     return problems
 
 
 def file_problems(directory: Path) -> Iterator[Problem]:
-    """What is wrong with the configuration and the weights in a directory that is there."""
+    """Yield the faults of config.json and of the weights in an existing directory."""
     yield from _config_problems(directory)
     yield from _weight_problems(directory)
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
-    """The names of all tensors in a directory whose files `file_problems` found nothing wrong with."""
+    """Return the names of all tensors in a directory in which `file_problems` found no fault."""
     index = directory / INDEX_FILE
     if index.exists():
         return frozenset(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
@@ -92,12 +92,12 @@ def tensor_names(directory: Path) -> frozenset[str]:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path that does not exist can be a name on the Hub; none that begins where runs are by default."""
+    """Return whether a path that does not exist can be a name on the Hub. A path below runs/, the folder of runs, is none."""
     return _HUB_NAME.fullmatch(path) is not None and not path.startswith("runs/")
 
 
 def read_object(file: Path) -> dict[str, Any] | Problem:
-    """The object in a JSON file, or what is wrong with it."""
+    """Return the object in a JSON file, or a problem."""
     try:
         content = json.loads(read_file(file).decode())
     except OSError as error:
@@ -108,7 +108,7 @@ def read_object(file: Path) -> dict[str, Any] | Problem:
 
 
 def eos_token_ids(file: Path) -> tuple[int, ...] | Problem:
-    """The end-of-sequence tokens that a generation_config.json or a config.json lists, or what is wrong with it."""
+    """Return the end-of-sequence tokens that a generation_config.json or a config.json lists, or a problem."""
     content = read_object(file)
     if isinstance(content, Problem):
         return content
@@ -143,7 +143,7 @@ def _generation_problems(directory: Path) -> Iterator[Problem]:
 
 
 def _weight_problems(directory: Path) -> Iterator[Problem]:
-    """The index counts where there is one, else the single file. What another reader would take instead is refused."""
+    """Yield the faults of the weights. The index counts where there is one, else the single file."""
     index = directory / INDEX_FILE
     weight_map: dict[str, Any] = {}
     if not index.exists():
@@ -190,11 +190,13 @@ def _is_file_name(name: str) -> bool:
 
 
 def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
-    """Files that transformers or an engine would read in place of the model's, or besides them. Mistral's own form of the same
-    weights is no other model."""
+    """Refuse further weight files, which transformers or an engine would read in place of the model's.
+
+    Mistral's consolidated files are allowed: they hold the same weights in its own form.
+    """
     found = {file.name for file in directory.glob("*.safetensors") if not file.name.startswith("consolidated")} - set(shards)
     if (directory / INDEX_FILE).exists():
-        found &= {SINGLE_FILE}  # which transformers takes first; nobody reads others that an index does not name
+        found &= {SINGLE_FILE}  # transformers prefers it to the index; no reader takes other files that the index does not name
     if (directory / ADAPTER_FILE).exists():
         found |= {ADAPTER_FILE}
     if found:
@@ -204,7 +206,7 @@ def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
 
 
 def _read_header(file: Path) -> Header | Problem:
-    """The header of a safetensors file, or what is wrong with a file that is cut short or damaged there.
+    """Return the header of a safetensors file, or a problem where the file is cut short or damaged.
 
     The format: 8 bytes with the length of a JSON header, which says at which bytes behind it each tensor lies.
     """
@@ -252,7 +254,7 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
 
 
 def has_vocabulary(directory: Path) -> bool:
-    """Whether a directory has the vocabulary of a tokenizer, or code of its own for one."""
+    """Return whether a directory has the vocabulary of a tokenizer, or Python code for one."""
     names = {file.name for file in directory.iterdir()}
     settings = read_object(directory / "tokenizer_config.json") if "tokenizer_config.json" in names else {}
     has_code = isinstance(settings, dict) and bool(settings.get("auto_map"))
@@ -260,7 +262,7 @@ def has_vocabulary(directory: Path) -> bool:
 
 
 def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:
-    """Tokens that the embeddings have no row for."""
+    """Refuse tokens whose number is beyond the rows of the embedding."""
     rows = config_number(str(directory), "vocab_size")
     beyond = {text: number for text, number in vocabulary(content) if rows is not None and number >= rows}
     if beyond:
@@ -275,8 +277,10 @@ def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -
 
 
 def vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The tokens of a tokenizer.json, or those that a tokenizer_config.json adds, and their numbers, as far as the file is of a
-    known form: a table, or a list of pairs."""
+    """Yield the tokens of a tokenizer.json, or those that a tokenizer_config.json adds, with their numbers.
+
+    The vocabulary may be a table or a list of pairs; other forms are left out.
+    """
     model = tokenizer.get("model")
     listed = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(listed, dict):
@@ -294,10 +298,10 @@ def vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def config_number(model_path: str, name: str) -> int | None:
-    """A positive number such as "vocab_size", a multimodal model's for its text; None where none is stated."""
+    """Return a positive number of config.json such as "vocab_size", a multimodal model's of its text part; None without one."""
     try:
         config = json.loads(read_file(expanded(model_path) / CONFIG_FILE).decode())
         number = config.get("text_config", config).get(name)
     except (OSError, ValueError, AttributeError, RecursionError):
-        return None  # a model on the Hub; what is wrong with a file is for its readers to say
+        return None  # a model on the Hub, or a damaged file, which its readers report
     return number if isinstance(number, int) and number > 0 else None

@@ -1,4 +1,4 @@
-"""What installs a plugin that is not installed: the plugins that are released with this version of the core."""
+"""The plugins that are released with this version of the core, and the `pip install` command of each."""
 
 import shlex
 import tomllib
@@ -11,23 +11,25 @@ from rlcore.schema.suggestions import nearest
 
 @cache
 def published() -> Mapping[str, Mapping[str, str]]:
-    """Role -> name of a plugin -> the requirement that installs it; the first of a role is the one to begin with."""
+    """Return role -> name of a plugin -> the requirement that installs it. The first of a role is the recommended one."""
     return tomllib.loads((files("rlcore") / "published_plugins.toml").read_text(encoding="utf-8"))
 
 
 def first_published(role: str) -> str | None:
-    """The requirement of the plugin to begin with; None where none of the role is released."""
+    """Return the requirement of a role's recommended plugin; None where no plugin of the role is released."""
     return next(iter(published().get(role, {}).values()), None)
 
 
 def pip_line(requirements: Iterable[str]) -> str:
-    """The command that installs all of them."""
+    """Return the command that installs all of the requirements."""
     return f"pip install {' '.join(map(shlex.quote, dict.fromkeys(requirements)))}"
 
 
 def how_to_install(role: str, name: str, installed: Collection[str]) -> str:
-    """What to do where no plugin of a role has a name: which one was meant, and the command that installs it; "" where neither
-    is known."""
+    """Return a hint for a plugin's name that is not installed: a similar name, and the command that installs the plugin.
+
+    The hint is "" where no released or installed plugin has a similar name.
+    """
     known = published().get(role, {})
     meant = name if name in known else nearest(name, {*installed, *known})
     if meant is None:

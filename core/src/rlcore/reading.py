@@ -1,4 +1,4 @@
-"""Reading files that may be damaged: what cannot be read is an error that names the file, and the place in it."""
+"""Read JSON, TOML and Parquet files that may be damaged. An error names the file and the place in it."""
 
 import hashlib
 import json
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_DEPTH = 100
-"""Most tables and lists within each other: what reads them afterwards calls itself for each."""
+"""Most tables and lists within each other: the functions that read them afterwards are recursive."""
 SUMS = "_SHA256SUMS"
-"""The file of a folder that lists digests of others beside it, as sha256sum has them. Of a name the last one counts."""
+"""Name of the file that lists the digests of the other files of its folder, in the format of sha256sum. The last line of a
+name counts."""
 
 
 def parse_json(text: bytes | str) -> Any:
-    """What JSON stands for. ValueError says what is wrong with it, and where."""
+    """Return the value of a JSON text. ValueError names the fault and its place."""
     try:
         return _shallow(json.loads(text))
     except RecursionError:
@@ -31,7 +32,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML document. ValueError, or tomli's own of its kind, says what is wrong with it, and where."""
+    """Return the table of a TOML document. ValueError, or tomli's subclass of it, names the fault and its place."""
     try:
         found: dict[str, Any] = _shallow(tomli.loads(text))
     except RecursionError:
@@ -40,7 +41,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_bytes(path: Path, error: type[RlcoreError] = CheckpointError, most: int | None = None) -> bytes:
-    """A file's content; `error` where it cannot be read, or has more bytes than `most`, or than there is memory."""
+    """Return a file's content. `error` where it cannot be read, has more than `most` bytes, or does not fit into memory."""
     try:
         return read_file(path, memory_bytes() if most is None else most)
     except (OSError, ValueError) as reason:  # ValueError: a NUL in its name
@@ -48,7 +49,7 @@ def read_bytes(path: Path, error: type[RlcoreError] = CheckpointError, most: int
 
 
 def read_json(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[str, Any]:
-    """The object in a JSON file; `error` where it is damaged."""
+    """Return the object in a JSON file; `error` where it is damaged."""
     content = read_bytes(path, error, MAX_BYTES)
     try:
         found = parse_json(content)
@@ -60,7 +61,7 @@ def read_json(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[st
 
 
 def read_toml(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[str, Any]:
-    """The table of a TOML file; `error` where it is damaged."""
+    """Return the table of a TOML file; `error` where it is damaged."""
     content = read_bytes(path, error, MAX_BYTES)
     try:
         return parse_toml(content.decode())
@@ -69,7 +70,7 @@ def read_toml(path: Path, error: type[RlcoreError] = CheckpointError) -> dict[st
 
 
 def read_record(path: Path, cls: type[T], error: type[RlcoreError] = CheckpointError) -> T:
-    """The instance of an attrs class in a JSON file; `error` names each key that is missing, unknown or of another type."""
+    """Return an attrs instance from a JSON file. `error` names each key that is missing, unknown or of another type."""
     found, problems = structure(_without_null(read_json(path, error)), cls, str(path))
     if problems:
         raise error("\n".join(map(str, problems)))
@@ -78,13 +79,13 @@ def read_record(path: Path, cls: type[T], error: type[RlcoreError] = CheckpointE
 
 
 def numbers(instance: object, attribute: Any, value: Mapping[str, Any] | None) -> None:  # noqa: ARG001 - the form of attrs
-    """A validator of attrs: a mapping of numbers, which may be NaN, as no recipe's may."""
+    """Validate, for attrs, a mapping of numbers. They may be NaN, which recipes may not hold."""
     if wrong := [name for name, one in (value or {}).items() if type(one) not in (int, float)]:
         raise ValueError(f"{wrong[0]} = {(value or {})[wrong[0]]!r} is no number")
 
 
 def read_parquet(path: Path) -> "pa.Table":
-    """The table of a Parquet file. CheckpointError where it is damaged, or is another than the digest beside it says."""
+    """Return the table of a Parquet file. CheckpointError where it is damaged, or where its digest in SUMS differs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -99,14 +100,14 @@ def read_parquet(path: Path) -> "pa.Table":
 
 
 def write_parquet(table: "pa.Table", path: Path) -> None:
-    """Write a table as a file that no reader sees half of, and its digest beside it."""
+    """Write a table as a Parquet file atomically, and its digest to SUMS."""
     import pyarrow.parquet as pq
 
     partial = path.with_name(f".{path.stem}.partial")
     try:
         pq.write_table(table, partial, write_page_checksum=True)
         digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-        with (path.parent / SUMS).open("a") as sums:  # before the file: one without its digest would pass for damaged
+        with (path.parent / SUMS).open("a") as sums:  # before the file, which would count as damaged under an older digest
             sums.write(f"{digest}  {path.name}\n")
         partial.replace(path)
     finally:
@@ -114,7 +115,7 @@ def write_parquet(table: "pa.Table", path: Path) -> None:
 
 
 def _without_null(value: Any) -> Any:
-    """Keys that are null are left out, as a recipe leaves out what is None."""
+    """Return the value without keys that are null, at any depth; TOML has no null."""
     return {name: _without_null(one) for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
@@ -132,7 +133,7 @@ def _damaged(path: Path, found: str, expected: str) -> str:
 
 
 def _shallow(value: T) -> T:
-    """The value, once it is known that it is not too deep."""
+    """Return the value; ValueError where it is nested more than MAX_DEPTH deep."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -1,4 +1,4 @@
-"""Secrets, such as API keys: masking them in what is written, and keeping them from programs of others."""
+"""Mask secrets, such as API keys, in text that is written, and keep them out of the environment of child processes."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from urllib.parse import quote
 from rlcore.schema.problem import Problem
 
 MASK = "***"
-"""What stands for a secret."""
+"""Replacement for a secret."""
 MIN_CHARACTERS = 8
-"""Shortest value of a variable that is masked wherever it stands: a shorter one is part of ordinary words."""
+"""Shortest value of a variable that is masked anywhere in a text: shorter values occur within ordinary words."""
 
 MIN_KEPT = 4
-"""Shortest value that is masked as a word of its own."""
+"""Shortest value that is masked where it is a whole word."""
 
 _TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|secret|security|session"
 _SECRET = (
@@ -30,50 +30,50 @@ _VARIABLE = re.compile(
     r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|CREDENTIALS?|DSN|COOKIE|CONNECTION_STRING|WEBHOOK)(?:_.*)?"
     r"|.*(?:PASSWORD|PASSWD|PASSPHRASE|SSHPASS|SECRET)(?:_.*)?"
 )
-"""Names of environment variables, in which a token is none of a language model's."""
+"""Names of environment variables with secrets. Here TOKEN is a secret; in a recipe it may be a language model's."""
 _NO_SECRET = re.compile(r"[/~].*|[0-9.]*")
-"""Values of such variables that are none, such as a path."""
+"""Values of such variables that are no secrets: paths and numbers."""
 _PLACEHOLDER = re.compile(r"(?i)none|null|empty|dummy|test|true|false")
-"""What stands for a key where none is asked for."""
+"""Values that users set as a key where the server asks for none."""
 _LOGIN = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 _QUERY = re.compile(
     r"(?i)((?:[?&]|&amp;)(?:[\w.-]{0,80}(?:key|token|secret|signature|password|auth|credential)|sig|pwd|code)=)[^&\s'\"#)>\]]+"
 )
-"""What an address has behind its question mark."""
+"""Secrets in the query of an address, such as `?key=VALUE`."""
 _FORMATS = re.compile(
     r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_\w{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
     r"|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|(?<=Bearer )[\w.~+/=-]{8,}"
     r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|\Z))"
 )
-"""Keys that tell by their form what they are."""
+"""Keys that have the known form of a provider, such as `sk-…`, or of a PEM block."""
 _ASSIGNED = re.compile(
     rf"(?i)(--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})['\"]?\s*[:=]\s*"
     r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)"
     r"(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\",;&}\]]+)"
 )
-"""What a name of secrets is given: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE"."""
+"""Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE"."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
-"""Texts of a recipe in which MASK stands for a secret, and is no text of its own."""
+"""Texts of a recipe in which MASK replaces a secret."""
 _USUAL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TMP|TEMP|PWD|HOSTNAME|LANG|LANGUAGE|LC_.*|XDG_.*|(?i:(?:http|https|all|no)_proxy)"
     r"|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE|LD_.*|DYLD_.*|PYTHON.*|VIRTUAL_ENV|CONDA_.*|(?:OMP|MKL|OPENBLAS)_.*"
     r"|(?:CUDA|NVIDIA|TORCH|PYTORCH|TRITON|NCCL|HF|TRANSFORMERS|TOKENIZERS|RLCORE)_.*"
 )
-"""Variables that programs need to start, to find files and devices, and to speak a language."""
+"""Variables that programs need to start, to find files and devices, and to choose a language."""
 
 _kept: set[str] = set()
 
 
 def keep_secret(value: str) -> str:
-    """`value`, which `masked` masks from now on, unless words would vanish with it."""
+    """Return `value`, and have `masked` mask it from now on. Short values and placeholders such as "none" stay visible."""
     if len(value) >= MIN_KEPT and not _PLACEHOLDER.fullmatch(value):
         _kept.add(value)
     return value
 
 
 def keep_secrets(table: Mapping[str, Any]) -> None:
-    """`keep_secret` for each value of nested tables, as of a recipe, whose name is a secret's."""
+    """Call `keep_secret` for each value under a secret's name in nested tables, such as a recipe."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             keep_secrets(value)
@@ -85,27 +85,27 @@ def keep_secrets(table: Mapping[str, Any]) -> None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name, a key of a recipe or a variable of the environment, is a secret."""
+    """Return whether a key of a recipe, or an environment variable, of this name holds a secret."""
     return _NAME.fullmatch(name) is not None or (name.isupper() and _VARIABLE.fullmatch(name) is not None)
 
 
 def masked(text: str) -> str:
-    """A message, or a file's text, with MASK in place of secrets."""
+    """Return a text with MASK in place of secrets."""
     return _ASSIGNED.sub(rf"\g<1>{MASK}", _without_values(text))
 
 
 def masked_arguments(arguments: Iterable[str]) -> str:
-    """A command line in one line, as `masked`."""
+    """Return a command line as one line, with MASK in place of secrets."""
     return masked(" ".join(arguments))
 
 
 def masked_traceback(error: BaseException) -> str:
-    """An error's traceback, as `masked`."""
+    """Return an error's traceback with MASK in place of secrets."""
     return masked("".join(traceback.format_exception(error)))
 
 
 def masked_table(value: Any, name: str = "") -> Any:
-    """Nested tables, as of a recipe, with MASK in place of secrets."""
+    """Return nested tables, such as a recipe, with MASK in place of secrets."""
     if isinstance(value, Mapping):
         return {key: masked_table(one, str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -122,7 +122,7 @@ def masked_table(value: Any, name: str = "") -> Any:
 
 
 def masked_keys(value: Any, key: str = "") -> Iterator[str]:
-    """Where MASK stands in a recipe in place of a secret, such as "environment.mine.api_key" or "agent.command[2]"."""
+    """Yield each key of a recipe at which MASK replaces a secret, such as "environment.mine.api_key" or "agent.command[2]"."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             yield from masked_keys(one, f"{key}.{name}" if key else str(name))
@@ -136,7 +136,10 @@ def masked_keys(value: Any, key: str = "") -> Iterator[str]:
 
 
 def child_environment(names: Iterable[str] = ()) -> dict[str, str]:
-    """The variables for a program of others: those that programs need, and these. Secrets are passed by name alone."""
+    """Return the environment of a child process: variables that every program needs, and those of `names`.
+
+    A secret is passed only where `names` lists its variable.
+    """
     named = set(names)
     return {
         name: value
@@ -146,7 +149,7 @@ def child_environment(names: Iterable[str] = ()) -> dict[str, str]:
 
 
 def unset_problems(section: str, names: Iterable[str]) -> list[Problem]:
-    """What is wrong with a section's `pass_environment`: variables that are not set."""
+    """Return a problem for each variable of a section's `pass_environment` that is not set."""
     path, expected = f"{section}.pass_environment", "a variable of the environment"
     return [
         Problem(path=path, found=f"{name}, which is not set", expected=expected) for name in names if name not in os.environ
@@ -161,7 +164,7 @@ def _without_values(text: str) -> str:
 
 
 def _forms() -> Iterator[str]:
-    """The secrets that this process knows, as they stand in texts, addresses and JSON."""
+    """Yield the secrets that this process knows, as written in texts, addresses and JSON."""
     for value in {*_kept, *_of_environment(), *_of_command_line()}:
         yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
         yield from {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
@@ -174,7 +177,7 @@ def _of_environment() -> Iterator[str]:
 
 
 def _of_command_line() -> Iterator[str]:
-    """What stands on the command line behind an option for secrets, or in an override of such a key."""
+    """Yield the secrets of the command line: values of options such as `--api-key`, and of overrides of such keys."""
     before = ""
     for argument in sys.argv[1:]:
         name, assigned, value = argument.partition("=")

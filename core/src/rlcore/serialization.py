@@ -1,7 +1,7 @@
-"""Objects as bytes that can be read without trust: what is read is data, and no code that the bytes name is run.
+"""Serialize objects to bytes, and read them back without running code, unlike pickle.
 
-Eight bytes say how long the JSON behind them is; behind that come the arrays' own bytes. The JSON lists each object once,
-behind those that it consists of.
+The format: eight bytes with the length of the JSON that follows, the JSON, then the bytes of the arrays. The JSON lists each
+object once, after the objects that it consists of.
 """
 
 import json
@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 
 _INLINE = (type(None), bool, int, float, str)
-"""What JSON holds by itself."""
+"""Types that JSON writes as they are."""
 _SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {one.__name__: one for one in (list, tuple, set, frozenset)}
 _TEXTS: Mapping[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     "datetime": (datetime.isoformat, datetime.fromisoformat),
@@ -34,7 +34,7 @@ _TEXTS: Mapping[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     "Fraction": (str, lambda text: Fraction(*map(int, text.split("/")))),  # Fraction("1e999999999") computes for hours
     "UUID": (str, UUID),
 }
-"""Classes with a text that says all of a value, by name: how it is written and read."""
+"""The function that writes, and the one that reads, the values of classes that are stored as text, by the class's name."""
 _TEXT_CLASSES = (datetime, date, time, timedelta, Decimal, Fraction, UUID)
 MAX_DEPTH = 1000
 """Most objects within each other: hashing deeper tuples overflows the stack of the process."""
@@ -44,12 +44,15 @@ _Node: TypeAlias = list[Any]
 
 
 class SerializationError(ValueError):
-    """Bytes that `dumps` did not make, or that need other classes than are there."""
+    """Error for bytes that `dumps` did not make, or that need classes which this process does not have."""
 
 
 def dumps(value: object) -> bytes:
-    """`value` as bytes: numbers, texts, bytes, dates, lists, tuples, sets, dicts, arrays, members of enumerations, and
-    instances of classes of attrs or dataclasses. TypeError names what is none of these, ValueError what contains itself."""
+    """Return `value` as bytes.
+
+    It may consist of numbers, texts, bytes, dates, lists, tuples, sets, dicts, arrays, members of enumerations, and instances
+    of attrs classes or dataclasses. TypeError names any other class, ValueError an object that contains itself.
+    """
     writer = _Writer()
     root = writer.reference(value)
     described = json.dumps([writer.nodes, root, writer.num_bytes], separators=(",", ":")).encode()
@@ -57,9 +60,12 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The object that `dumps` was given. Classes are those of loaded modules. None of their functions is called, but for the
-    hash and the equality of members of sets and keys of dicts. SerializationError where the bytes are damaged, or a class is
-    missing or has other fields."""
+    """Return the object that `dumps` wrote. SerializationError where the bytes are damaged, or a class is missing or has other
+    fields.
+
+    Only classes of modules that are loaded already are used. Of their functions, only `__hash__` and `__eq__` are called, for
+    members of sets and keys of dicts.
+    """
     try:
         size = 8 + int.from_bytes(data[:8], "little")
         nodes, root, num_bytes = json.loads(data[8:size])
@@ -83,7 +89,7 @@ class _Writer:
         self._places: dict[int, int | None] = {}
         """The place of each object among the nodes, by identity; None while it is being written."""
         self._alive: list[object] = []
-        """What was written, so that no identity is given twice."""
+        """The objects written so far, kept alive so that no two have the same id."""
 
     def reference(self, value: Any) -> Any:
         if type(value) in _INLINE:
@@ -132,7 +138,7 @@ class _Reader:
         self._made: list[Any] = []
         self._depths: list[int] = []
         self._depth = 0
-        """How many objects lie within each other below the one that is being made."""
+        """Depth of the objects within the one that is being made."""
         self._data = data
 
     def value(self, reference: Any) -> Any:
@@ -142,7 +148,7 @@ class _Reader:
         return self._made[reference[0]]
 
     def add(self, kind: str, rest: list[Any]) -> None:
-        """Make one object more."""
+        """Make the next object."""
         self._depth = 0
         self._made.append(self._made_of(kind, rest))
         self._depths.append(self._depth)
@@ -175,7 +181,7 @@ class _Reader:
             if differing:
                 other = ", ".join(sorted(differing))
                 raise SerializationError(f"{name} has {what} {other}: it is of another version of its package. Use that one")
-        made = object.__new__(cls)  # not cls(...), which runs what its class says
+        made = object.__new__(cls)  # not cls(...), which runs code of the class
         for field, reference in values.items():
             object.__setattr__(made, field, self.value(reference))
         return made
@@ -192,7 +198,7 @@ def _is_cached(cls: type, name: str) -> bool:
 
 
 def _name_of(cls: type) -> str:
-    """What `_class_named` finds a class by. TypeError where it finds none, or one whose instances hold more than fields."""
+    """Return the name by which `_class_named` finds a class. TypeError where it does not find this class."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     try:
         found = _class_named(name)
@@ -210,7 +216,7 @@ _EXPECTED = (
 
 
 def _class_named(name: str) -> Any:
-    """The class "module:qualified name" of a module that this process has loaded: importing one would run it."""
+    """Return the class "module:qualified name" of a loaded module. No module is imported, since that runs its code."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""What a response says besides what is thought aloud in it."""
+"""Strip a reasoning model's thoughts, such as `<think>…</think>`, from its response."""
 
 import re
 
@@ -7,21 +7,24 @@ _MARKS = re.compile(
     r"|\Aanalysis(?=\w)|assistant(analysis|final)(?=\S)",
     re.IGNORECASE,
 )
-"""The beginning and the end of a thought, in the forms of model families. The last two are gpt-oss's channels, as they are in a
-text without special tokens."""
+"""Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without
+special tokens."""
 _ENDS = ("/", "end", "final")
 
 
 def without_thoughts(response: str, *, is_thinking: bool = False) -> str:
-    """The response without its thoughts. One that has no end goes on to the response's last character; an end without a
-    beginning ends a thought that began with the response, as it does in any case where `is_thinking`."""
-    said: list[str] = []
+    """Return the response without its thoughts.
+
+    A thought without an end mark lasts until the response ends. An end mark without a beginning ends a thought that began with
+    the response. With `is_thinking` the response begins within a thought.
+    """
+    kept: list[str] = []
     start = None if is_thinking else 0
     for mark in _MARKS.finditer(response):
         is_end = next(filter(None, mark.groups()), "").lower() in _ENDS
         if is_end:
-            said, start = ([] if start is not None else said), mark.end()
+            kept, start = ([] if start is not None else kept), mark.end()
         elif start is not None:
-            said.append(response[start : mark.start()])
+            kept.append(response[start : mark.start()])
             start = None
-    return "".join([*said, "" if start is None else response[start:]])
+    return "".join([*kept, "" if start is None else response[start:]])

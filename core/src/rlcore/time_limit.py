@@ -1,4 +1,4 @@
-"""Limits on the time and memory that foreign code takes before and beside a run: imports, chat templates, tokenizers."""
+"""Limit the time and memory of code that is not rlcore's own: imports of plugins, chat templates, tokenizers."""
 
 import ctypes
 import os
@@ -14,31 +14,31 @@ from traceback import walk_tb
 from types import FrameType, TracebackType
 
 LOAD_VARIABLE = "RLCORE_LOAD_TIMEOUT_S"
-"""Environment variable with another number of seconds than LOAD_S."""
+"""Environment variable that replaces LOAD_S."""
 LOAD_S = 60.0
-"""Seconds in which what a plugin, a recipe or a model names has to be loaded."""
+"""Most seconds for loading code or a file that a plugin, a recipe or a model names."""
 TEMPLATE_S = 10.0
-"""Seconds in which a chat template has to render messages."""
+"""Most seconds for rendering one conversation with a chat template."""
 NOTICE_S = 10.0
-"""Seconds after which it is said what takes long."""
+"""Seconds after which a line on stderr names the slow code."""
 LOOK_S = 0.05
-"""Seconds between two looks at the memory."""
+"""Seconds between two measurements of memory."""
 _SOON_S = 1e-3
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 AGAIN_S = 1.0
-"""Seconds after which code that holds up what ends it is ended again."""
+"""Seconds after which the exception is raised again in code that caught it."""
 
 
 class LateError(TimeoutError):
-    """Something took longer, or more memory, than it may. The message names it, and where it was."""
+    """Error for code that exceeded its limit of time or memory. The message names the code and the line that it was at."""
 
 
 class _Late(BaseException):
-    """Raised inside the code that is late, so that no `except Exception` holds it up."""
+    """Exception raised inside code that exceeds its limit: a BaseException, which `except Exception` does not catch."""
 
 
 def load_seconds() -> float:
-    """Return the limit on loading one thing."""
+    """Return the seconds that one import or load may take."""
     try:
         return min(max(1.0, float(os.environ[LOAD_VARIABLE])), 1e6)
     except (KeyError, ValueError):
@@ -47,17 +47,17 @@ def load_seconds() -> float:
 
 @contextmanager
 def loading(what: str, times: float = 1.0) -> Iterator[None]:
-    """Limit the loading of `what`, which messages name, to the usual seconds `times` a number."""
+    """Limit the block, which loads `what`, to `times` the usual seconds. Messages name `what`."""
     with time_limit(what, load_seconds() * times, f"the environment variable {LOAD_VARIABLE} sets another limit"):
         yield
 
 
 @contextmanager
 def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | None = None) -> Iterator[None]:
-    """Run the block for at most so many seconds, and until the process has taken `max_bytes` more of memory. LateError names
-    `what` and the line that it was at.
+    """Limit the block to so many seconds, and to `max_bytes` of further memory of the process. LateError names `what` and the
+    line that it was at.
 
-    In the main thread a signal ends what waits, too; in others, Python code alone can be ended.
+    In the main thread a signal ends code that blocks, too. In other threads only Python code can be ended.
     """
     is_main = threading.current_thread() is threading.main_thread()
     alarm = (SignalAlarm if is_main else ThreadAlarm)(what, seconds, max_bytes)
@@ -69,9 +69,9 @@ def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | 
         finally:
             alarm.clear()
     except BaseException as error:
-        alarm.clear()  # Ctrl-C may have come in the midst of it
+        alarm.clear()  # Ctrl-C may have interrupted the first call
         if not isinstance(error, _Late) or not alarm.fault:
-            raise  # another block's, around this one, or the code's own
+            raise  # the exception of an outer time_limit, or of the code itself
         place = _place(error.__traceback__)
     if alarm.fault:
         reason = f"{what} took {alarm.fault}{place}"
@@ -79,12 +79,12 @@ def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | 
 
 
 class _Alarm(ABC):
-    """Rings in the thread that has set it, unless it is cleared in time."""
+    """An alarm that raises _Late in the thread that has set it, unless it is cleared in time."""
 
     def __init__(self, what: str, seconds: float, max_bytes: int | None) -> None:
         self.what, self.seconds = what, seconds
         self.fault = ""
-        """What the block took too much of; empty until the alarm has rung."""
+        """The exceeded limit, in words; empty until the alarm rings."""
         self.is_set = False
         self._max_bytes = inf if max_bytes is None else resident_bytes() + max_bytes
         self._ends = time.monotonic() + seconds
@@ -92,26 +92,26 @@ class _Alarm(ABC):
 
     @abstractmethod
     def set(self) -> None:
-        """Begin to count."""
+        """Start the alarm."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Ring no more."""
+        """Stop the alarm."""
 
     def _next_look(self) -> float:
-        """Seconds until there may be a fault."""
+        """Return the seconds until the limits have to be checked next."""
         remaining = self._ends - time.monotonic()
         return max(remaining if self._max_bytes == inf else min(remaining, LOOK_S), _SOON_S)
 
     def _found(self) -> str:
-        """What the block has taken too much of; empty where that is nothing."""
+        """Return the limit that the block exceeds now, in words; empty where it exceeds none."""
         if time.monotonic() >= self._ends:
             return f"longer than {self.seconds:g} s"
         return self._memory_fault if self._max_bytes < inf and resident_bytes() > self._max_bytes else ""
 
 
 class SignalAlarm(_Alarm):
-    """Rings by SIGALRM. Whoever had set that signal before gets it at its time."""
+    """An alarm by SIGALRM. An alarm that was set before this one still comes at its time."""
 
     def set(self) -> None:
         """See _Alarm."""
@@ -122,7 +122,7 @@ class SignalAlarm(_Alarm):
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
         now = time.monotonic()
         self._outer_ends = now + remaining if remaining else inf
-        self._told = now + NOTICE_S
+        self._notice_due = now + NOTICE_S
         self._wait()
 
     def clear(self) -> None:
@@ -136,7 +136,7 @@ class SignalAlarm(_Alarm):
         self.is_set = False
 
     def _wait(self) -> None:
-        due = min(self._told, self._outer_ends) - time.monotonic()
+        due = min(self._notice_due, self._outer_ends) - time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, max(min(due, self._next_look()), _SOON_S))
 
     def _due(self, number: int, frame: FrameType | None) -> None:
@@ -147,18 +147,18 @@ class SignalAlarm(_Alarm):
             self._outer(number, frame)
         elif found := self._found():
             self.fault = self.fault or found
-            self._max_bytes, self._ends = inf, now + AGAIN_S  # for code that holds it up
+            self._max_bytes, self._ends = inf, now + AGAIN_S  # in case the code catches the exception
             self._wait()
             raise _Late
         else:
-            if now >= self._told:
-                self._told = inf
+            if now >= self._notice_due:
+                self._notice_due = inf
                 print(f"rlcore: {self.what} takes long; {self.seconds:g} s is the limit", file=sys.stderr, flush=True)
             self._wait()
 
 
 class ThreadAlarm(_Alarm):
-    """Raises in a thread from another one, as soon as it executes Python code."""
+    """An alarm that another thread raises in this one, at its next line of Python code."""
 
     def set(self) -> None:
         """See _Alarm."""
@@ -173,7 +173,7 @@ class ThreadAlarm(_Alarm):
         self._cleared.set()
         with self._changing:
             self.is_set = False
-        if self.fault:  # what was raised and has not come yet is not to come later
+        if self.fault:  # cancel an exception that has not arrived yet
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
 
     def _watch(self) -> None:
@@ -190,7 +190,7 @@ class ThreadAlarm(_Alarm):
 
 
 def resident_bytes() -> int:
-    """Return the memory that the process has of the machine's; 0 where the system does not say."""
+    """Return the process's resident memory; 0 on a system without /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
@@ -199,7 +199,7 @@ def resident_bytes() -> int:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The innermost module and line of foreign code, as " (in module, line 3)"."""
+    """Return the innermost module and line of the limited code, as " (in module, line 3)"."""
     frames = [(str(frame.f_globals.get("__name__", "?")), line) for frame, line in walk_tb(trace)]
     found = [(name, line) for name, line in frames if name not in (__name__, "contextlib") and not name.startswith("importlib")]
     return f" (in {found[-1][0]}, line {found[-1][1]})" if found else ""

@@ -1,4 +1,4 @@
-"""What the headers of a model's safetensors files contradict: each other, the index, config.json, or the format of weights."""
+"""Find contradictions between the headers of a model's safetensors files, their index and config.json."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,34 +6,35 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from rlcore.schema.listing import listed
 from rlcore.spi.errors import Problem
 
 Header = Mapping[str, Mapping[str, Any]]
 """The "dtype", "shape" and "data_offsets" of each tensor of a file: its first byte behind the header, and the one after it."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
-"""Where the config.json of a model of images or sound describes its language model."""
+"""Keys of the config.json of a model of images or sound under which its language model is described."""
 _LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d{1,9})\.")
 _EMBEDDING = re.compile(r"(?:language_model\.model|model\.language_model|model)\.embed_tokens\.weight")
 _HEAD = re.compile(r"(?:language_model\.)?lm_head\.weight")
 _TYING_TYPES = re.compile(r"(vault)?gemma|cohere|ernie4_5|lfm2|smollm3|starcoder2|jetmoe|minicpm3")
-"""Beginnings of the model types whose heads are the embedding where config.json does not say so."""
+"""Beginnings of the model types that tie the head to the embedding where config.json lacks tie_word_embeddings."""
 _BITS = re.compile(r"[A-Z]+(\d+)(_.*)?")
-"""The bits of a value, in the name of a dtype."""
+"""Names of dtypes, in which the number is the bits of a value."""
 _MAX_BYTES = 2**63
 _MAX_DIMENSIONS = 32
 _NARROW_FLOATS = re.compile(r"F(8|6|4)(_.*)?")
 _INTEGERS = re.compile(r"[IU]\d+")
 _INTEGER_WEIGHTS = ("weight", "_blocks", "_proj")
 """Endings of weights that are quantised where they are integers; others are buffers, such as positions and masks."""
-_MAX_NAMED = 3
 _CHUNK = 2**24
+"""Bytes of two tensors that are compared at a time."""
 
 
 def tensors_length(header: Header) -> int:
-    """The bytes behind a header.
+    """Return the number of bytes that the tensors after a header take.
 
-    ValueError, TypeError or LookupError where its tensors do not lie one behind the other, each as long as its dtype and shape
-    say.
+    ValueError, TypeError or LookupError where the tensors leave gaps or overlap, or where the length of one does not follow
+    from its dtype and shape.
     """
     length = 0
     for entry in sorted(header.values(), key=lambda entry: tuple(entry["data_offsets"])):
@@ -50,7 +51,7 @@ def tensors_length(header: Header) -> int:
 
 
 def index_problems(index: Path, weight_map: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
-    """Tensors that the index and the shards do not place alike."""
+    """Refuse tensors that the index and the shards do not place alike."""
     held: dict[str, list[str]] = {}
     for file, header in headers.items():
         for name in header:
@@ -62,16 +63,12 @@ def index_problems(index: Path, weight_map: Mapping[str, Any], headers: Mapping[
         "in several files": [name for name, files in held.items() if len(files) > 1],
     }.items():
         if names:
-            yield Problem(
-                path=str(index),
-                found=f"{_named(names)} {what}",
-                expected="each tensor once, in the file that the index says",
-                remedy="Copy or download the model again",
-            )
+            expected = "each tensor once, in the file that the index says"
+            yield _problem(index, f"{listed(names)} {what}", expected, "Copy or download the model again")
 
 
 def content_problems(directory: Path, config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
-    """Weights that config.json contradicts, by their names, shapes and dtypes."""
+    """Refuse weights whose names, shapes or dtypes contradict config.json."""
     tensors = {name: (file, entry) for file, header in headers.items() for name, entry in header.items()}
     yield from _dtype_problems(config, headers)
     text = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), config)
@@ -83,28 +80,25 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
     expected = [text.get("vocab_size"), text.get("hidden_size")]
     sizes_are_stated = all(type(size) is int for size in expected) and not config.get("quantization_config")
     if sizes_are_stated and list(entry["shape"]) != expected:
-        yield _contradiction(directory, f"{embedding} of shape {list(entry['shape'])}", f"{expected}, as config.json says")
+        yield _problem(directory, f"{embedding} of shape {list(entry['shape'])}", f"{expected}, as config.json says")
     head = next((name for name in tensors if _HEAD.fullmatch(name)), None)
     ties_unasked = _TYING_TYPES.match(str(config.get("model_type"))) is not None
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", ties_unasked))
     if tied is True and head is not None and not _is_same(*tensors[embedding], *tensors[head]):
         expected_head = "one tensor, or tie_word_embeddings = false in config.json"
-        yield _contradiction(directory, f"{head} that is not {embedding}", expected_head)
+        yield _problem(directory, f"{head} that is not {embedding}", expected_head)
 
 
 def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
-    """Values of at most 8 bits, and integers, without a quantization_config, which says what they are multiplied by."""
+    """Refuse floats of at most 8 bits, and integers, without a quantization_config, which says how they are scaled."""
     if config.get("quantization_config"):
         return
     for file, header in headers.items():
         narrow = [name for name, entry in header.items() if _is_narrow(name, entry)]
         if narrow:
-            yield Problem(
-                path=str(file),
-                found=f"{_named(narrow)} in {header[narrow[0]].get('dtype')}, without a quantization_config in config.json",
-                expected="weights in float32, bfloat16 or float16, or what says their scales",
-                remedy="Take the model's config.json whole, or save the model dequantised",
-            )
+            found = f"{listed(narrow)} in {header[narrow[0]]['dtype']}, without a quantization_config in config.json"
+            expected = "weights in float32, bfloat16 or float16, or what says their scales"
+            yield _problem(file, found, expected, "Take the model's config.json whole, or save the model dequantised")
 
 
 def _is_narrow(name: str, entry: Mapping[str, Any]) -> bool:
@@ -119,11 +113,11 @@ def _layer_problems(directory: Path, text: Mapping[str, Any], tensors: Mapping[s
         return
     most = stated + (ahead if type(ahead) is int else 0)
     if max(numbers) >= most or len(numbers) < stated:
-        yield _contradiction(directory, f"weights of {len(numbers)} layers", f"{stated}, as num_hidden_layers says")
+        yield _problem(directory, f"weights of {len(numbers)} layers", f"{stated}, as num_hidden_layers says")
 
 
 def _is_same(file: Path, entry: Mapping[str, Any], other_file: Path, other: Mapping[str, Any]) -> bool:
-    """Whether two tensors have the same values; only where both have the same shape and dtype are they read."""
+    """Return whether two tensors have the same values. Both are read only where their shapes and dtypes are equal."""
     if (entry["shape"], entry["dtype"]) != (other["shape"], other["dtype"]):
         return False
     with file.open("rb") as one, other_file.open("rb") as two:
@@ -138,11 +132,5 @@ def _is_same(file: Path, entry: Mapping[str, Any], other_file: Path, other: Mapp
     return True
 
 
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
-
-
-def _contradiction(directory: Path, found: str, expected: str) -> Problem:
-    remedy = "Take config.json and weights of one model"
-    return Problem(path=str(directory), found=found, expected=expected, remedy=remedy)
+def _problem(path: Path, found: str, expected: str, remedy: str = "Take config.json and weights of one model") -> Problem:
+    return Problem(path=str(path), found=found, expected=expected, remedy=remedy)

@@ -18,7 +18,7 @@ from rlcore.spi import PluginError
 from rlcore.worker_process import Ended, NotStarted, Task
 
 MAX_STARTS = 4
-"""How often a request is given to a new process because one has ended, which says nothing about the request."""
+"""How often a request goes to a new process after one has ended: the request is not the cause."""
 MAX_PROCESSES = 32
 """Most processes of a pool that nobody gave a number."""
 
@@ -46,8 +46,10 @@ class WorkerPool:
         self._threads: ThreadPoolExecutor | None = None
 
     async def call(self, request: object) -> Any:
-        """What the task answers, or Ended where the request ended each process that it was given to. Where this is cancelled,
-        so is the work: its process is killed, with all that it started. PluginError where processes do not start."""
+        """Return the task's answer, or Ended where the request ended every process that worked on it.
+
+        A cancelled call kills its process and all its descendants. PluginError where processes do not start.
+        """
         with self._lock:
             # A thread waits for each process, so that it matters to no process which event loop asks.
             self._threads = self._threads or ThreadPoolExecutor(self._num_processes, thread_name_prefix=self._task.name)
@@ -154,7 +156,7 @@ class _Process:
         return self._connection.recv()
 
     def kill(self) -> None:
-        """End it and all that it has started; from any thread, and more than once."""
+        """Kill the process and all its descendants. Any thread may call this, and more than once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
             if self._process.returncode is None:  # else its number may be another's by now
                 end_descendants(self._process.pid)

@@ -23,12 +23,12 @@ from attrs import field, frozen
 from rlcore.descendants import adopt_orphans, end_descendants
 
 MAX_KILLS = 3
-"""How often a request is given to a new child after one was killed from outside, which says nothing about the request."""
+"""How often a request goes to a new child after one was killed from outside: the request is not the cause."""
 
 
 @frozen(kw_only=True)
 class Limits:
-    """What a child may use; None is no limit."""
+    """Limits of a child; None is no limit."""
 
     cpu_time_s: float | None = None
     """Seconds of processor time for one request, so that the answer does not depend on what else runs on the machine. What ends
@@ -43,10 +43,10 @@ class Limits:
 
 @frozen(kw_only=True)
 class Task:
-    """What the processes of a pool do. Everything in it is picklable."""
+    """The work of a pool's processes. All its fields are picklable."""
 
     name: str
-    """What messages and the list of processes call it."""
+    """The name in messages and in the list of processes."""
     handle: str
     """"module:function", called in the child as function(argument, request)."""
     argument: Any = None
@@ -56,17 +56,17 @@ class Task:
     pass_environment: tuple[str, ...] = ()
     """Environment variables that the processes get besides those of `child_environment`."""
     shows_output: bool = False
-    """Whether what is printed goes to this process's standard error; else nobody sees it."""
+    """True where output goes to this process's standard error; else it is discarded."""
     is_tried_once: bool = False
-    """Whether a request that ended a process is given to no other one, whatever ended it: for what may not happen twice."""
+    """True where a request that ended a process goes to no other one, since it may not run twice."""
     leaves_signals: bool = False
-    """Whether signals that stop whole jobs are left to what a request has started, and to who asks. In any case all that it has
-    started ends with this process, also what has a session of its own (on Linux)."""
+    """True where the process ignores SIGTERM and SIGHUP, which stop a whole job: the programs of its requests, and the caller,
+    handle them. On Linux all its descendants end with it in any case, in other sessions too."""
 
 
 @frozen
 class Ended:
-    """In place of an answer: the request ended the process that worked on it."""
+    """Replaces the answer of a request that ended its process."""
 
     exit_code: int
     """Negative: the number of the signal."""
@@ -118,7 +118,7 @@ class _CallerIsGone(Exception):
 
 
 def ending(exit_code: int) -> str:
-    """How a process ended, in words; a negative code is the number of a signal."""
+    """Return the end of a process in words. A negative code is the number of a signal."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     named = {number.value: number.name for number in signal.Signals}

@@ -1,4 +1,4 @@
-"""What a run looks like: plain lines, the live display on a terminal."""
+"""A run is shown by plain lines, or by the live display on a terminal."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What each command does with its arguments, and how fast the light ones start."""
+"""Each command handles its arguments, and light commands start fast."""
 
 import subprocess
 import sys

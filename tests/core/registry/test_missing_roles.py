@@ -1,4 +1,4 @@
-"""Which roles of a run nothing can fill, and what installs a plugin for each."""
+"""Tests of the roles that no usable plugin fills, and of the command that installs a plugin for each."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ LINE = "pip install rlcore-fsdp2 rlcore-transformers rlcore-grpo"
         (("trainer", "generator", "algorithm"), None),
     ],
 )
-def test_what_is_missing_is_told_with_what_installs_it(
+def test_missing_roles_are_reported_with_the_install_command(
     make_provider: Callable[..., Provider], present: Sequence[Role], told: str | None
 ) -> None:
     """The core brings environments itself."""

@@ -1,4 +1,4 @@
-"""What a key that config.json lacks stands for, as transformers' own classes have it."""
+"""A key that config.json lacks has the default of transformers' own classes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The files beside a model's weights that transformers reads: of tokenizers, processors, chat templates and generation."""
+"""Find the files that belong to a model besides its weights: of its tokenizer, processors, chat templates and generation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ _QUOTED = re.compile(r"[\"']([\w.-]+)[\"']")
 _NO_COMPANIONS = re.compile(
     r".*(\.py|\.safetensors|\.bin|\.pt|\.pth|\.gguf|\.h5)|config\.json|adapter_config\.json|.*\.index\.json"
 )
-"""Code, weights, and what is written anew or says something else of them."""
+"""Files that are no companions: code, weights, and JSON files that exports write anew or that describe weights."""
 
 
 @cache
 def known_names() -> frozenset[str]:
-    """All names that transformers knows. Its tokenizers' are read in their sources: importing them all takes seconds."""
+    """Return all names that transformers knows. Those of tokenizers are read from sources: to import all takes seconds."""
     from transformers import tokenization_utils_base as base
     from transformers import utils
 
@@ -40,8 +40,10 @@ def known_names() -> frozenset[str]:
 
 
 def companion_names(folder: Path) -> Iterator[str]:
-    """The companions in a folder: all that transformers knows, additional chat templates, and what a tokenizer's own code names
-    there."""
+    """Yield the names of the companions in a folder.
+
+    These are the names that transformers knows, additional chat templates, and files that the tokenizer's own code names.
+    """
     from transformers.utils import CHAT_TEMPLATE_DIR
 
     named = {name for file in folder.glob("*.py") for name in _QUOTED.findall(file.read_text(encoding="utf-8"))}
@@ -54,7 +56,7 @@ def companion_names(folder: Path) -> Iterator[str]:
 
 
 def own_code(file: Path) -> Mapping[str, Any]:
-    """The classes of the model's own that a JSON file names, its auto_map; empty where it names none."""
+    """Return the auto_map of a JSON file, which names classes in the model's own code; empty without one."""
     content = read_object(file) if file.suffix == ".json" else {}
     found = content.get("auto_map") if isinstance(content, dict) else None
     return found if isinstance(found, dict) else {}

@@ -16,7 +16,7 @@ ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Layers that hand a state from token to token, which nothing resets where another sequence of a row begins."""
 LAYER_KINDS = ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
-"""What config.json's `layer_types` may list, in transformers' words and those that it still reads."""
+"""Accepted entries of config.json's `layer_types`: transformers' words, and older ones that it still reads."""
 IMAGE_MODELS = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -31,7 +31,7 @@ LAYOUT_STYLES = EXPERT_STYLES | {
     "rowwise_split_input",
     "replicated_with_grad_allreduce",
 }
-"""What plans of transformers may say of a layer's modules, in its words."""
+"""Accepted styles of a layer's modules in plans of transformers."""
 _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -67,7 +67,7 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
 
 
 def is_image_model(config: Mapping[str, Any]) -> bool:
-    """Whether the model with this config.json is one of IMAGE_MODELS."""
+    """Return whether the model with this config.json is one of IMAGE_MODELS."""
     return config.get("model_type") in IMAGE_MODELS and bool(config.get("vision_config"))
 
 
@@ -130,7 +130,7 @@ def layers_of(model: Any) -> Any:
 
 
 def has_states(model: Any) -> bool:
-    """Whether layers of a transformers model hand a state from token to token, as convolutions and linear attention do."""
+    """Return whether layers of a transformers model pass a state between tokens, such as convolutions and linear attention."""
     return bool(state_kinds(model.config.to_dict())) or bool(getattr(model, "_is_stateful", False))
 
 
@@ -171,5 +171,5 @@ def has_layout_plan(config: Mapping[str, Any]) -> bool:
 
 
 def is_described(model: Any) -> bool:
-    """Whether a family describes a transformers model, which then trains by the family's own fast path."""
+    """Return whether a family describes a transformers model, which then trains by the family's own fast path."""
     return described_family(model.config.to_dict()) is not None

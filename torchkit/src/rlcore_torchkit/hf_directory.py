@@ -101,7 +101,7 @@ def model_storage_errors(directory: Path) -> Iterator[None]:
 
 
 def _plan(sizes: Sequence[tuple[str, int]], max_shard_bytes: int) -> dict[str, list[str]]:
-    """Which tensors each file holds, in the export's order; `sizes` are their names and bytes."""
+    """Return the tensors of each file, in the export's order. `sizes` are their names and bytes."""
     groups: list[list[str]] = [[]]
     num_bytes = 0
     for name, size in sizes:
@@ -182,7 +182,7 @@ def write_companions(source: str, revision: str | None, directory: Path, dtype: 
 
 
 def copy_companions(spec: ModelSpec, directory: Path) -> None:
-    """Copy the tokenizer, its templates and the generation config of a model, and nothing that reads images or sound."""
+    """Copy a model's tokenizer, chat templates and generation config, without processors of images or sound."""
     config_file = model_file(spec, CONFIG_FILE)
     for name, file in ({} if config_file is None else _companions(spec, config_file)).items():
         if not name.startswith(("processor_config", "preprocessor_config", "video_preprocessor_config")):
@@ -191,8 +191,10 @@ def copy_companions(spec: ModelSpec, directory: Path) -> None:
 
 
 def _companions(spec: ModelSpec, config_file: Path) -> dict[str, Path]:
-    """The companion files by name, and the modules of a directory's own code. Of a model on the Hub they are those that were
-    fetched to where its config.json is, and those of known names that are left there."""
+    """Return the companion files by name, with the modules of a directory's own code.
+
+    For a model on the Hub these are the files in the cache folder of its config.json, and further files of known names.
+    """
     folder = config_file.parent
     found = {name: folder / name for name in companion_names(folder)}
     if expanded(spec.path).is_dir():
@@ -213,7 +215,7 @@ def _on_hub(place: Any, source: str) -> Any:
 
 
 def _classifier(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """What config.json says of a classifier with one label."""
+    """The keys of config.json of a classifier with one label."""
     family = find_architecture(config, source)
     assert isinstance(family, Architecture), "the model was loaded"
     return {"architectures": [family.classifier_name], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

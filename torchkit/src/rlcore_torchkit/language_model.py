@@ -1,4 +1,4 @@
-"""The language model of a model of images or sound, as a model directory of its own.
+"""Write the language model of a model of images or sound as a separate model directory.
 
 python -m rlcore_torchkit.language_model MODEL DIRECTORY [--revision REVISION]
 """
@@ -33,16 +33,16 @@ PREFIXES = (
     "llm.model.",
     "llm.",
 )
-"""What files call the language model; the first that fits counts."""
+"""Prefixes of the language model's tensors in the files of the whole model; the first that matches counts."""
 SHARED_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
-"""Keys that the language model's part of config.json may leave to the whole."""
+"""Keys that are taken from the top of config.json where the language model's part lacks them."""
 
 
 def take_language_model(spec: ModelSpec, directory: Path) -> None:
     """Write the language model of the model at `spec`, with its tokenizer, to a directory that does not exist yet.
 
-    One file's tensors are in memory at a time. ModelError where the model has no language model of a class that transformers
-    knows, or where the tensors written are not that class's; nothing is left then.
+    The tensors of one file are in memory at a time. ModelError where transformers has no class for the language model, or where
+    the tensors are not those of the class; the directory is removed then.
     """
     if directory.exists():
         raise ModelError([Problem(path=str(directory), found="a path that exists", expected="one for a new directory")])
@@ -62,7 +62,7 @@ def take_language_model(spec: ModelSpec, directory: Path) -> None:
 
 
 def _language_config(spec: ModelSpec) -> dict[str, Any]:
-    """The config.json of the language model."""
+    """Return the config.json of the language model."""
     import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -81,7 +81,7 @@ def _language_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def own_name(name: str) -> str | None:
-    """What a tensor is called in the language model's own directory; None for one of another part."""
+    """Return a tensor's name in the language model's directory; None for a tensor of another part."""
     if name.startswith("lm_head."):
         return name
     prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
@@ -109,7 +109,7 @@ def _write_weights(files: list[Path], directory: Path) -> None:
 
 
 def _tensor_problems(path: str, directory: Path) -> Iterator[Problem]:
-    """Tensors that the class lacks or that were not found, by a model without values."""
+    """Refuse missing and surplus tensors, by a model of the class on the meta device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -125,7 +125,7 @@ def _tensor_problems(path: str, directory: Path) -> Iterator[Problem]:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m rlcore_torchkit.language_model", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a directory, or a name on the Hub")
     parser.add_argument("directory", type=Path, help="where the language model goes")

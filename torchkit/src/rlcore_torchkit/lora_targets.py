@@ -1,4 +1,4 @@
-"""Which linear layers of a decoder have adapters, by its config.json alone; imports no torch."""
+"""Find the linear layers of a decoder that have adapters, from its config.json alone, without torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -65,7 +65,7 @@ def _gated(names: ModuleNames, name: str, shape: Shape) -> dict[str, Shape]:
 
 
 def is_target(name: str, target: str) -> bool:
-    """Whether a module's name is, or ends behind a dot in, what PEFT's target_modules say."""
+    """Return whether a module's name matches one of PEFT's target_modules: it equals it, or ends in it after a dot."""
     return target == ALL_LINEAR or name == target or name.endswith(f".{target}")
 
 
@@ -89,7 +89,7 @@ def adapter_shapes(layers: Mapping[str, Shape], rank: int) -> dict[str, Shape]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor's name is that of A or B."""
+    """Return whether a tensor's name is that of an adapter's A or B."""
     return name.endswith((f".{LORA_A}", f".{LORA_B}"))
 
 

@@ -146,7 +146,7 @@ def load_model(
 
 
 def may_lack_value_head(config: Any, families: Families = NO_FAMILIES) -> bool:
-    """Whether a model's directory need not hold a head of values: that of a language model, from its transformers config."""
+    """Return whether a directory with this transformers config may lack a value head, as a language model's does."""
     return not architecture_of(config, families).is_classifier(config.to_dict())
 
 
@@ -179,7 +179,7 @@ def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:
 
 
 def _untied_problems(path: str, model: Any) -> Iterator[Problem]:
-    """A head of its own for a model whose head is said to be its embedding, which transformers lets have both."""
+    """Refuse a separate head of a model with tie_word_embeddings, which transformers accepts."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and head is not None and head.weight is not embedding.weight:
         expected = "one tensor, or tie_word_embeddings = false in config.json"
@@ -247,7 +247,7 @@ def model_errors(path: str) -> Iterator[None]:
 
 @contextmanager
 def _attention_errors(path: str) -> Iterator[None]:
-    """ModelError for a class that looks for the attention of this package in a table of its own."""
+    """Raise ModelError for a class that looks up attention in a table other than that of transformers."""
     from rlcore_torchkit.attention import PACKED_ATTENTION
     from rlcore_torchkit.general_attention import GENERAL_ATTENTION
 

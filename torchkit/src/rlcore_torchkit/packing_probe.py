@@ -1,4 +1,4 @@
-"""Whether a model says the same of sequences that share a microbatch and of each alone, tried once when it is built."""
+"""Test, when a model is built, that packed sequences have the same log-probabilities as each one by itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
             together, _ = packed_logprobs(model, tokens, packed, temperature=1.0)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a class of another's raises where it is called in a way that it does not know
+    except Exception as error:  # a foreign class may raise anything on arguments that it does not know
         _refuse(name, f"{type(model).__name__}, which does not compute packed sequences: {error}")
     expected = layer_windows(model.config)
     if expected is not None and windows.count != expected:

@@ -1,4 +1,4 @@
-"""Whether a PEFT directory holds adapters of the form and for the model that a recipe says; imports no torch."""
+"""Check that a PEFT directory holds plain LoRA adapters for the recipe's model, without importing torch."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from rlcore.spi.lora import LoraSpec
 
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What PEFT puts before the name of each of a model's modules."""
+"""Prefix that PEFT gives to the name of each module."""
 
 _PLAIN: Mapping[str, Any] = {
     "peft_type": "LORA",
@@ -45,9 +45,9 @@ _PLAIN: Mapping[str, Any] = {
     "kasa_config": None,
     "ensure_weight_tying": False,
 }
-"""Keys of adapter_config.json and their values in the only form that is read. An absent key, or null, stands for its value."""
+"""Keys of adapter_config.json with the values of plain LoRA, the only ones accepted. An absent key or null means this value."""
 _UNCHANGED_BASE = (True, False, "gaussian", "orthogonal", "eva")
-"""What `init_lora_weights` may be. Any other beginning changes the base model, or freezes a part of the adapters."""
+"""Accepted values of `init_lora_weights`. All others change the base model, or freeze a part of the adapters."""
 _CHECKED = ("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision")
 """Keys that are compared with the recipe; `target_modules` by the adapters' tensors."""
 _NO_EFFECT = (
@@ -56,7 +56,7 @@ _NO_EFFECT = (
     "eva_config",  # how the first values were found
     *("megatron_core", "qalora_group_size"),  # read with megatron_config and use_qalora alone
 )
-"""Keys that change nothing of adapters that are there."""
+"""Keys that have no effect on trained adapters."""
 _PEFT_DEFAULT = 8
 """PEFT's own rank and alpha, which count where adapter_config.json has none."""
 _MAX_NAMED = 3
@@ -65,8 +65,10 @@ _MAX_NAMED = 3
 def adapter_problems(
     spec: LoraSpec, directory: str, model: str, shapes: Mapping[str, tuple[int, ...]], *, revision: str | None = None
 ) -> list[Problem]:
-    """All that makes the PEFT directory another than one of `spec` for the model at `model`; `shapes` are those of the adapters
-    by name, and `revision` the model's on the Hub, which is compared where it is given."""
+    """Return each difference between the PEFT directory and adapters of `spec` for the model at `model`.
+
+    `shapes` are those of the adapters, by name. `revision` is the model's on the Hub, and is compared where it is given.
+    """
     folder = expanded(directory)
     config = read_object(folder / CONFIG_FILE)
     if isinstance(config, Problem):
@@ -80,8 +82,7 @@ def adapter_problems(
 
 
 def _form_problems(config: Mapping[str, Any], file: Path) -> Iterator[Problem]:
-    """A problem for each key that makes the adapters another kind than those that are trained here, and for each unknown one
-    that is set."""
+    """Yield a problem for each key that makes the adapters anything but plain LoRA, and for each unknown key that is set."""
     for key, found in config.items():
         if key in _CHECKED or key in _NO_EFFECT or _is_plain(key, found):
             continue
@@ -95,7 +96,7 @@ def _form_problems(config: Mapping[str, Any], file: Path) -> Iterator[Problem]:
 
 
 def _is_plain(key: str, found: Any) -> bool:
-    """Whether a key's value is the one that a plain adapter has. An unknown key has it where it is null, false or empty."""
+    """Return whether a key has the value of a plain adapter; for an unknown key that is null, false or an empty value."""
     if found is None:
         return key != "peft_type"
     if key == "init_lora_weights":
@@ -107,7 +108,7 @@ def _is_plain(key: str, found: Any) -> bool:
 def _recipe_problems(
     config: Mapping[str, Any], spec: LoraSpec, model: str, revision: str | None, file: Path
 ) -> Iterator[Problem]:
-    """A problem for each way in which the adapters are others than the recipe says."""
+    """Yield a problem for each key that contradicts the recipe."""
     for key, option, expected in (("r", "rank", spec.rank), ("lora_alpha", "alpha", spec.alpha)):
         found = config.get(key, _PEFT_DEFAULT)
         if found != expected:

@@ -1,4 +1,4 @@
-"""The safetensors files of a Hugging Face model, of which parts of tensors are read."""
+"""Read parts of tensors from the safetensors files of a Hugging Face model."""
 
 import json
 import re
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_NAMED = 20
 _MAX_LISTED = 3
 _OLD_BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$|^mtp\.")
+"""Buffers that older versions of transformers saved, and layers that predict further tokens."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,7 +33,7 @@ class TensorFiles:
     tensors: Mapping[str, Any]
     """The open file of each tensor, by name."""
     places: Mapping[str, Path]
-    """Where that file is."""
+    """The path of that file."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -65,9 +66,9 @@ class TensorFiles:
 
 
 def unknown_tensors(names: Collection[str], config: Mapping[str, Any], path: str) -> list[Problem]:
-    """What is wrong with tensors of these names that the model of config.json does not have.
+    """Return a problem that lists these names: tensors which the model of config.json does not have.
 
-    Buffers that older versions of transformers saved may be there, and the layers that predict further tokens.
+    Buffers of older versions of transformers, and layers that predict further tokens, are left out.
     """
     layers, ahead = config.get("num_hidden_layers") or 0, config.get("num_nextn_predict_layers") or 0
     ignored = tuple(f"model.layers.{layers + number}." for number in range(ahead))
@@ -80,7 +81,7 @@ def unknown_tensors(names: Collection[str], config: Mapping[str, Any], path: str
 
 
 def not_finite(tensors: Mapping[str, "Tensor"], path: str) -> Iterator[Problem]:
-    """The tensors that hold NaN or infinite numbers."""
+    """Refuse tensors that hold NaN or infinite numbers."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             yield Problem(path=path, found=f"NaN or infinite numbers in {name}", expected="finite weights", remedy=AGAIN)
@@ -96,7 +97,7 @@ def raise_model_problems(path: str, problems: Sequence[Problem], max_named: int 
 
 @contextmanager
 def open_tensors(spec: ModelSpec) -> Iterator[TensorFiles]:
-    """All tensors of the model at `spec`; ModelError where a file is missing or cannot be read."""
+    """Open all tensors of the model at `spec`. ModelError where a file is missing or cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:

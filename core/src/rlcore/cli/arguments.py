@@ -1,4 +1,4 @@
-"""What several commands take: a recipe, overrides, and how to show progress."""
+"""Arguments that several commands share: a recipe, overrides, and the form of progress."""
 
 from collections.abc import Callable
 from pathlib import Path

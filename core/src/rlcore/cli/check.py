@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DATA = {"train": "train data", "evaluation": "held-out data"}
 MAX_LINES, MAX_CHARACTERS = 24, 2000
-"""What is shown of the first prompt."""
+"""Most characters of the first prompt that are shown."""
 
 
 @click.command("check")
@@ -59,7 +59,7 @@ def _shortened(text: str) -> Iterator[str]:
 
 
 def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
-    """What would run, by name."""
+    """Yield the names of the plugins that would run."""
     from rlcore.run.storage.run_directory import RunDirectory
 
     recipe = prepared.recipe

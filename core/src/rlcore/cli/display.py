@@ -1,4 +1,4 @@
-"""How a run is shown: live on a terminal, one plain line a step elsewhere, and a report at the end of either."""
+"""Show a run: live on a terminal, by one plain line a step elsewhere, with a report at the end."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress
 
 
 class _History:
-    """What the report needs of the run's metrics."""
+    """The metrics of the run, kept for the report."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, float]] = []

@@ -1,4 +1,4 @@
-"""How errors end a command: one clear message on stderr and a documented exit code."""
+"""End a command on an error: with one message on stderr and a documented exit code."""
 
 import os
 import sys
@@ -67,7 +67,7 @@ def color_setting() -> bool | None:
 
 
 def _unexpected(error: BaseException, ctx: click.Context) -> str:
-    """What is known of an error that is no RlcoreError, with its traceback put away in a file."""
+    """Return the message for an error that is no RlcoreError, and save its traceback to a file."""
     from rlcore.registry.plugin_errors import message_of, owner_of
 
     what = ": ".join(filter(None, (type(error).__name__, message_of(error))))
@@ -88,7 +88,7 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
 
 
 def _save_traceback(error: BaseException, run_directory: Path | None) -> Path | None:
-    """Write a traceback beside the run, or into the folder for temporary files; None where neither can be."""
+    """Write a traceback to the run directory, else to the folder for temporary files. None where neither can be written."""
     name = f"traceback-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for directory in (run_directory, Path(tempfile.gettempdir())):
         try:

@@ -59,8 +59,8 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     if state is None:
         names = sorted(installed_entry_points().entry_points.select(group=IMPORTER_GROUP).names)
         hint = how_to_install("importer", library, names)
-        told = f"nothing imports recipes of {library!r}; importers are installed for {', '.join(names) or 'none'}"
-        raise PluginError(f"{told}. {hint}".removesuffix(". "))
+        problem = f"nothing imports recipes of {library!r}; importers are installed for {', '.join(names) or 'none'}"
+        raise PluginError(f"{problem}. {hint}".removesuffix(". "))
     if not state.is_usable:
         raise PluginError(f"importer {library!r} is {state.text}")
     entry, function = state.entry, state.entry.function
@@ -106,7 +106,7 @@ def _line(one: "Unmapped") -> str:
 
 
 def summary(found: "ImportedRecipe") -> Iterator[str]:
-    """What is said on stderr."""
+    """Yield the lines for stderr."""
     for title, of in _groups(found):
         yield f"{title}:"
         yield from (f"  {_line(one)}" for one in of)

@@ -45,7 +45,7 @@ class LazyGroup(ReportingGroup):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say which one was meant."""
+        """Find the command. An unknown one fails with the nearest name."""
         if args[0] not in COMMANDS and (near := nearest(args[0], COMMANDS)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
         return super().resolve_command(ctx, args)
@@ -62,7 +62,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments name, and end the process. Raises KeyboardInterrupt where Ctrl-C comes before it."""
+    """Run the command that the arguments name, and end the process. KeyboardInterrupt on Ctrl-C outside of the command."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark in its place, not the run an error.
         if hasattr(stream, "reconfigure"):

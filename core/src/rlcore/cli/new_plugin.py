@@ -23,7 +23,7 @@ DEPENDENCIES: Mapping[Role, tuple[str, ...]] = {
     "sink": ("rlcore", "attrs>=25.1"),
 }
 DEMO: Mapping[Role, str] = {"trainer": "--trainer newplugin", "sink": "'sinks.names=[\"newplugin\"]'"}
-"""What makes the demo use the plugin, where it is not ROLE.name=NAME."""
+"""Arguments with which the demo uses the plugin, where these are not ROLE.name=NAME."""
 
 
 @click.command("new-plugin")
@@ -83,17 +83,17 @@ def _filled(text: str, role: Role, name: str) -> str:
 
 
 def distribution_name(name: str) -> str:
-    """What pip calls the package of a plugin."""
+    """Return the distribution name of a plugin's package."""
     return f"rlcore-{name.replace('_', '-')}"
 
 
 def import_name(name: str) -> str:
-    """What Python calls the package of a plugin."""
+    """Return the import name of a plugin's package."""
     return f"rlcore_{name}"
 
 
 def class_name(name: str) -> str:
-    """What Python calls the class of a plugin."""
+    """Return the class name of a plugin."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -120,7 +120,7 @@ def _name_problems(role: Role, name: str) -> Iterator[Problem]:
 
 
 def _names_used(role: Role) -> set[str]:
-    """What the code of a role's template imports, and other names in it."""
+    """Return the names in the code of a role's template, imports included."""
     nodes = list(ast.walk(ast.parse((TEMPLATES / role / "backend.py").read_text(encoding="utf-8"))))
     imported = {alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     return imported | {node.id for node in nodes if isinstance(node, ast.Name)}

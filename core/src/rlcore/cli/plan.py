@@ -88,7 +88,7 @@ def shown(plan: "Plan", *, everything: bool) -> "tuple[Candidate, ...]":
 
 
 def placement(candidate: "Candidate") -> str:
-    """Where a layout generates."""
+    """Return the placement of a layout's generator."""
     keys = dict(candidate.overrides)
     number = keys.get("cluster.generator_gpus_per_node")
     return "-" if candidate.generator is None else "colocated" if not number else f"{number} of {keys['cluster.gpus_per_node']}"
@@ -142,7 +142,7 @@ def plan_table(candidates: "Sequence[Candidate]") -> "Table":
 
 
 def lines_below(plan: "Plan") -> Iterator[str]:
-    """What is assumed, and the best layout as overrides."""
+    """Yield the assumptions, and the best layout as overrides."""
     best = plan.fitting[0]
     yield ""
     yield "Assumed:"

@@ -93,14 +93,14 @@ def _footnotes(registry: Registry, device: Device) -> list[str]:
 
 @frozen
 class _Listed:
-    """How one plugin is shown."""
+    """One plugin as a line of the listing."""
 
     name: str
     mark: str
-    """Beside the name: what is in use without being named."""
+    """A mark after the name of a plugin that runs use without naming it."""
     status: str
     style: Mapping[str, Any]
-    """As click.style takes it."""
+    """Arguments of click.style."""
     details: tuple[str, ...]
 
 
@@ -129,7 +129,7 @@ def _listed_row(row: Row) -> _Listed:
 
 
 def _unusable(origin: str, kind: Kind, reason: str | None) -> tuple[str, dict[str, Any]]:
-    """How a plugin is shown that is not usable: its status and its style."""
+    """Return the text and the style that show a plugin that is not usable."""
     return ": ".join(filter(None, (f"{kind} ({origin})", reason))), {"dim": True} if kind == "disabled" else {"fg": "red"}
 
 

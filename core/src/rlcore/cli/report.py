@@ -1,4 +1,4 @@
-"""What a finished run ends with: the curve, accuracy before and after, where the time went, and where everything lies."""
+"""The report at the end of a run: the curve, accuracy before and after, times of phases, and paths of files."""
 
 from collections.abc import Mapping, Sequence
 

@@ -11,7 +11,7 @@ import click
 NUM_GROUPS = 4
 """Groups that are shown unless one is named."""
 CHARACTERS = 600
-"""What is shown of a text by default."""
+"""Default number of characters of a text that are shown."""
 
 
 @click.command("show")
@@ -43,8 +43,10 @@ def show_command(run: Path, step: int | None, group: int | None, groups: int, ev
 
 
 def lines_of(samples: Sequence[Mapping[str, Any]], group: int | None, num_groups: int, characters: int) -> Iterator[str]:
-    """What is printed of samples, the rows of a table of rollouts with groups adjacent. click.UsageError where there is no such
-    group."""
+    """Yield the printed lines of samples: rows of a table of rollouts in which groups are adjacent.
+
+    click.UsageError where `group` does not exist.
+    """
     found = [(number, list(members)) for number, members in groupby(samples, itemgetter("group"))]
     rewards = [sample["reward"] for sample in samples if sample["valid"]]
     mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""

@@ -47,7 +47,7 @@ def status_command(context: click.Context, run: Path, as_json: bool) -> None:
 
 
 def lines_of(state: "RunState", now: float) -> Iterator[str]:
-    """What is printed, at a time in seconds since 1970."""
+    """Return the printed text for a time in seconds since 1970."""
     from rlcore.cli.step_text import describe_metrics, describe_times
 
     status = state.status

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FAILED = 1
 NEEDS = ("pytest", "torch", "transformers", "safetensors", "tokenizers")
 MAX_LINES = 12
-"""What is shown of a failure."""
+"""Most lines of a failure that are shown."""
 _MODULE = "rlcore.testing.verify"
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 _ORDER = tuple(_STYLES)
@@ -34,11 +34,11 @@ _ORDER = tuple(_STYLES)
 
 @frozen(kw_only=True)
 class Check:
-    """What became of one check, over all its cases."""
+    """The outcome of one check, over all its cases."""
 
     name: str
     says: str
-    """What is checked, in a sentence."""
+    """The check in a sentence."""
     outcome: str
     """passed; failed where a case of it has failed; skipped where all were."""
     num_cases: int
@@ -145,7 +145,7 @@ def _check(name: str, cases: Sequence[dict[str, Any]]) -> Check:
 
 
 def _results(job: dict[str, Any], *, shows: bool) -> Iterator[dict[str, Any]]:
-    """What each check's process says, as it says it. WorkerError where it ends before it is done."""
+    """Yield the reports of the checks' process as they arrive. WorkerError where the process ends too early."""
     from rich.console import Console
 
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}

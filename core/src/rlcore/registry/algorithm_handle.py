@@ -29,7 +29,7 @@ from rlcore.spi.loss import LossSpec
 from rlcore.spi.weights import Head
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
-"""What an algorithm keeps between steps."""
+"""The state that an algorithm keeps between steps."""
 _Array = TypeVar("_Array", bound=AnyArray)
 
 
@@ -47,12 +47,12 @@ class AlgorithmHandle:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether it keeps something between steps."""
+        """True where the algorithm keeps state between steps."""
         return isinstance(self._algorithm, StatefulAlgorithm)
 
     @property
     def measures(self) -> bool:
-        """Whether it learns from rows of a data set, and tells how well held-out ones are known."""
+        """True where the algorithm learns from rows of a data set, and measures held-out rows."""
         protocol = ValueMeasuringAlgorithm if self.needs.head == "value" else MeasuringAlgorithm
         return self.needs.source != "rollouts" and isinstance(self._algorithm, protocol)
 
@@ -97,11 +97,11 @@ class AlgorithmHandle:
             self._algorithm.load_state(_copied(state))
 
     def made_of(self, rollouts: RolloutBatch) -> TrainingBatch:
-        """What the algorithm makes of samples, not checked."""
+        """Return the algorithm's batch for these samples, unchecked."""
         return self._algorithm.build_batch(_protected(rollouts))
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
-        """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
+        """Return the batch that the step trains on. ContractError or NonFiniteError where it breaks the interface."""
         _check_origin(rollouts.batch, self.vocab_size)
         with attributed("raised in build_batch of", self.entry.label):
             returned = self.made_of(rollouts)
@@ -258,7 +258,7 @@ def _check_groups(batch: TokenBatch) -> None:
 
 
 def _check_origin(batch: TokenBatch, vocab_size: int | None) -> None:
-    """What comes to the algorithm with a token that the model does not have is not the algorithm's mistake."""
+    """Refuse samples with a token that the model does not have, in the name of their origin rather than of the algorithm."""
     if GENERATION_LOGPROBS in batch.token_columns:
         check_sampled(batch.tokens[batch.loss_mask], vocab_size)
     check_vocabulary("a prompt or row", batch.tokens, vocab_size)

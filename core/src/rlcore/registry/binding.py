@@ -47,7 +47,7 @@ from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 from rlcore.time_limit import loading
 
 _TIMES = 10.0
-"""How many times the usual limit a backend has to be imported: torch and engines take long from a slow disk."""
+"""Multiple of the usual time limit for an import of a backend: torch and engines load slowly from some disks."""
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
@@ -195,7 +195,7 @@ def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str,
 
 
 def max_concurrent(entry: Entry, config: object) -> int | None:
-    """How many calls of an environment can be at work at once, by its provider. PluginError where that is no such number."""
+    """Return the most concurrent calls of an environment, from its provider. PluginError where that is no such number."""
     with attributed("raised by max_concurrent of", entry.label):
         found = _provider(entry).max_concurrent(config)
     if found is not None and (type(found) is not int or found < 1):
@@ -227,7 +227,7 @@ def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCa
 
 
 def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem | Note, ...]:
-    """What the provider's own check finds of a recipe before anything is allocated; empty where it has none."""
+    """Run the provider's own check of a recipe, before anything is allocated. Return its problems; none without a check."""
     path = _provider(entry).check
     if path is None:
         return ()
@@ -273,7 +273,7 @@ def require_module(entry: Entry) -> None:
 
 
 def import_object(entry: Entry, path: str) -> Any:
-    """What a provider names as `package.module:Name`; PluginError where the import fails."""
+    """Import the object that a provider names as `package.module:Name`. PluginError where the import fails."""
     module, _, name = path.partition(":")
     try:
         with loading(f"the import of {module}", _TIMES):
@@ -329,7 +329,7 @@ def _provider(entry: Entry) -> Provider:
 
 
 def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
-    """What is wrong with a plugin's class, before it is built."""
+    """Yield the faults of a plugin's class before it is built."""
     if role in _SPECS:
         yield from backend_problems(cls, _SPECS[role])
         has_values = role == "trainer" and capabilities.VALUE_HEAD in provider.capabilities

@@ -49,7 +49,7 @@ class CheckedFeed:
         self._error: BaseException | None = None
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        """What the generator is to generate next; see SampleFeed."""
+        """Return the next requests of the generator; see SampleFeed."""
         try:
             requests = None if self._error is not None else self._feed.take(wait=wait)
         except BaseException as error:
@@ -70,7 +70,7 @@ class CheckedFeed:
         return requests
 
     def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
-        """What the generator hands out; see SampleFeed."""
+        """Pass on finished samples; see SampleFeed."""
         with self._lock:
             if self._is_closed or self._error is not None:
                 return
@@ -87,7 +87,7 @@ class CheckedFeed:
                 return
             try:
                 self._feed.deliver(samples, result)
-            except BaseException as error:  # in a thread of the generator's, where it would be lost
+            except BaseException as error:  # the generator's thread would lose it
                 self._fail(error)
 
     def end(self) -> None:

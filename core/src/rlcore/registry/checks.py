@@ -21,7 +21,7 @@ from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.weights import ITEM_BYTES, NamedTensor, TensorSpec, WeightBucket, WeightExport
 
 TOLERANCE = 1e-4
-"""How far above 0 a log-probability, or below 0 an entropy, may be by rounding."""
+"""Rounding error by which a log-probability may exceed 0, or an entropy fall below 0."""
 
 OWN_METRICS = frozenset(
     {
@@ -265,8 +265,10 @@ def _check_size(owner: str, specs: tuple[TensorSpec, ...], max_bucket_bytes: int
 
 
 def check_loss_path(path: object) -> None:
-    """Raise ContractError where a path names no loss. Nothing heavy is imported: the packages above the module are, and the
-    module itself only where the loss is computed."""
+    """Raise ContractError where a path names no loss.
+
+    Only the packages above the loss's module are imported. The module itself imports torch.
+    """
     if problem := loss_problem(path):
         raise ContractError(f"loss.path: found {problem}; expected 'package.module:function' of one that can be imported")
 

@@ -1,4 +1,4 @@
-"""Which plugins are installed: every entry point of every role, each with its provider or with what is wrong with it."""
+"""Find the installed plugins: every entry point of every role, with its provider or with its error."""
 
 import os
 import sys
@@ -29,16 +29,16 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 
 @frozen(kw_only=True, eq=False)
 class Installed:
-    """What is known of an entry point of any role."""
+    """An installed entry point of any role."""
 
     role: Role | str
     name: str
     distribution: str
     version: str
     error: str | None = None
-    """What makes it unfit for use anywhere."""
+    """The fault that makes it unfit for use on every machine."""
     disabled: bool = False
-    """Left out by the user; nothing of it has been imported."""
+    """True where the user disables it; nothing of it is imported."""
 
     @property
     def origin(self) -> str:
@@ -52,11 +52,11 @@ class Installed:
 
     @property
     def is_of_another_interface(self) -> bool:
-        """Whether it is written for another version of the SPI."""
+        """True where it is written for another version of the SPI."""
         return False
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here, by its own probe."""
+        """Return the reason why it cannot run on this machine, by its own probe."""
         return None
 
 
@@ -71,17 +71,17 @@ class Entry(Installed):
     """Capabilities that the provider lacks because of its section of the recipe."""
 
     def holding(self, loaded: object) -> "Entry":
-        """This entry with the object that it names, and what is wrong with that object."""
+        """Return this entry with the object that it names, and with the object's error."""
         provider = loaded if isinstance(loaded, Provider) else None
         return evolve(self, provider=provider, error=provider_error(loaded, self.name))
 
     @property
     def is_of_another_interface(self) -> bool:
-        """Whether it is written for another version of the SPI."""
+        """True where it is written for another version of the SPI."""
         return self.provider is not None and spi_mismatch(self.provider.spi) is not None
 
     def unavailable(self) -> str | None:
-        """The reason that the provider's own probe gives, or what is wrong with the probe."""
+        """Return the reason that the provider's own probe gives, or the fault of the probe."""
         if self.provider is None:
             return self.error
         try:
@@ -107,10 +107,10 @@ class ObserverEntry(Installed):
     config: type | None = None
     """The class of its section of the recipe; None where it takes no options."""
     is_global: bool = False
-    """Whether it is in use in every run, named by the recipe or not."""
+    """True where every run uses it, named by the recipe or not."""
 
     def holding(self, loaded: object) -> "ObserverEntry":
-        """This entry with the object that it names, and what is wrong with that object."""
+        """Return this entry with the object that it names, and with the object's error."""
         error = observer_error(loaded, self.name)
         config = observer_config(loaded) if error is None else None
         return evolve(self, observer=loaded, config=config, error=error)
@@ -125,7 +125,7 @@ class ImporterEntry(Installed):
     """None where it is disabled or could not be imported."""
 
     def holding(self, loaded: object) -> "ImporterEntry":
-        """This entry with the object that it names, and what is wrong with that object."""
+        """Return this entry with the object that it names, and with the object's error."""
         if not callable(loaded):
             return evolve(self, error=f"the entry point names a {type(loaded).__name__}; expected a function")
         return evolve(self, function=loaded)
@@ -136,19 +136,21 @@ AnyEntry = TypeVar("AnyEntry", Entry, ObserverEntry, ImporterEntry)
 
 @frozen(kw_only=True)
 class Registry:
-    """Every plugin that is installed."""
+    """All installed plugins."""
 
     entries: tuple[Entry, ...]
     """Ordered by role, name and distribution."""
     observer_entries: tuple[ObserverEntry, ...] = ()
     """The observers that recipes name, then the global ones, each ordered by name and distribution."""
     warnings: tuple[str, ...] = ()
-    """What the user should know though it stops nothing: a name to disable that names no plugin, an unknown group."""
+    """Warnings for the user: of a name to disable that no plugin has, and of an unknown entry point group."""
 
     @classmethod
     def from_providers(cls, providers: Mapping[Role, Sequence[Provider]], observers: Sequence[object] = ()) -> "Registry":
-        """A registry of given providers and observers, checked like installed ones, and of the core's own plugins. Observers
-        are global."""
+        """Return a registry of these providers and observers, and of the core's own plugins.
+
+        Providers and observers are checked like installed ones. Observers are global.
+        """
         entries = [
             Entry(role=role, name=provider.name, distribution="in-process", version="0").holding(provider)
             for role in ENTRY_POINT_GROUPS
@@ -163,12 +165,14 @@ class Registry:
         return cls(entries=tuple(entries), observer_entries=tuple(named))
 
     def of(self, role: Role) -> tuple[Entry, ...]:
-        """Every installed plugin of a role, the broken and the disabled ones too."""
+        """Return every installed plugin of a role, broken and disabled ones too."""
         return tuple(entry for entry in self.entries if entry.role == role)
 
     def observers(self, names: Collection[str]) -> tuple[ObserverEntry, ...]:
-        """The observers in use: those that the recipe names, and the global ones. PluginError lists every name of them that no
-        usable observer has alone, since leaving it out would be silent."""
+        """Return the observers in use: those that the recipe names, and the global ones.
+
+        PluginError lists every such name that no usable observer has, or that several have.
+        """
         found = states_of(entry for entry in self.observer_entries if entry.name in names or entry.is_global)
         usable = {state.entry.name for state in found if state.is_usable}
         problems = []
@@ -191,14 +195,14 @@ class _DisableList:
     matched: set[str] = field(factory=set)
 
     def covers(self, entry: Installed) -> bool:
-        """Whether a plugin is to be left out; remembers which of the specs named one."""
+        """Return whether a plugin is disabled, and remember which specs named one."""
         names = (entry.name, f"{entry.role}:{entry.name}")
         hits = {spec for spec in self.specs if spec in names or _same_distribution(spec, entry.distribution)}
         self.matched.update(hits)
         return bool(hits)
 
     def unmatched(self, known: Iterable[str]) -> tuple[str, ...]:
-        """A line for each spec that named no plugin."""
+        """Return a line for each spec that named no plugin."""
         known = tuple(known)
         return tuple(
             f"{spec!r} is to be disabled, but no such plugin is installed{did_you_mean(spec, known)}"
@@ -208,9 +212,9 @@ class _DisableList:
 
 
 def discover(disable: Sequence[str] = ()) -> Registry:
-    """Every installed plugin. `disable` holds names, `role:name`s and distributions' names to leave out.
+    """Find every installed plugin. `disable` holds names, `role:name`s and names of distributions to leave out.
 
-    Nothing raises here: a plugin that cannot be imported is listed with its error, and selection decides what that means.
+    No plugin's failure raises: one that cannot be imported is listed with its error, which selection judges.
     """
     disabled = _disable_list(disable)
     found = installed_entry_points()
@@ -231,7 +235,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 
 
 def importers(name: str) -> tuple[ImporterEntry, ...]:
-    """The installed importers of a name. No other is imported."""
+    """Return the installed importers of a name. No other is imported."""
     found = _sorted(installed_entry_points().entry_points.select(group=IMPORTER_GROUP, name=name))
     origins = [(point, *distribution_of(point)) for point in found]
     entries = [(ImporterEntry(name=name, distribution=owner, version=version), point) for point, owner, version in origins]
@@ -239,7 +243,7 @@ def importers(name: str) -> tuple[ImporterEntry, ...]:
 
 
 def _disable_list(disable: Sequence[str]) -> _DisableList:
-    """These plugins and those of the environment variable."""
+    """Return the list of these plugins and of those in the environment variable."""
     from_environment = (spec.strip() for spec in os.environ.get(DISABLE_VARIABLE, "").split(","))
     return _DisableList(tuple(dict.fromkeys([*disable, *filter(None, from_environment)])))
 
@@ -261,7 +265,7 @@ def _observer_entry(entry_point: EntryPoint) -> ObserverEntry:
 
 
 def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) -> AnyEntry:
-    """The entry with what it names, unless it is disabled, does not fit this rlcore or cannot be imported."""
+    """Return the entry with the object that it names, or with the error of its import; a disabled one as it is."""
     if disabled.covers(entry):
         return evolve(entry, disabled=True)
     loaded, problem = load_object(entry_point, entry.label)
@@ -269,15 +273,14 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
 
 
 def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
-    """What an entry point names; or None, and why it does not fit this rlcore or cannot be imported."""
+    """Import the object that an entry point names. Return the object and None, or None and the reason of the failure."""
     if problem := misfit(entry_point.dist):
         return None, problem
     try:
-        # What it prints is no part of what a command tells.
+        # Output of the import goes to stderr: stdout belongs to the command.
         with redirect_stdout(sys.stderr), loading(f"the import of {label}"):
             return entry_point.load(), None
-    # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;
-    # it must not take the listing along.
+    # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:
         if is_outside(error):
             raise
@@ -285,7 +288,7 @@ def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
 
 
 def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
-    """A line for each group that only looks like one of ours, which would otherwise be passed over in silence."""
+    """Yield a line for each entry point in a group that begins with "rlcore." and that rlcore does not know."""
     for group in sorted(installed.groups):
         if group.startswith("rlcore.") and group not in GROUPS:
             hint = did_you_mean(group, GROUPS) or f"; groups are {', '.join(GROUPS)}"
@@ -295,7 +298,7 @@ def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
 
 
 def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
-    """What an import raised, and the innermost module of the import in which it did."""
+    """Return the error of an import, with the innermost module and line that raised it."""
     if isinstance(error, LateError):
         return f"import failed: {error}"
     frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in walk_tb(error.__traceback__)]

@@ -1,4 +1,4 @@
-"""Whether the versions of rlcore's distributions fit together, by what each declares of the others in its own metadata."""
+"""Check that the installed versions of rlcore's packages are compatible, by the requirements in their metadata."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -15,8 +15,10 @@ CORE = "rlcore"
 
 @lru_cache
 def misfit(distribution: Distribution | None) -> str | None:
-    """Which of rlcore's distributions do not fit a plugin's, itself or through one that it requires, with the remedy; None
-    where all fit. Nothing is imported. Other requirements are the installer's business."""
+    """Return the packages of rlcore that are incompatible with a plugin's package, and the remedy; None where all fit.
+
+    Packages of rlcore that the plugin requires are checked too, without importing any. Other requirements are pip's task.
+    """
     if distribution is None:
         return None
     found = list(dict.fromkeys(_misfits(distribution, set())))
@@ -41,7 +43,7 @@ def _misfits(distribution: Distribution, seen: set[str]) -> Iterator[str]:
 
 
 def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
-    """What these lines of a distribution's metadata require of rlcore's own, but for its extras."""
+    """Yield the requirements of rlcore's packages in these lines of metadata, without those of extras."""
     for line in lines:
         if not line.startswith(CORE):  # before parsing, which takes longer than the rest
             continue

@@ -45,7 +45,7 @@ class GeneratorHandle(BackendHandle):
         own_weights: bool = False,
         vocab_size: int | None = None,
     ) -> None:
-        """`own_weights`: it holds those of its model, as version 0. `vocab_size`: tokens that the model has, where known."""
+        """Wrap a generator. With `own_weights` it has its model's weights as version 0. `vocab_size`: None where unknown."""
         super().__init__(entry, hooks, record)
         self._max_sequence_length = max_sequence_length
         self._vocab_size = vocab_size

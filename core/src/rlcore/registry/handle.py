@@ -1,4 +1,6 @@
-"""What the handles of trainers and generators share: calls with legality and attribution, and the lifecycle.
+"""The base class of the handles of trainers and generators: it checks calls, attributes errors and keeps the lifecycle.
+
+For each call the weights and the other state have to be at these places:
 
 | Call | weights | state | else |
 |---|---|---|---|
@@ -49,22 +51,22 @@ _NEEDS: dict[str, tuple[bool, bool]] = {
     "stream": (True, True),
     "refit": (True, False),
 }
-"""Whether weights, and other state, must be on the device."""
+"""Places where weights, and other state, have to be."""
 
 
 @define
 class BackendState:
-    """Where a backend is in its life; kept by its handle."""
+    """The state of a backend's lifecycle, which its handle keeps."""
 
     owner: str
-    """How messages call the backend."""
+    """The backend's name in messages."""
     phase: Literal["open", "failed", "closed"] = "open"
     weights: Place = "device"
     state: Place = "device"
     weight_version: int | None = None
     """The version held: a fresh trainer's is what its first call names, a generator's is None until a refit is accepted."""
     failure: str = ""
-    """What made the backend fail."""
+    """The cause of the failure."""
 
     def require(self, hook: str) -> None:
         """Raise ContractError unless `hook` is legal now."""
@@ -116,11 +118,11 @@ class BackendHandle:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is open and in a known state."""
+        """True where the backend is open and in a known state."""
         return self._state.phase == "open"
 
     def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability."""
+        """Return whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
@@ -222,7 +224,7 @@ class BackendHandle:
             self._state.fail(hook)
 
     def _harmless(self, hook: str, error: BaseException) -> bool:  # noqa: ARG002 - others' depend on the error
-        """Whether a backend whose hook raised is still in the state it was in."""
+        """Return whether a hook that raised left the backend in its former state."""
         return hook not in self.state_changing
 
     def _check_loaded(self, result: LoadStateResult) -> None:

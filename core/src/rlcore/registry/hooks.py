@@ -33,7 +33,7 @@ def marked_names(owner: object) -> list[str]:
 
 
 def method_problems(cls: type, protocol: type, names: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the named methods of `cls`, measured by those of `protocol`."""
+    """Yield the faults of the named methods of `cls`, compared with those of `protocol`."""
     for name in names:
         expected = getattr(protocol, name)
         found = _static(cls, name)
@@ -44,8 +44,7 @@ def method_problems(cls: type, protocol: type, names: Sequence[str]) -> Iterator
 
 
 def backend_problems(cls: type, spec: type) -> Iterator[str]:
-    """What is wrong with a backend class: every hook of the spec is there that is not optional, marked, plain, and of the same
-    signature."""
+    """Yield the faults of a backend class: a hook that is missing, unknown, not marked, a wrapper, or of another signature."""
     from rlcore.spi.generator import OPTIONAL_HOOKS, GeneratorSpec
     from rlcore.spi.trainer import OPTIONAL_TRAINER_HOOKS
 
@@ -66,7 +65,7 @@ def backend_problems(cls: type, spec: type) -> Iterator[str]:
 
 
 def observer_problems(observer: object, specs: Sequence[type]) -> Iterator[str]:
-    """What is wrong with an observer: each of its hooks is a known one, wraps, and has the same signature."""
+    """Yield the faults of an observer: a hook that is unknown, no wrapper, or of another signature."""
     hooks = {name: function for spec in specs for name, function in hooks_of(spec).items()}
     names = marked_names(observer)
     if not names:
@@ -165,7 +164,7 @@ class CallRecord(threading.local):
         """Forget the previous call's error, since another call begins."""
         self.answered = False
         self.result: object = None
-        """What the backend returned, where it answered."""
+        """The backend's result, where it has returned one."""
         self.error: BaseException | None = None
         """The error that the backend raised, or None."""
         self.culprit: str | None = None

@@ -1,4 +1,4 @@
-"""What the source of a loss says of it. A loss is imported where it is computed, since that imports torch."""
+"""Check a loss by its source code, without importing it: the import of a loss imports torch."""
 
 import ast
 import importlib.util
@@ -13,19 +13,19 @@ from rlcore.installed import is_installed
 from rlcore.schema.suggestions import did_you_mean
 
 _MAYBE = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match, ast.For, ast.While, ast.Lambda, ast.FunctionDef, ast.comprehension)
-"""What is below these may never run."""
+"""Statements and expressions whose parts may never run."""
 
 
 @frozen(kw_only=True)
 class ColumnsRead:
-    """The names of columns that a loss reads in every call."""
+    """The names of the columns that a loss reads in every call."""
 
     token: frozenset[str] = frozenset()
     sequence: frozenset[str] = frozenset()
 
 
 def loss_problem(path: object) -> str | None:
-    """What is wrong with a loss's path, or None: its form, its module, or the function in it."""
+    """Return the fault of a loss's path, in its form, its module or its function; None without one."""
     if not isinstance(path, str) or not all(path.partition(":")):
         return f"{path!r}"
     module, _, name = path.partition(":")
@@ -39,7 +39,7 @@ def loss_problem(path: object) -> str | None:
 
 
 def columns_read(path: str) -> ColumnsRead:
-    """The columns that the loss reads by a name, in lines that run in every call."""
+    """Return the columns that a loss reads by a constant name, in lines that run in every call."""
     module, _, name = path.partition(":")
     tree = _tree(module)
     if tree is None:
@@ -65,17 +65,17 @@ def _absent(path: str, names: Iterable[str]) -> str:
 
 @lru_cache
 def _tree(module: str) -> ast.Module | None:
-    """The source of a module; None where it has none that can be read."""
+    """Return the syntax tree of a module's source; None where the source cannot be read."""
     try:
         spec = importlib.util.find_spec(module)
         source = None if spec is None or spec.loader is None else getattr(spec.loader, "get_source", lambda _: None)(module)
         return None if source is None else ast.parse(source)
-    except (ImportError, ValueError, SyntaxError):  # what is wrong with it is told where it is imported
+    except (ImportError, ValueError, SyntaxError):  # the import of the loss reports the fault
         return None
 
 
 def _names(tree: ast.Module) -> set[str] | None:
-    """Whatever the module binds; None where it may bind more than it shows."""
+    """Return the names that a module binds; None where it may bind others at run time, such as by `setattr`."""
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -93,7 +93,7 @@ def _names(tree: ast.Module) -> set[str] | None:
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """Names of texts that the module itself defines."""
+    """Return the string constants that a module assigns, by name."""
     return {
         target.id: node.value.value
         for node in tree.body
@@ -104,7 +104,7 @@ def _constants(tree: ast.Module) -> dict[str, str]:
 
 
 def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a function that are computed in every call: those before anything that may return."""
+    """Yield the nodes of a function that run in every call, up to the first branch that may return or raise."""
     for statement in body:
         if isinstance(statement, _MAYBE):
             if any(isinstance(node, ast.Return | ast.Raise) for node in ast.walk(statement)):

@@ -1,4 +1,4 @@
-"""Which plugins a run needs and none of which can be used, and the command that installs them."""
+"""Find the roles that no usable plugin fills, and the command that installs a plugin for each."""
 
 from rlcore.gpu import Device
 from rlcore.published_plugins import first_published, pip_line
@@ -11,18 +11,18 @@ NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")
 
 
 def missing_roles(registry: Registry, device: Device) -> tuple[Role, ...]:
-    """The roles of a run with rewards that no usable plugin fills."""
+    """Return the roles of a run with rewards that no usable plugin fills."""
     return tuple(role for role in NEEDED if not any(row.usable for row in explain(registry, role, device)))
 
 
 def install_line(roles: tuple[Role, ...]) -> str | None:
-    """The command that installs a plugin for each of the roles; None where none is released."""
+    """Return the command that installs a plugin for each role; None where no such plugin is released."""
     requirements = [requirement for role in roles if (requirement := first_published(role)) is not None]
     return pip_line(requirements) if requirements else None
 
 
 def missing_text(registry: Registry, device: Device) -> str | None:
-    """What is missing for a run with rewards, and how to install it; None where every role can be filled."""
+    """Return a line that names the missing roles and the command for them; None where no role is missing."""
     roles = missing_roles(registry, device)
     if not roles:
         return None

@@ -20,17 +20,17 @@ def exit_error(where: str, error: SystemExit) -> PluginError:
 
 
 def is_ordered(error: BaseException) -> bool:
-    """Whether it is the SystemExit with which Ray ends a worker, on SIGTERM: it comes in the midst of whatever runs."""
+    """Return whether an error is the SystemExit with which Ray ends a worker on SIGTERM, at any line of code."""
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
 
 
 def is_outside(error: BaseException) -> bool:
-    """Whether it came from outside into what was running: Ctrl-C, or the end that Ray orders. All else is that code's own."""
+    """Return whether an error comes from outside of the running code: from Ctrl-C, or from Ray ending a worker."""
     return isinstance(error, KeyboardInterrupt) or is_ordered(error)
 
 
 def message_of(error: BaseException) -> str:
-    """An error's message; where its `__str__` fails, that it does."""
+    """Return an error's message, or a note where its `__str__` fails."""
     try:
         return str(error)
     except BaseException as failure:

@@ -1,7 +1,7 @@
-"""What is wrong with a provider or an observer, read from its description alone, before anything of it is used.
+"""Check a provider or an observer by its description alone, before the plugin is built.
 
-The fields of config classes are looked at too, so that one that nobody asks for stops no recipe: `rlcore.schema.structure`,
-which converts recipes, takes all that passes here.
+The fields of config classes are checked too, so that the class of an unused plugin stops no recipe: `rlcore.schema.structure`,
+which converts recipes, accepts every class that passes here.
 """
 
 import math
@@ -56,7 +56,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def provider_error(provider: object, name: str) -> str | None:
-    """All that is wrong with what the entry point `name` names, in one text, or None where nothing is."""
+    """Return all faults of the object that the entry point `name` names, in one text; None without any."""
     if not isinstance(provider, Provider):
         return f"the entry point names {_kind(provider)}; expected an instance of rlcore.spi.Provider"
     mismatch = spi_mismatch(provider.spi)
@@ -66,7 +66,7 @@ def provider_error(provider: object, name: str) -> str | None:
 
 
 def observer_error(observer: object, name: str) -> str | None:
-    """All that is wrong with what the entry point `name` of an observer names, in one text, or None where nothing is."""
+    """Return all faults of the object that the entry point `name` of an observer names, in one text; None without any."""
     if name == "names":
         return "'names' cannot be the name of an observer, since it is a key of [observers]; expected another name"
     if observer is None:
@@ -184,7 +184,7 @@ SUPPORTED = "bool, int, float, str, Path, Literal, attrs classes, arrays and tab
 
 
 def field_problems(config: type) -> Iterator[str]:
-    """All that is wrong with the fields of an attrs class, and of those nested in it."""
+    """Yield the faults of the fields of an attrs class, and of classes nested in it."""
     problems = [problem for cls in _classes(config) for problem in _own_problems(cls)]
     yield from problems
     if not problems and all(field.default is not attrs.NOTHING for field in attrs.fields(config) if field.init):
@@ -244,34 +244,36 @@ def _is_supported(tp: Any) -> bool:
 
 
 def _is_fit(field: "attrs.Attribute[Any]") -> bool:
-    """Whether the default is of the field's type, as far as it is known without an object."""
+    """Return whether a default is of the field's type; True where the default needs an instance."""
     if field.default is attrs.NOTHING or field.converter is not None or getattr(field.default, "takes_self", False):
         return True
     try:
         return _fits(default_of(field), field.type)
-    except Exception:  # a factory that fails is told of where the class is built
+    except Exception:  # building the class reports a factory that fails
         return True
 
 
 def _is_in_range(field: "attrs.Attribute[Any]") -> bool:
-    """Whether a default that is of the field's type is in its range too: the recipe of a run names every default, and would be
-    refused when it is read again."""
+    """Return whether a default of the field's type is also in its range.
+
+    The saved recipe of a run holds every default, and is validated when it is read again.
+    """
     if field.default is attrs.NOTHING or field.converter is not None or getattr(field.default, "takes_self", False):
         return True
     try:
         default = default_of(field)
         return default is None or all(condition.accepts(default) for condition in constraints(field.type))
-    except Exception:  # a factory that fails is told of where the class is built
+    except Exception:  # building the class reports a factory that fails
         return True
 
 
 def _place_of_none(field: "attrs.Attribute[Any]") -> str | None:
-    """Which of a field's type and default has None as an item of an array; None where neither has."""
+    """Return the name of that of a field's type and default which has None as an item of an array; None for neither."""
     if _lists_none_type(field.type):
         return "type"
     try:
         return "default" if _lists_none(default_of(field)) else None
-    except Exception:  # a factory that fails is told of where the class is built
+    except Exception:  # building the class reports a factory that fails
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a generator's samples are checked for: lengths, ends, versions, ranges."""
+"""Check a generator's samples: their lengths, ends, weight versions and ranges."""
 
 import numpy as np
 from attrs import evolve, frozen
@@ -11,7 +11,7 @@ from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, 
 
 @frozen(kw_only=True, eq=False)
 class ExpectedSamples:
-    """What S samples were to be."""
+    """The properties that S samples should have."""
 
     prompt_lengths: Int64Array
     """int64 [S]"""
@@ -23,7 +23,7 @@ class ExpectedSamples:
 
     @classmethod
     def of(cls, request: GenerateRequest) -> "ExpectedSamples":
-        """What a request asks for."""
+        """Return the properties that a request asks for."""
         return cls(
             prompt_lengths=np.repeat(request.prompts.lengths, request.num_samples),
             max_tokens=request.max_tokens,
@@ -44,8 +44,10 @@ def check_samples(
     max_sequence_length: int,
     vocab_size: int | None = None,
 ) -> None:
-    """ContractError for the first thing that is wrong. `newest_version` is the newest that a token can be of, `vocab_size` the
-    number of tokens that the model has, where its files say so."""
+    """Raise ContractError for the first fault of a generator's result.
+
+    `newest_version` is the newest weight version that a token can have. `vocab_size` is the model's, where its files state it.
+    """
     check_range("logprobs", result.logprobs, upper=TOLERANCE)
     check_range("tokens", result.tokens, lower=0)
     check_sampled(result.tokens, vocab_size)
@@ -59,14 +61,14 @@ def check_samples(
 
 
 def check_vocabulary(where: str, tokens: Int32Array, vocab_size: int | None) -> None:
-    """DataError where prompts or rows hold a token that the model does not have: no generator or trainer is at fault."""
+    """Raise DataError where prompts or rows hold a token that the model does not have."""
     if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
         cause = "Its tokenizer is of another model or adds tokens, or the environment gives tokens of its own"
         raise DataError(f"found the token {tokens.max()} in {where}; expected {_vocabulary(vocab_size)}. {cause}")
 
 
 def check_sampled(tokens: Int32Array, vocab_size: int | None) -> None:
-    """ContractError where the generator sampled a token that the model does not have."""
+    """Raise ContractError where the generator sampled a token that the model does not have."""
     if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
         raise ContractError(f"tokens: the generator sampled {tokens.max()}; expected {_vocabulary(vocab_size)}")
 
@@ -87,7 +89,7 @@ def _check_spans(result: GenerateResult) -> None:
 
 
 def _check_lengths(expected: ExpectedSamples, result: GenerateResult, max_sequence_length: int) -> None:
-    """How many samples, how long each is, and whether the finish reason agrees with that."""
+    """Check the number of samples, their lengths, and that finish reasons agree with the lengths."""
     reasons = result.finish_reasons
     if len(reasons) != len(expected.max_tokens):
         raise ContractError(f"found {len(reasons)} samples; expected {len(expected.max_tokens)}")

@@ -1,4 +1,4 @@
-"""Which plugin fills a role: the named one, or under "auto" the usable one of the highest priority; never a fallback."""
+"""Select the plugin of a role: the named one, or with "auto" the usable one of the highest priority. There is no fallback."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -23,25 +23,25 @@ State: TypeAlias = PluginState[Entry]
 
 @frozen(kw_only=True)
 class Row:
-    """What the listing says about one plugin."""
+    """One plugin's row in the listing."""
 
     entry: Entry
     kind: Kind
-    """What it is called."""
+    """The word for its state."""
     reason: str | None
-    """Why it is not usable, or why "auto" passes it over."""
+    """The reason why it is not usable, or why "auto" passes it over."""
     auto: bool
-    """Whether "auto" takes it."""
+    """True where "auto" takes the plugin."""
 
     @property
     def usable(self) -> bool:
-        """Whether a recipe may name it."""
+        """True where a recipe may name the plugin."""
         return self.kind == "usable"
 
 
 @frozen(kw_only=True)
 class ChosenPlugin:
-    """What the driver chose, in plain data, for the workers to load."""
+    """The plugin that the driver chose, as plain data for the workers to load."""
 
     role: Role
     name: str
@@ -50,15 +50,16 @@ class ChosenPlugin:
 
     @classmethod
     def of(cls, entry: Entry) -> "ChosenPlugin":
-        """The plain data of a selected entry."""
+        """Return the plain data of a selected entry."""
         return cls(role=entry.role, name=entry.name, distribution=entry.distribution, version=entry.version)
 
 
 def select(
     registry: Registry, role: Role, name: str, *, device: Device, needs: Mapping[str, str], dtype: DtypeName | None = None
 ) -> Entry:
-    """The plugin of a role. `needs` maps capabilities that the recipe needs to the reason why; `dtype` is the one that it
-    computes in, where that matters.
+    """Return the plugin of a role.
+
+    `needs` maps each capability that the recipe needs to the reason why. `dtype` is the recipe's, where it matters.
 
     PluginError lists every installed plugin of the role with the reason why it was not taken.
     """
@@ -69,8 +70,11 @@ def select(
 def passed_over(
     registry: Registry, taken: Entry, *, device: Device, needs: Mapping[str, str], dtype: DtypeName | None = None
 ) -> tuple[str, ...]:
-    """Why "auto", which took `taken`, could take none of the plugins that are meant for the device and rank higher, or whose
-    rank is unknown: a sentence for each. What the user has disabled is left out, and what another usable plugin is called."""
+    """Return a sentence for each plugin that "auto" would have preferred to `taken`, had it been usable.
+
+    These are plugins for the device with a higher or an unknown priority. Disabled ones are left out, and so are those whose
+    name a usable plugin has.
+    """
     role = taken.role
     states = _states(registry, role, needs, dtype)
     meant = {state.entry.name for state in states if state.is_usable}
@@ -90,7 +94,7 @@ def passed_over(
 
 
 def explain(registry: Registry, role: Role, device: Device) -> tuple[Row, ...]:
-    """Every installed plugin of a role, whether it is usable or why not, and which one "auto" takes."""
+    """Return a row for each installed plugin of a role: its state, the reason, and whether "auto" takes it."""
     states = states_of(registry.of(role))
     try:
         chosen = _select_auto(role, states, device)
@@ -108,7 +112,7 @@ def explain(registry: Registry, role: Role, device: Device) -> tuple[Row, ...]:
 
 
 def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
-    """Why "auto" would choose nothing in a role, or None where it does."""
+    """Return the reason why "auto" chooses no plugin of a role; None where it chooses one."""
     try:
         _select_auto(role, states_of(registry.of(role)), device)
     except PluginError as error:
@@ -117,7 +121,7 @@ def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
 
 
 def load_chosen(chosen: ChosenPlugin) -> Entry:
-    """Load, in a worker, the one plugin that the driver chose; PluginError unless it is exactly that here too."""
+    """Load, in a worker, the plugin that the driver chose. PluginError where the worker has another version or none."""
     group = ENTRY_POINT_GROUPS[chosen.role]
     wanted = f"{chosen.role} {chosen.name!r} of {chosen.distribution} {chosen.version}"
     found = installed_entry_points().entry_points.select(group=group, name=chosen.name)
@@ -138,7 +142,7 @@ def load_chosen(chosen: ChosenPlugin) -> Entry:
 
 
 def _states(registry: Registry, role: Role, needs: Mapping[str, str], dtype: DtypeName | None) -> list[State]:
-    """The states of a role's plugins for a recipe: one that lacks what the recipe needs is not usable."""
+    """Return the states of a role's plugins for a recipe. A plugin that lacks a needed capability is not usable."""
     states = states_of(registry.of(role))
     return [_judged(state, state.entry.provider, needs, dtype) for state in states]
 
@@ -213,7 +217,7 @@ def _wrong_device(entry: Entry, device: Device) -> str | None:
 
 
 def _priority(entry: Entry) -> int:
-    """0 where it is not known: what does not fit may say anything."""
+    """Return a plugin's priority; 0 where the plugin has an error, so that its provider cannot be trusted."""
     return entry.provider.priority if entry.provider and entry.error is None else 0
 
 

@@ -1,4 +1,4 @@
-"""The state of each installed plugin: usable, or why not. A plugin that is not usable takes no name from one that is."""
+"""The state of each installed plugin: usable, or the reason why not. Only usable plugins make a name a duplicate."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 InstalledT = TypeVar("InstalledT", bound="Installed")
 Kind: TypeAlias = Literal["usable", "disabled", "not usable", "of another interface", "a duplicate name"]
-"""What a plugin is called by the listing, by checks and by errors."""
+"""The words for a plugin's state in `rlcore plugins`, in checks and in errors."""
 
 
 @frozen(kw_only=True)
 class PluginState(Generic[InstalledT]):
-    """What a plugin is here."""
+    """An installed plugin with its state on this machine."""
 
     entry: InstalledT
     kind: Kind
@@ -24,17 +24,17 @@ class PluginState(Generic[InstalledT]):
 
     @property
     def is_usable(self) -> bool:
-        """Whether a recipe may name it."""
+        """True where a recipe may name the plugin."""
         return self.kind == "usable"
 
     @property
     def text(self) -> str:
-        """What it is and why, behind "is"."""
+        """The state and its reason, to follow "is" in a sentence."""
         return self.kind if self.reason is None else f"{self.kind}: {self.reason}"
 
 
 def states_of(entries: Iterable[InstalledT]) -> tuple[PluginState[InstalledT], ...]:
-    """The state of each plugin of a role, in the same order. Usable plugins that share a name are duplicates of one another."""
+    """Return the state of each plugin of a role, in the same order. Usable plugins that share a name are duplicates."""
     found = tuple(_state(entry) for entry in entries)
     sharing: dict[str, list[InstalledT]] = {}
     for state in found:
@@ -49,22 +49,24 @@ def states_of(entries: Iterable[InstalledT]) -> tuple[PluginState[InstalledT], .
 
 
 def named_state(states: Sequence[PluginState[InstalledT]], name: str) -> PluginState[InstalledT] | None:
-    """The state of what a name means: of the usable plugin, or of all that have the name. None where none has it."""
+    """Return the state of a name's plugin: of the usable one, else of all that have the name. None for an unknown name."""
     named = [state for state in states if state.entry.name == name]
     for kinds in (("usable", "a duplicate name"), ("not usable", "of another interface"), ("disabled",)):
         of_kinds = [state for state in named if state.kind in kinds]
         reasons = {state.text: state for state in of_kinds}
         if len(reasons) > 1:
-            told = "; ".join(f"{state.entry.origin} is {text}" for text, state in reasons.items())
-            return evolve(of_kinds[0], kind="not usable", reason=told)
+            reason = "; ".join(f"{state.entry.origin} is {text}" for text, state in reasons.items())
+            return evolve(of_kinds[0], kind="not usable", reason=reason)
         if of_kinds:
             return of_kinds[0]
     return None
 
 
 def entries_by_name(entries: Iterable[InstalledT]) -> dict[str, InstalledT]:
-    """The plugin that each name means in a recipe, for its options. A plugin that only cannot run here keeps a name that it has
-    alone; a name that several usable plugins share means none of them."""
+    """Return the plugin whose options a recipe's section of each name holds.
+
+    A plugin that cannot run on this machine keeps its name where no other has it. A name of several usable plugins is left out.
+    """
     sound: dict[str, list[InstalledT]] = {}
     for entry in entries:
         if not entry.disabled and entry.error is None:
@@ -86,8 +88,8 @@ def _state(entry: InstalledT) -> PluginState[InstalledT]:
 
 
 def _duplicate(entries: Sequence["Installed"]) -> str:
-    """Whose plugins share a name, and how to keep one of them."""
-    # rlcore's own stay, where it is a third party that took the name.
+    """Return the owners of plugins that share a name, and the setting that keeps one of them."""
+    # The hint keeps rlcore's own plugin where a third party has taken its name.
     owners = sorted({entry.distribution for entry in entries}, key=lambda owner: (not owner.startswith("rlcore"), owner))
     origins = " and ".join(entry.origin for entry in entries)
     others = ", ".join(f'"{owner}"' for owner in owners[1:])

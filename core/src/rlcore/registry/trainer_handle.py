@@ -149,7 +149,7 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f'{self.entry.label}: {hook} of a trainer with the head "{self.head}"; expected "{head}"')
 
     def _require_no_logprobs(self, request: TrainStepRequest) -> None:
-        """What a loss of values cannot ask for."""
+        """Refuse requests for log-probabilities from a trainer of values."""
         asked = {
             'loss.entropy "none"': request.loss.entropy != "none",
             'loss.previous_logprobs "absent"': request.loss.previous_logprobs != "absent",

@@ -20,7 +20,7 @@ def multiply_by_all_experts_at_once(capability: tuple[int, int]) -> None:
 
 
 class GroupedExperts(TEGroupedMLP):  # type: ignore[misc]
-    """Megatron's experts in one grouped product, also on a rank that no token is sent to.
+    """Megatron's experts in one grouped product, which also runs on a rank without tokens.
 
     The kernel of `multiply_by_all_experts_at_once` reads the first of its products, and crashes where there is none.
     """

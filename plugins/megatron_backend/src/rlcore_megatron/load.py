@@ -20,7 +20,8 @@ from rlcore_torchkit.agreement import together
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 OUTPUT_WEIGHT = "lm_head.weight"
-"""In the files of a tied model a copy of the embedding, and in those of a language model more than one of values has."""
+"""Name of the output layer, which files may hold in any case: as a copy of a tied embedding, or where a head of values
+replaces it."""
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def load_multi_token_head(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec,
 
 
 def _file_names(expected: Sequence[HfTensor]) -> Iterator[str]:
-    """What files may call these tensors: by their own names, or those of the tensors that hold all experts of a layer."""
+    """Yield the names of these tensors in files: their own, or those of tensors that hold all experts of a layer."""
     for tensor in expected:
         yield tensor.name
         if tensor.stack is not None:

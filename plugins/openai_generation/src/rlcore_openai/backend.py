@@ -126,7 +126,7 @@ class _Stream:
             self._deliver(number, sample)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # nobody awaits this task, and one that is no Exception would end the loop as well
+        except BaseException as error:  # nobody awaits this task, and a BaseException would end the event loop
             self._error = self._error or error
             self._feed.end()
 

@@ -1,4 +1,4 @@
-"""What is wrong with the section, found before any endpoint is asked."""
+"""Check the section before any request to an endpoint."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -17,7 +17,7 @@ from rlcore_openai.samples import Sample, Wanted
 AGAIN = (408, 409, 429)
 """Statuses besides 5xx that the same request may not meet again."""
 SHOWN, READ = 300, 2**16
-"""Characters of an endpoint's own words: in messages, and of those that are looked through for secrets."""
+"""Most characters of an endpoint's text: shown in a message, and searched for secrets."""
 
 
 @define(kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class Endpoint:
     timeout_s: float
     places: asyncio.Semaphore
     model: str = ""
-    """What it calls the model."""
+    """The model's name at this endpoint."""
     num_under_way: int = 0
     """Samples asked for, those that wait for their place among them."""
 
@@ -46,7 +46,7 @@ class Endpoint:
         async with self.places, self._answered("POST", "/completions", json=wanted.body(self.model)) as response:
             async for event in _events(response):
                 if "error" in event:
-                    raise LostAnswerError(self._said(json.dumps(event["error"])))
+                    raise LostAnswerError(self._excerpt(json.dumps(event["error"])))
                 for choice in event.get("choices", ()):
                     sample.add(choice)
                     if len(sample.tokens) > wanted.max_tokens:
@@ -57,7 +57,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def _answered(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A response with status 200, whose errors are told apart."""
+        """Yield a response with status 200. LostAnswerError where a retry may help, else WrongAnswerError."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
         began = time.monotonic()
@@ -66,7 +66,7 @@ class Endpoint:
                 method, self.url + path, headers=headers, timeout=limit, allow_redirects=False, **options
             ) as response:
                 if response.status != 200:
-                    what = f"status {response.status}: {self._said(await response.text(errors='replace'))}"
+                    what = f"status {response.status}: {self._excerpt(await response.text(errors='replace'))}"
                     if response.status in AGAIN or response.status >= 500:
                         raise LostAnswerError(what, _retry_after(response))
                     raise WrongAnswerError(what)
@@ -74,18 +74,18 @@ class Endpoint:
         except TimeoutError as error:
             raise LostAnswerError(f"no answer within {time.monotonic() - began:.1f} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise LostAnswerError(self._said(f"{type(error).__name__}: {error}")) from error
+            raise LostAnswerError(self._excerpt(f"{type(error).__name__}: {error}")) from error
         except (
             ValueError,
             KeyError,
             TypeError,
             AttributeError,
             RecursionError,
-        ) as error:  # JSON that is none, or not of this form
-            raise WrongAnswerError(self._said(f"an answer of another form ({type(error).__name__}: {error})")) from error
+        ) as error:  # no JSON, or JSON of another form
+            raise WrongAnswerError(self._excerpt(f"an answer of another form ({type(error).__name__}: {error})")) from error
 
-    def _said(self, text: str) -> str:
-        """An endpoint's words, without the key that it may repeat."""
+    def _excerpt(self, text: str) -> str:
+        """Return the beginning of an endpoint's text, with secrets masked: it may repeat the key."""
         return masked(text[:READ])[:SHOWN]
 
 
@@ -102,7 +102,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
     try:
-        told = float(response.headers["Retry-After"])
-        return max(told, 0.0) if told == told else None  # NaN differs from itself
+        seconds = float(response.headers["Retry-After"])
+        return max(seconds, 0.0) if seconds == seconds else None  # NaN differs from itself
     except (KeyError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""All endpoints of a section: found and probed once, then asked for samples on an event loop of their own."""
+"""Probe all endpoints of a section once, then request samples from them on one event loop."""
 
 import asyncio
 import os
@@ -28,8 +28,7 @@ class Endpoints:
     """Answers samples, each by one of the endpoints. Any thread may call."""
 
     def __init__(self, config: OpenAIConfig, max_sequence_length: int, decode: Decode, vocab_size: int | None = None) -> None:
-        """Ask each endpoint what it can. ConfigError with what any of them lacks. Tokens are below `vocab_size`, where that is
-        known."""
+        """Probe each endpoint. ConfigError lists what any of them lacks. `vocab_size` is the model's, where it is known."""
         self._config = config
         self._vocab_size = vocab_size
         self._loop = asyncio.new_event_loop()
@@ -57,7 +56,7 @@ class Endpoints:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def sample(self) -> Sample:
-        """A sample of which nothing has come yet."""
+        """Return an empty sample."""
         return Sample(vocab_size=self._vocab_size)
 
     async def complete(self, wanted: Wanted, sample: Sample) -> Sample:

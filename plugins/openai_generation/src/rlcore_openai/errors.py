@@ -1,8 +1,8 @@
-"""What can be wrong with an endpoint."""
+"""Errors of an endpoint."""
 
 
 class WrongAnswerError(Exception):
-    """It answers, but not as it would have to; asking again is of no use."""
+    """An answer that breaks the protocol; a retry is of no use."""
 
 
 class LostAnswerError(Exception):
@@ -11,4 +11,4 @@ class LostAnswerError(Exception):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """What the endpoint asks to wait."""
+        """Seconds that the endpoint asks to wait."""

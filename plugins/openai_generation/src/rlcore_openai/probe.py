@@ -1,4 +1,4 @@
-"""What an endpoint can, found by its list of models and one request."""
+"""Find an endpoint's abilities by its list of models and one request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,16 +20,19 @@ TOKENS = 16
 
 @frozen(kw_only=True)
 class Probed:
-    """What was found."""
+    """The result of a probe."""
 
     problems: Sequence[Problem] = ()
     tells_raw: bool = False
-    """Whether log-probabilities are those of the model, before temperature, top-k and top-p."""
+    """True where log-probabilities are those of the model, before temperature, top-k and top-p."""
 
 
 async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int, decode: Decode, sample: Sample) -> Probed:
-    """Name the endpoint's model, and ask it for tokens, each among one: their log-probability is 0 where the distribution that
-    was sampled from is told. They fill `sample`. Their text is that of `decode` where the tokenizer is the recipe's."""
+    """Set the endpoint's model, and fill `sample` with tokens that are sampled with top-k of 1.
+
+    The log-probability of such a token is 0 where the endpoint reports those after top-k. The tokens' text equals that of
+    `decode` where the endpoint has the recipe's tokenizer.
+    """
     count = min(TOKENS, max_sequence_length - 1)
     try:
         listed = await endpoint.models()

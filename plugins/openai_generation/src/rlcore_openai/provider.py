@@ -22,4 +22,4 @@ PROVIDER = Provider(
     check="rlcore_openai.check:check",
     reads_model=False,
 )
-"""What the entry point names."""
+"""The provider that the entry point names."""

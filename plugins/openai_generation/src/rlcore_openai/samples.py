@@ -1,4 +1,4 @@
-"""What is asked of an endpoint for one sample, and what has come of it."""
+"""The request for one sample to an endpoint, and the sample as its stream arrives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from rlcore.spi.arrays import offsets_of
 from rlcore_openai.errors import WrongAnswerError
 
 MAX_NATS, TOLERANCE = 1e30, 1e-4
-"""What a log-probability is above and, but for rounding, at most."""
+"""Bounds of a log-probability: above -MAX_NATS, and at most TOLERANCE, for rounding."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @frozen(kw_only=True, eq=False)
 class Wanted:
-    """One sample that is wanted."""
+    """The request for one sample."""
 
     number: int
     """Within its request."""
@@ -53,32 +53,32 @@ class Wanted:
 
 @define(kw_only=True, eq=False)
 class Sample:
-    """One sample as far as it has come."""
+    """One sample, as far as its stream has arrived."""
 
     tokens: list[int] = field(factory=list)
     logprobs: list[float] = field(factory=list)
     text: str = ""
-    """What the endpoint's own tokenizer makes of the tokens."""
+    """The tokens' text, by the endpoint's own tokenizer."""
     reason: FinishReason = FinishReason.ABORTED
     vocab_size: int | None = None
-    """Tokens are below it; None where that is not known."""
+    """The number of tokens of the model; None where it is not known."""
 
     def add(self, choice: Mapping[str, Any]) -> None:
-        """Add what one event of a stream brings. WrongAnswerError where it lacks what an answer has to have."""
-        tokens, told = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
-        if not isinstance(tokens, list) or not isinstance(told, list):
+        """Add the tokens of one event of a stream. WrongAnswerError where a part is missing or of another form."""
+        tokens, logprobs = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if not isinstance(tokens, list) or not isinstance(logprobs, list):
             raise WrongAnswerError("token ids or log-probabilities that are no list")
-        if len(told) < len(tokens) or (choice.get("text") and not tokens):
-            lacking = "token ids (return_token_ids)" if len(told) >= len(tokens) else "log-probabilities (logprobs)"
+        if len(logprobs) < len(tokens) or (choice.get("text") and not tokens):
+            lacking = "token ids (return_token_ids)" if len(logprobs) >= len(tokens) else "log-probabilities (logprobs)"
             raise WrongAnswerError(f"an answer without {lacking}")
         if wrong := [one for one in tokens if type(one) is not int or not 0 <= one < (self.vocab_size or 2**31)]:
             below = "" if self.vocab_size is None else f", below {self.vocab_size}, the model's vocabulary"
             raise WrongAnswerError(f"the token id {wrong[0]!r:.40}, where numbers from 0 on are ids{below}")
-        if wrong := [one for one in told if type(one) not in (int, float) or not -MAX_NATS < one <= TOLERANCE]:
+        if wrong := [one for one in logprobs if type(one) not in (int, float) or not -MAX_NATS < one <= TOLERANCE]:
             raise WrongAnswerError(f"the log-probability {wrong[0]!r:.40}, where finite numbers up to 0.0 are")
         self.tokens += tokens
         self.text += choice.get("text") or ""
-        self.logprobs += told[: len(tokens)]
+        self.logprobs += logprobs[: len(tokens)]
         if (reason := choice.get("finish_reason")) is not None:
             if reason not in REASONS:
                 raise WrongAnswerError(f"the finish_reason {reason!r:.40}, none of {', '.join(REASONS)}")

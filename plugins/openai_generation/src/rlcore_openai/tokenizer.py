@@ -1,4 +1,4 @@
-"""Whether an endpoint's tokenizer is that of the recipe: both make the same text of the same tokens."""
+"""Compare an endpoint's tokenizer with the recipe's: both have to decode the same tokens to the same text."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ def decoder_of(model: ModelSpec) -> Decode:
 
 
 def vocab_size_of(model: ModelSpec) -> int | None:
-    """How many tokens the model of model.path has; None where it does not say."""
+    """Return the vocab_size of the model at model.path; None where its config.json states none."""
     if (stated := config_number(model.path, "vocab_size")) is not None:
         return stated
     from transformers import AutoConfig

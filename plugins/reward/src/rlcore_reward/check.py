@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's `[environment.reward_model]`, from files alone."""
+"""Check a recipe's `[environment.reward_model]` by files alone."""
 
 from collections.abc import Iterator, Sequence
 

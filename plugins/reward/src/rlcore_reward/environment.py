@@ -22,7 +22,7 @@ from rlcore_reward.config import RewardModelConfig
 from rlcore_reward.scorer import Conversation, Failure, Scoring
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""What the process that loads the model may need to be let in."""
+"""Environment variables with the Hub's tokens, which the process that loads the model gets."""
 
 
 class RewardModelEnvironment:
@@ -73,7 +73,7 @@ class RewardModelEnvironment:
 
 
 def conversation_of(shown: Observation, answer: str) -> Conversation:
-    """A prompt and its answer, of which the prompt's last message may be the beginning."""
+    """Return a prompt with its answer. A last message of the assistant's in the prompt is the answer's beginning."""
     if shown.messages is None:
         return Conversation(prompt=shown.text or "", answer=answer)
     *before, last = shown.messages

@@ -1,4 +1,4 @@
-"""What the reward model has on a device, by its config.json: for `rlcore plan`, and for what a run gives engines there."""
+"""Estimate the reward model's memory on a device from its config.json, for `rlcore plan` and for the memory of engines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

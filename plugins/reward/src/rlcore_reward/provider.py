@@ -1,4 +1,4 @@
-"""What the entry points name. Nothing heavy is imported here."""
+"""The providers that the entry points name. This module imports nothing heavy."""
 
 from rlcore.spi import Provider, capabilities
 from rlcore_reward.config import RewardConfig, RewardModelConfig

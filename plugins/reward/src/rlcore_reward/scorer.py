@@ -1,4 +1,4 @@
-"""What the process that scores does: it loads the reward model once, and gives each text its value."""
+"""Score conversations in a separate process, which loads the reward model once."""
 
 from collections.abc import Container, Sequence
 from contextlib import suppress
@@ -14,12 +14,12 @@ from rlcore.spi import Message, Problem, Tool
 from rlcore.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
-"""What a chat template that asks for the date is told, on every day: the date that it is told where a model is trained."""
+"""The date that chat templates get on every day, in training too."""
 
 
 @frozen(kw_only=True)
 class Scoring:
-    """Which model scores, and how it computes."""
+    """The reward model, and the options by which it computes."""
 
     path: str
     device: str
@@ -34,16 +34,16 @@ class Conversation:
     """Text as it is, or messages for the reward model's own chat template."""
     answer: str
     tools: Sequence[Tool] = ()
-    """What the policy may call, for the reward model's template."""
+    """The policy's tools, for the reward model's chat template."""
 
 
 @frozen(kw_only=True)
 class Failure:
-    """In place of a reward."""
+    """Replaces a reward that could not be computed."""
 
     reason: str
     is_the_models: bool
-    """Whether every other answer would fail too."""
+    """True where every other answer would fail too."""
 
 
 def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float | Failure]:
@@ -98,14 +98,14 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
 
 
 def _require_shown(messages: Sequence[Message], tools: Sequence[Tool], template: str) -> None:
-    """ValueError where the prompt has tools, calls or thoughts that the reward model's chat template never shows."""
+    """Raise ValueError where the prompt has tools, calls or thoughts that the reward model's chat template never shows."""
     names = {name for message in messages for name in message} - {"role", "content", "name", "tool_call_id", "weight"}
     if unread := [name for name in sorted(names | ({"tools"} if tools else set())) if name not in template]:
         raise ValueError(f"found {', '.join(unread)} in the prompt, which the reward model's chat template never shows")
 
 
 def _shown(messages: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, **options: bool) -> str:
-    """Messages and tools through the chat template, which is told the date that every run tells it."""
+    """Render messages and tools with the chat template, with the same fixed date as in every run."""
     today = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
     text: str = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **today, **options)
     return text
@@ -127,8 +127,11 @@ def _encoded_behind(text: str, tokenizer: Any) -> list[int]:
 
 
 def _following_end(answered: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, ends: Container[int]) -> list[int]:
-    """The token that ends the last answer where that is the first of what follows, as in GLM's templates; else the tokenizer's
-    own end of sequence. A template may show an answer otherwise once a user has replied: then it is that of another answer."""
+    """Return the token that ends the last answer, as a list.
+
+    It is the first token of the user's reply where that ends an answer, as in GLM's templates, else the tokenizer's end of
+    sequence. A template may render an answer differently once a user has replied. The token is then found by another answer.
+    """
     with suppress(Exception):  # of a chat template that takes no further message
         for answer in (answered[-1], {"role": "assistant", "content": "."}):
             whole = _shown([*answered[:-1], answer], tools, tokenizer).rstrip()
@@ -140,7 +143,7 @@ def _following_end(answered: Sequence[Message], tools: Sequence[Tool], tokenizer
 
 
 def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[int]:
-    """An answer that a template wrote up to its first end: some put a second one behind it. Nothing where there is none."""
+    """Return an answer's tokens up to its first end token, since some templates write two; empty without one."""
     eos, end = tokenizer.eos_token_id, None
     for index in range(len(said) - 1, -1, -1):
         if said[index] == eos or said[index] in ends:
@@ -152,8 +155,10 @@ def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[in
 
 @cache
 def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
-    """Model and tokenizer, and the tokens that end an answer by generation_config.json, or by config.json where there is none;
-    where that names none, any special token."""
+    """Return the model, its tokenizer, and the tokens that end an answer.
+
+    The first existing file of END_TOKEN_FILES lists them. Where it lists none, they are all special tokens.
+    """
     import_transformers()
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -1,4 +1,4 @@
-"""Which families of models are installed: the entry points of the group `rlcore.architectures`."""
+"""Find the installed families of models: the entry points of the group `rlcore.architectures`."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
         owners = " and ".join(sorted(_owner(point) for point, _ in usable))
         given = f"{found}, which is a duplicate name: {owners} provide it"
         return Problem(path=path, found=given, expected="one description", remedy="Uninstall the other")
-    if usable:  # one that is not usable takes no name from it
+    if usable:  # descriptions that are not usable make no duplicate
         return usable[0][1]
     reasons = "; ".join(f"{_owner(point)} is not usable: {reason}" for point, reason in loaded)
     expected = f"an importable Architecture of model_type {model_type}"
@@ -50,7 +50,7 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
 
 
 def _loaded(point: EntryPoint, model_type: str) -> Architecture | str:
-    """The family that an entry point names, or why it is none."""
+    """Return the family that an entry point names, or the reason why it names none."""
     try:
         with loading(f"the description {_owner(point)}"):
             family = point.load()

@@ -1,4 +1,4 @@
-"""How far from its expected value chance may bring what a right sampler does."""
+"""Statistical tests of a sampler, and the limits that a right sampler exceeds only by rare chance."""
 
 from collections.abc import Callable, Mapping
 from math import sqrt
@@ -12,7 +12,7 @@ from rlcore.testing.conformance.reference import Float64Array
 
 @frozen(kw_only=True)
 class Limits:
-    """How far off a figure has to be to count as wrong."""
+    """Distances from the expected value beyond which a figure counts as wrong."""
 
     deviations: float
     """The distance of a normal number from its mean, in standard deviations."""
@@ -27,7 +27,7 @@ SUSPICIOUS = Limits(deviations=3.5, deviations_of_many=4.5, kolmogorov_smirnov=2
 CERTAIN = Limits(deviations=5.5, deviations_of_many=5.5, kolmogorov_smirnov=2.9)
 """A right sampler exceeds a limit once in 10⁷ times."""
 NUM_AGAIN = 4
-"""How many times as many samples decide about a suspicion."""
+"""Number of further questions whose samples decide about a suspicion."""
 FEWEST = 32.0
 """Variance below which a count is too far from normal to be judged."""
 FOUND = 6.0
@@ -51,7 +51,7 @@ class Score:
         self.variance += float(variance.sum())
 
     def join(self, other: "Score") -> None:
-        """Add the tokens of another."""
+        """Add the tokens of another score."""
         self.difference += other.difference
         self.variance += other.variance
 
@@ -66,11 +66,11 @@ class Score:
         return self.difference / max(self.variance, 1e-9)
 
     def is_beyond(self, deviations: float) -> bool:
-        """Whether it is as far off as a normal number by so many standard deviations, where there is enough to judge by."""
+        """Return whether the difference exceeds so many standard deviations. False below a variance of FEWEST."""
         return self.variance >= FEWEST and abs(self.deviations) > limit_of(deviations, self.variance)
 
     def verdict(self, effect: float) -> Literal["found", "excluded", "open"]:
-        """Whether θ is not 0, or an `effect` of either sign is excluded, or more tokens are needed to tell.
+        """Return "found" where θ is not 0, "excluded" where |θ| is below `effect`, "open" where it takes more tokens to tell.
 
         A sequential test by confidence intervals. At a true θ of `effect` it ends with "excluded" less than once in 100 times.
         """
@@ -93,8 +93,10 @@ def distance_to_uniform(draws: Float64Array) -> float:
 
 
 def recurring(find: Callable[[range, Limits], Mapping[str, str]]) -> list[str]:
-    """What is wrong with a sampler: what `find`, which is given numbers of questions and limits, says by name of the first
-    question's samples, and again of those of NUM_AGAIN others. Of any one figure of a right sampler, once in 10¹⁰."""
+    """Return the faults of a sampler that recur: `find` reports them for the first question, and again with NUM_AGAIN others.
+
+    `find` gets numbers of questions and limits, and returns faults by name. A right sampler has a given one once in 10¹⁰ times.
+    """
     suspicions = find(range(1), SUSPICIOUS)
     found = find(range(1, 1 + NUM_AGAIN), CERTAIN) if suspicions else {}
     return [problem for name, problem in found.items() if name in suspicions]

@@ -220,13 +220,13 @@ def batched(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def sent(state: object) -> object:
-    """The state as a resumed run gets it."""
+    """Return the state as a resumed run gets it."""
     copy: object = serialization.loads(saved(state))
     return copy
 
 
 def saved(state: object) -> bytes:
-    """The state as a checkpoint keeps it; fails where it cannot be kept."""
+    """Return the state's bytes in a checkpoint. The test fails where the state cannot be saved."""
     try:
         return serialization.dumps(state)
     except Exception as error:

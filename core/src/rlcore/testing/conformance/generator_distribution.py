@@ -50,7 +50,7 @@ EFFECTS: Mapping[str, float] = {
 """The smallest effect of each figure that the check finds: a share of the temperature, else nats added to or taken from the
 logits of such tokens, for each occurrence where these are counted."""
 MOST_BLOCKS = 16
-"""Questions that a check asks at most."""
+"""Most questions that a check asks."""
 CASES = {
     "plain": (SamplingParams(), 20, ()),
     "cool": (SamplingParams(temperature=0.6), 5, ()),
@@ -123,7 +123,7 @@ class Evidence:
         self.ranks.append(above + own * random.random(len(tokens)))
 
     def join(self, other: "Evidence") -> None:
-        """Add the tokens of another."""
+        """Add the tokens of other evidence."""
         for name, score in self.scores.items():
             score.join(other.scores[name])
         for length, score in self.tails.items():
@@ -149,14 +149,14 @@ class Evidence:
 
 
 def described(name: str, score: Score) -> str:
-    """A figure that is off, in words."""
+    """Return a line that describes a score."""
     return (
         f"{name}: off by {score.difference:+.1f}, {score.deviations:+.1f} standard deviations, an effect of {score.effect:+.3f}"
     )
 
 
 def found_effects(draw: Callable[[int], Evidence], vocab_size: int) -> dict[str, str]:
-    """The figures whose effect is not 0, by name, of as many questions' evidence as it takes to find or exclude all EFFECTS.
+    """Return a line for each figure with an effect, by name. Questions are asked until all EFFECTS are found or excluded.
 
     AssertionError where MOST_BLOCKS questions do not tell.
     """
@@ -240,7 +240,7 @@ def gather(
 
 
 def occurrences_before(tokens: Int32Array, vocab_size: int) -> Float64Array:
-    """float64 [L, V]: how often each token came before position l of a sequence int32 [L]."""
+    """Return float64 [L, V]: how often each token occurs before each position of a sequence int32 [L]."""
     before = np.zeros((len(tokens), vocab_size))
     before[np.arange(1, len(tokens)), tokens[:-1]] = 1.0
     return np.cumsum(before, axis=0)
