@@ -96,6 +96,6 @@ def grpo(tmp_path: Path, *overrides: str) -> ImportedRecipe:
     return imported(tmp_path, f"{policy}{GENERATION}cluster:{rest}", *overrides)
 
 
-def told(found: ImportedRecipe, *, changing: bool = True) -> set[str]:
-    """The keys that are told of."""
+def reported(found: ImportedRecipe, *, changing: bool = True) -> set[str]:
+    """The keys that are reported of."""
     return {one.key for one in found.unmapped if one.changes_meaning is changing}

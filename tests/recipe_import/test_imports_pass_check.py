@@ -1,4 +1,4 @@
-"""No importer writes what `check` refuses: whatever a recipe says is written, told or refused with its key."""
+"""No importer writes what `check` refuses: whatever a recipe says is written, reported or refused with its key."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -9,8 +9,9 @@ from rlcore.spi.importing import ImportedRecipe
 from rlcore_import.hydra_files import read_hydra
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
+from rlcore_import.verl_distillation import import_distillation, name_teachers
 from rlcore_import.verl_keys import ACTOR, DROPPED, MAPPED, PARTIAL_SWITCHES, ROLLOUT
-from rlcore_import.verl_loss import import_algorithm, import_distillation, name_teachers
+from rlcore_import.verl_loss import import_algorithm
 from rlcore_import.verl_policy import import_generator, import_model, import_optimizer, import_trainer
 from rlcore_import.yaml_files import error
 

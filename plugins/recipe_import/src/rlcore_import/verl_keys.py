@@ -7,14 +7,18 @@ __all__ = [
     "CORRECTION",
     "DROPPED",
     "ENGINES",
+    "GRPO",
     "MAPPED",
     "MODEL",
     "OPEN_TABLES",
     "PARTIAL_SWITCHES",
     "POLICY_LOSS",
+    "PPO",
     "ROLLOUT",
 ]
 
+GRPO, PPO = "algorithm.grpo", "algorithm.ppo"
+"""The tables of rlcore's algorithms that verl's become."""
 ENGINES = ("fsdp_config", "megatron", "veomni", "torchtitan")
 """Tables of the actor, of which the engine that it names reads one."""
 PARTIAL_SWITCHES = ("reward_model.enable", "reward.reward_model.enable", f"{ROLLOUT}.multi_turn.enable")
