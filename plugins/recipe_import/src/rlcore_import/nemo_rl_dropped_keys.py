@@ -1,8 +1,8 @@
-"""NeMo-RL's keys without a counterpart, each with the reason, as they stand at the commit of tests/recipe_import."""
+"""All of NeMo-RL's keys without a counterpart, each with the reason, at the commit in tests/recipe_import."""
 
-from rlcore_import.nemo_rl_dropped_data import DATA_ROWS, ENVIRONMENT_ROWS
-from rlcore_import.nemo_rl_dropped_generation import GENERATION_ROWS
-from rlcore_import.nemo_rl_dropped_policy import POLICY_ROWS
+from rlcore_import.nemo_rl_data_rows import DATA_ROWS, ENVIRONMENT_ROWS
+from rlcore_import.nemo_rl_generation_rows import GENERATION_ROWS
+from rlcore_import.nemo_rl_policy_rows import POLICY_ROWS
 from rlcore_import.nemo_rl_reasons import DTENSOR, GEN, LOGS, MEGATRON, SPEED, UNREAD, WRITTEN
 from rlcore_import.source import Dropped, rows
 
@@ -42,8 +42,8 @@ _RUN = (
     *rows("the newest checkpoints are kept, not the best", "metric_name higher_is_better", prefix="checkpointing"),
     *rows(WRITTEN, "model_save_format save_consolidated save_optimizer model_cache_dir", prefix="checkpointing"),
     *rows(WRITTEN, "model_repo_id is_peft is_async", prefix="checkpointing"),
-    *rows("checkpoint.every_n_steps alone says when", "checkpoint_must_save_by ft_keep_latest_k", prefix="checkpointing"),
-    *rows("checkpoint.every_n_steps alone says when", "ft_save_period", prefix="checkpointing"),
+    *rows("checkpoint.every_n_steps alone decides when", "checkpoint_must_save_by ft_keep_latest_k", prefix="checkpointing"),
+    *rows("checkpoint.every_n_steps alone decides when", "ft_save_period", prefix="checkpointing"),
     *rows(EPOCHS, "max_num_epochs", prefix="sft", changes_meaning=True),
     *rows(EPOCHS, "max_num_epochs", prefix="dpo", changes_meaning=True),
     *rows(EPOCHS, "max_num_epochs", prefix="rm", changes_meaning=True),
@@ -51,7 +51,7 @@ _RUN = (
     *rows(SPEED, "val_micro_batch_size", prefix="dpo"),
     *rows(SPEED, "val_micro_batch_size", prefix="rm"),
     *rows(
-        "the final message alone is not told apart: all of the assistant's are learned",
+        "all messages of the assistant are learned, not the final one alone",
         "only_unmask_final",
         prefix="sft",
         changes_meaning=True,
@@ -138,4 +138,4 @@ _GRPO = (
     *rows(MOPD, "strict_agent_name_match default_teacher_alias non_colocated_teachers.*", prefix="on_policy_distillation"),
 )
 DROPPED: tuple[Dropped, ...] = (*_RUN, *_GRPO, *POLICY_ROWS, *GENERATION_ROWS, *DATA_ROWS, *ENVIRONMENT_ROWS)
-"""Keys without a counterpart; the first row of a key counts."""
+"""Rows of all keys without a counterpart."""

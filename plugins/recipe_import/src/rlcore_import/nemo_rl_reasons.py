@@ -1,4 +1,4 @@
-"""Reasons that rows of NeMo-RL's dropped keys share, and the prefixes of its largest tables."""
+"""Reasons that several of NeMo-RL's dropped keys share, and the names of its largest tables."""
 
 SPEED = "speed or memory alone"
 ROUNDINGS = "another kernel: equal but for roundings"

@@ -17,7 +17,7 @@ class Estimator:
     baseline: str
     normalisation: str
     note: str = ""
-    """In what the algorithm differs here."""
+    """How rlcore's algorithm differs."""
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -30,14 +30,14 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gdpo": Estimator("group_mean", "std", "advantages are divided over the samples of the step, there over its tokens"),
     "gpg": Estimator("group_mean", "none", "advantages are not multiplied by samples / samples of a reward other than 0"),
 }
-"""All but `gae`, which is PPO."""
+"""verl's estimators with counterparts in GRPO; `gae` is PPO's."""
 BY_STD = ("grpo", "grpo_vectorized", "gdpo")
-"""Estimators that `norm_adv_by_std_in_grpo` counts for."""
+"""Estimators that read `norm_adv_by_std_in_grpo`."""
 LIKE_THE_POLICY = (
     "lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type lr_decay_style warmup_style decay_type min_lr_ratio min_lr lr_min "
     "min_lr_factor lr_decay_steps betas eps"
 )
-"""What of a critic's optimizer is the policy's here."""
+"""Options of a critic's optimizer for which rlcore takes the policy's."""
 
 
 def import_advantages(source: Source, values: dict[str, Any], name: str) -> None:
@@ -56,7 +56,7 @@ def import_advantages(source: Source, values: dict[str, Any], name: str) -> None
     if name in BY_STD and not by_std:
         normalisation = "none"
     if values["rollout.samples_per_prompt"] == 1 and baseline != "none":
-        # A group of one has the mean 0 there, and the deviation 1.
+        # verl takes mean 0 and deviation 1 for a group of one.
         baseline, normalisation = "none", normalisation if normalisation == "batch_whitening" else "none"
         source.report(f"{ROLLOUT}.n", "an answer is compared with nothing, as the only one of its group there")
     values |= {f"{GRPO}.advantage_baseline": baseline, f"{GRPO}.advantage_normalisation": normalisation}
@@ -69,7 +69,7 @@ def import_advantages(source: Source, values: dict[str, Any], name: str) -> None
 
 
 def _components(source: Source, values: dict[str, Any], name: str) -> None:
-    """GDPO's parts of the reward."""
+    """Import the components of GDPO's reward."""
     parts, weights = source.take("algorithm.gdpo_reward_keys", []), source.take("algorithm.gdpo_reward_weights", [])
     if name != "gdpo" or values["rollout.samples_per_prompt"] == 1:
         return
@@ -90,7 +90,7 @@ def _critic(source: Source, values: dict[str, Any]) -> None:
     values["critic.weight_decay"] = source.number("critic.optim.weight_decay", 0.01, least=0)
     values["critic.max_grad_norm"] = source.number("critic.optim.clip_grad", source.number("critic.grad_clip", 1.0, least=0))
     if (steps := source.integer("trainer.critic_warmup", 0)) > 1:
-        values["critic.warmup_steps"] = steps - 1  # there the policy trains from the step of this number on, from 1
+        values["critic.warmup_steps"] = steps - 1  # verl counts steps from 1: its policy trains from this step on
         if steps > values["run.num_steps"]:
             source.refuse(
                 "trainer.critic_warmup", f"at most the run's {values['run.num_steps']} steps, for the policy to train"

@@ -7,7 +7,7 @@ from rlcore_import.verl_keys import CORRECTION, GRPO, PPO, ROLLOUT
 
 
 def import_correction(source: Source, values: dict[str, Any], section: str, *, is_bypassed: bool, reads_type: bool) -> None:
-    """Weights and masks for the generator's other numerics."""
+    """Import the weights and masks that correct for the generator's numerics."""
     kind = source.text(f"{CORRECTION}.rollout_is")
     low, high = _bounds(source, f"{CORRECTION}.rollout_is_threshold", source.take(f"{CORRECTION}.rollout_is_threshold", 2.0))
     measures = source.flag(f"{ROLLOUT}.calculate_log_probs", default=True)
@@ -36,7 +36,7 @@ def import_correction(source: Source, values: dict[str, Any], section: str, *, i
 def _bypass(
     source: Source, values: dict[str, Any], section: str, *, kind: str | None, maximum: float, is_reinforce: bool
 ) -> None:
-    """Two policies: the ratio is that to the generator's probabilities."""
+    """Import bypass_mode, whose ratio is against the generator's probabilities."""
     if values.get(f"{section}.objective") == "kl_cov":
         source.report(f"{CORRECTION}.bypass_mode", "the loss kl_cov needs the trainer's probabilities")
         return
@@ -53,7 +53,7 @@ def _bypass(
         return
     ratio = "sequence_product" if kind == "sequence" else "token"
     values |= {f"{GRPO}.objective": "cispo", f"{GRPO}.ratio": ratio, f"{GRPO}.clip_low": 1.0}
-    values[f"{GRPO}.clip_high"] = max(0.0, maximum - 1)  # log-probabilities weighed by a ratio of at most this
+    values[f"{GRPO}.clip_high"] = max(0.0, maximum - 1)  # cispo then weighs log-probabilities by a ratio up to `maximum`
 
 
 def _rejection(source: Source, values: dict[str, Any], section: str, *, is_on: bool) -> None:
@@ -66,13 +66,13 @@ def _rejection(source: Source, values: dict[str, Any], section: str, *, is_on: b
         return
     low, high = _bounds(source, f"{CORRECTION}.rollout_rs_threshold", bounds)
     low = 1 / high if low is None else low
-    # There the bounds are of the generator's probability over the trainer's, here of the inverse.
+    # verl bounds the generator's probability over the trainer's, rlcore its inverse.
     values |= {f"{GRPO}.geometric_minimum": 1 / high, f"{GRPO}.geometric_maximum": 1 / low}
     source.report(f"{CORRECTION}.rollout_rs", "sequences that are left out count in the mean over the update")
 
 
 def _bounds(source: Source, key: str, written: Any) -> tuple[float | None, float]:
-    """The lower bound, if there is one, and the upper of "LOW_HIGH" or one number."""
+    """Return the lower bound or None, and the upper bound, of "LOW_HIGH" or one number."""
     try:
         numbers = [float(part) for part in str(written).split("_")]
     except ValueError:

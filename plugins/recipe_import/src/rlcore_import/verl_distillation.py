@@ -10,7 +10,7 @@ TEACHERS = "distillation.teacher_models"
 
 
 def name_teachers(source: Source) -> None:
-    """Teachers have names of the user's, and their keys the fate of those of the one in verl's files."""
+    """Give each teacher that the user names the rows of the one in verl's files."""
     source.aliases.update({f"{TEACHERS}.{name}": f"{TEACHERS}.teacher_model" for name in _teachers(source)})
 
 
@@ -20,7 +20,7 @@ def _teachers(source: Source) -> Mapping[str, Mapping[str, Any]]:
 
 
 def import_distillation(source: Source, values: dict[str, Any]) -> None:
-    """The algorithm distill, for what it can do; a refusal for what it cannot."""
+    """Import distillation as the algorithm distill; refuse the options that it lacks."""
     loss = "distillation.distillation_loss"
     mode = source.text(f"{loss}.loss_mode", "k3")
     rewards = source.flag(f"{loss}.use_task_rewards", default=True)

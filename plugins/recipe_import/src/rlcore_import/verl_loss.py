@@ -20,9 +20,9 @@ class Loss:
     objective: str
     ratio: str = "token"
     normalisation: str | None = None
-    """What stands in place of loss_agg_mode."""
+    """The normalisation that the loss has whatever loss_agg_mode is; None where it follows that."""
     clips: bool = False
-    """Whether the clip range is read."""
+    """True for a loss that reads the clip range."""
     note: str = ""
 
 
@@ -51,7 +51,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "kl_cov": ((f"{POLICY_LOSS}.kl_cov_ratio", "covariance_share"), (f"{POLICY_LOSS}.ppo_kl_coef", "covariance_penalty")),
     "sapo": ((f"{ACTOR}.tau_pos", "sapo_temperature_positive"), (f"{ACTOR}.tau_neg", "sapo_temperature_negative")),
 }
-"""Options that one loss alone reads."""
+"""Options of single losses: verl's key, and rlcore's option."""
 AGGREGATIONS = {
     "token-mean": "token",
     "seq-mean-token-mean": "sequence",
@@ -62,7 +62,7 @@ AGGREGATIONS = {
 
 
 def import_algorithm(source: Source, values: dict[str, Any]) -> None:
-    """Advantages, loss, KL terms and corrections."""
+    """Import advantages, the loss, KL terms and corrections."""
     name = source.text("algorithm.adv_estimator", "gae")
     section = PPO if name == "gae" else GRPO
     values["algorithm.name"] = section.rpartition(".")[2]
@@ -75,7 +75,7 @@ def _loss(source: Source, values: dict[str, Any], section: str) -> None:
     values[f"{section}.previous_logprobs"] = "trainer"
     mode = source.text(f"{POLICY_LOSS}.loss_mode", "vanilla")
     is_bypassed = source.flag(f"{CORRECTION}.bypass_mode") or mode == "bypass_mode"
-    # verl's older trainer sets that mode, which is the clipped loss or REINFORCE; its newer one keeps the loss.
+    # Under bypass_mode verl's older trainer takes the clipped loss or REINFORCE; its newer one keeps the loss.
     reads_type = mode == "bypass_mode" or (is_bypassed and not source.look("trainer.use_v1"))
     if reads_type:
         mode = "vanilla"
@@ -112,7 +112,7 @@ def _clip_range(source: Source, values: dict[str, Any], section: str, mode: str)
     low = source.number(f"{ACTOR}.clip_ratio_low", both, least=0)
     high = source.number(f"{ACTOR}.clip_ratio_high", both, least=0)
     dual = source.number(f"{ACTOR}.clip_ratio_c", 3.0, least=1)
-    if mode == "geo_mean":  # there the bounds are of the ratio's logarithm
+    if mode == "geo_mean":  # verl bounds the ratio's logarithm in this loss
         low, high = -math.expm1(-low), math.expm1(high)
     if section == PPO or LOSSES[mode].clips:
         values |= {f"{section}.clip_low": min(1.0, low), f"{section}.clip_high": high}
