@@ -1,4 +1,4 @@
-"""NeMo-RL's recipes: what each key means here, and what is reported of those without a counterpart."""
+"""NeMo-RL's recipes: keys have their meaning in a recipe, and those without a counterpart are reported."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Data sets of NeMo-RL's recipes: their place, their fields, and what is reported of them."""
+"""Data sets of NeMo-RL's recipes keep their path and fields; differences are reported."""
 
 from pathlib import Path
 

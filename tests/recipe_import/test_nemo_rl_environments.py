@@ -1,4 +1,4 @@
-"""Environments of NeMo-RL: those that are here, and what is reported first of those that are not."""
+"""Environments of NeMo-RL become rlcore's; a missing one is reported first."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What NeMo-RL's keys of advantages and losses mean: the loss of a batch and its gradient, as its own code has them."""
+"""A batch has the advantages, loss and gradient that NeMo-RL's own code computes."""
 
 from pathlib import Path
 from typing import Any

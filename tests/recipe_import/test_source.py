@@ -1,4 +1,4 @@
-"""Values that are taken once, or reported of."""
+"""Each value is mapped once, or reported."""
 
 from typing import Any
 

@@ -364,7 +364,7 @@ OF_MACHINES = (
     "expected a model directory, or a name on the Hub",
     "parquet",
 )
-"""What is said of this machine and of files that are not there."""
+"""Parts of problems that concern this machine or missing files."""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from .verl_batches import Read, advantages_of, reported
 @pytest.mark.parametrize("coefficient", [0.0, 0.2])
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_advantages_are_verls(read_verl: Read, verl_batch: Batch, name: str, coefficient: float) -> None:
-    """With a KL term in the reward where both can: reported where verl divides what the term was taken off."""
+    """A KL term in the reward is reported where verl divides the reward after subtracting the term."""
     rewards, groups = np.array([1.0, 0.0, 0.5, 2.0, 0.0, 1.5]), np.array([0, 0, 0, 1, 1, 1])
     overrides = [f"algorithm.adv_estimator={name}", "algorithm.use_kl_in_reward=True"]
     found = read_verl(*overrides, f"algorithm.kl_ctrl.kl_coef={coefficient}")

@@ -112,7 +112,7 @@ def _dataset(
     known = KNOWN.get(name)
     if found["processor"] not in (None, *PROCESSORS):
         source.report(
-            _told(source, table, "processor"), "prompts are the rows' own, with environment.math.instruction around them"
+            _full_key(source, table, "processor"), "prompts are the rows' own, with environment.math.instruction around them"
         )
     if name == "NemoGymDataset":
         return  # the environment reads its own files
@@ -121,14 +121,14 @@ def _dataset(
         known = KnownData(path=file, prompt="input", answer="output", note=RANKED if name == "PreferenceDataset" else "")
         values[f"{section}.source"] = "jsonl" if is_file else "huggingface"
         if name not in OF_FILES:
-            source.report(_told(source, table, "dataset_name"), OWN_CODE)
+            source.report(_full_key(source, table, "dataset_name"), OWN_CODE)
     else:
         values[f"{section}.source"] = "huggingface"
         if known is None:
-            source.report(_told(source, table, "dataset_name"), OWN_CODE)
+            source.report(_full_key(source, table, "dataset_name"), OWN_CODE)
     known = known or KnownData(path=name or "rows.jsonl")
     if known.note:
-        source.report(_told(source, table, "dataset_name"), known.note)
+        source.report(_full_key(source, table, "dataset_name"), known.note)
     values[f"{section}.path"] = known.path
     if values[f"{section}.source"] == "huggingface":
         values |= {f"{section}.{key}": found[key] or getattr(known, key) for key in ("split", "subset")}
@@ -139,7 +139,7 @@ def _dataset(
         del values[key]
 
 
-def _told(source: Source, table: str, key: str) -> str:
+def _full_key(source: Source, table: str, key: str) -> str:
     """Return the full key that sets a data set's option: its own, else that of `data.default`."""
     return f"{table}.{key}" if source.look(f"{table}.{key}") is not None else f"{OF_DEFAULTS}.{key}"
 
@@ -171,9 +171,10 @@ def _fields(
         values["environment.math.answer_field"] = answer
     elif answer != values.get("environment.math.answer_field"):
         source.report(
-            _told(source, table, "dataset_name"), f"answers of held-out rows are in the field {answer}: name it as the others"
+            _full_key(source, table, "dataset_name"),
+            f"answers of held-out rows are in the field {answer}: name it as the others",
         )
     if kind != "grpo":
         for key in ("prompt_file", "system_prompt_file"):
             if found[key]:
-                source.report(_told(source, table, key), "prompts are those of the rows")
+                source.report(_full_key(source, table, key), "prompts are those of the rows")

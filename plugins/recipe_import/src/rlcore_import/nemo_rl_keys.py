@@ -104,7 +104,7 @@ MAPPED: dict[str, str] = {
     "policy.optimizer.kwargs.lr": "optimizer.learning_rate",
     "policy.optimizer.kwargs.betas": "optimizer.betas",
     "policy.optimizer.kwargs.eps": "optimizer.eps",
-    "policy.optimizer.kwargs.weight_decay": "optimizer.weight_decay, and reported where above 0: biases and norms are not decayed",
+    "policy.optimizer.kwargs.weight_decay": "optimizer.weight_decay; reported where above 0: biases and norms are not decayed",
     "policy.scheduler": "schedule, its lengths times training.updates_per_step: LinearLR is the warm-up, the next the decay",
     "policy.megatron_cfg.enabled": 'trainer.name: "megatron", else "fsdp2"',
     "policy.dtensor_cfg.enabled": 'trainer.name = "fsdp2"',
