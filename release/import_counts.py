@@ -1,9 +1,9 @@
-"""Count what the importers make of other libraries' recipes: release/import_counts.py --nemo-rl CHECKOUT --verl CHECKOUT
+"""Count the recipes of other libraries that import and pass `check`: import_counts.py --nemo-rl CHECKOUT --verl CHECKOUT
 
-Of NeMo-RL it takes each YAML file below examples that has a policy and the table of an algorithm; of verl the arguments with
-which each script below examples starts `verl.trainer.main_ppo`: bash says them, restricted and without a program to run.
-A recipe is imported, or refused with the reason. One that is imported passes where `check` finds nothing wrong but what the
-machine lacks: the model's files, NeMo Gym's servers, 8-bit products. With --write the counts replace those of the document.
+A recipe of NeMo-RL is a YAML file below examples with a policy and the table of an algorithm. A recipe of verl is the arguments
+with which a script below examples starts `verl.trainer.main_ppo`; a restricted bash prints them and runs no program.
+Each recipe is imported, or refused with the reason. An imported recipe passes where `check` reports only what the machine
+lacks: the model's files, NeMo Gym's servers, 8-bit products. With --write the counts replace those in docs/importing.md.
 """
 
 import argparse
@@ -37,14 +37,14 @@ OF_MACHINES = (
     "has no list of servers",
     "a JSONL file of NeMo Gym",
 )
-"""What problems say that are of the machine on which `check` runs, of the model's files and of servers."""
+"""Parts of problems that concern the machine on which `check` runs, the model's files, or servers."""
 SCRIPTS_NEED = "verl.trainer.main_ppo"
 PRELUDE = r"""
 command_not_found_handle() { [[ "$*" == *verl.trainer.main_ppo* ]] && printf '\036%s' "" && printf '%s\037' "$@"; return 0; }
 tee() { mapfile -d '' given; printf '%s' "${given[@]}"; }
 cd() { :; }; source() { :; }; exec() { "$@"; }; ulimit() { :; }; trap() { :; }
 """
-"""What a script finds in place of programs: one that prints the arguments of the training."""
+"""Bash functions in place of all programs; one prints the arguments of the training."""
 CONFIGS = Path("verl") / "trainer" / "config"
 
 
@@ -59,44 +59,44 @@ class Case:
 
 @frozen(kw_only=True, eq=False)
 class Counts:
-    """What became of a checkout's recipes."""
+    """Counts of a checkout's recipes."""
 
     library: str
     commit: str
     recipes: int
     passed: int = 0
     refused: Counter[str] = field(factory=Counter)
-    """By the reason."""
+    """Number of refused recipes by reason."""
     wrong: dict[str, str] = field(factory=dict)
-    """What `check` finds wrong, by the recipe."""
+    """The problems that `check` finds, by recipe."""
     unrewarded: int = 0
     unknown: Counter[str] = field(factory=Counter)
-    """In how many recipes a key is that nobody listed."""
+    """Number of recipes by unknown key."""
 
     @property
     def imported(self) -> int:
         return self.recipes - self.refused.total()
 
     def row(self) -> str:
-        """The row of the document's table."""
+        """Return the row of the table in docs/importing.md."""
         cells = (self.commit, self.recipes, self.imported, self.passed, self.unrewarded, len(self.unknown))
         return f"| {self.library} | {' | '.join(map(str, cells))} |"
 
 
 def nemo_cases(checkout: Path) -> Iterator[Case]:
-    """The recipes of NeMo-RL."""
+    """Yield the recipes of a NeMo-RL checkout."""
     root = checkout / "examples"
     for file in sorted(root.rglob("*.yaml")):
         try:
             tables = read_inherited(file)
         except RlcoreError:
-            continue  # what is no recipe by itself
+            continue  # no recipe by itself
         if "policy" in tables and any(kind in tables for kind in (*nemo_rl.KINDS, *nemo_rl.OTHERS)):
             yield Case(name=str(file.relative_to(root)), file=file)
 
 
 def verl_cases(checkout: Path) -> Iterator[Case]:
-    """The trainings that verl's scripts start."""
+    """Yield the trainings that the scripts of a verl checkout start."""
     root = checkout / "examples"
     for script in sorted(root.rglob("*.sh")):
         if SCRIPTS_NEED not in script.read_text(encoding="utf-8"):
@@ -113,7 +113,7 @@ def verl_cases(checkout: Path) -> Iterator[Case]:
 
 
 def trainings(script: Path) -> list[list[str]]:
-    """The arguments of each training that a script would start, by bash itself. A variable that is to be given is `/data`."""
+    """Return the arguments of each training that a script starts, expanded by bash. A required variable is `/data`."""
     given: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch:
         prelude, copy = Path(scratch) / "prelude.sh", Path(scratch) / script.name
@@ -138,7 +138,7 @@ def trainings(script: Path) -> list[list[str]]:
 
 
 def counted(library: str, checkout: Path, scratch: Path) -> Counts:
-    """Import a checkout's recipes, and check what is written."""
+    """Import a checkout's recipes and check the results."""
     read, cases_of = LIBRARIES[library]
     cases = list(cases_of(checkout))
     counts = Counts(library=library, commit=commit_of(checkout), recipes=len(cases))
@@ -168,7 +168,7 @@ def counted(library: str, checkout: Path, scratch: Path) -> Counts:
 
 
 def problem_of(found: ImportedRecipe, name: str, scratch: Path) -> str:
-    """What `check` finds wrong with an imported recipe; an empty text for nothing."""
+    """Return the problems that `check` finds in an imported recipe; an empty text for none."""
     recipe = scratch / "recipe.toml"
     recipe.write_text(recipe_text(found, name), encoding="utf-8")
     try:
@@ -180,7 +180,7 @@ def problem_of(found: ImportedRecipe, name: str, scratch: Path) -> str:
 
 
 def _reason(error: ConfigError) -> str:
-    """The key and what was expected of it, without the file."""
+    """Return the key and the expected value, without the file."""
     first = error.problems[0]
     if "/" in first.path:
         return f"{first.found}: {first.remedy or first.expected}"
@@ -188,7 +188,7 @@ def _reason(error: ConfigError) -> str:
 
 
 def commit_of(checkout: Path) -> str:
-    """The checkout's commit, or that which a file COMMIT names."""
+    """Return the checkout's commit, from its file COMMIT or from git."""
     named = checkout / "COMMIT"
     if named.is_file():
         return named.read_text().strip()[:7]
@@ -204,7 +204,7 @@ LIBRARIES: dict[str, tuple[Callable[[Path, Sequence[str]], ImportedRecipe], Call
 
 
 def table(found: Sequence[Counts], date: str) -> str:
-    """The part of the document."""
+    """Return the counts as docs/importing.md has them."""
     head = "| Library | Commit | Recipes | Imported | Pass `check` | Without rewards | Keys nobody listed |"
     refused = [f"- {one.library}, {number}: {reason}." for one in found for reason, number in one.refused.most_common()]
     lines = [f"Counted on {date}:", "", head, "|---|---|---|---|---|---|---|", *(one.row() for one in found)]

@@ -21,7 +21,7 @@ from rlcore_code.sandbox import Execution, Sandbox
 
 CONFIG = CodeConfig(cpu_time_s=2, wall_time_s=60.0, max_memory_mib=128, max_disk_mib=2, max_output_kib=64)
 PYTHON = Path(shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable)
-"""One that every user can read."""
+"""An interpreter that every user can read."""
 ORDINARY = 54321
 """A user that has no other process, where the tests are root's."""
 BECOME = f"""
@@ -36,11 +36,11 @@ Isolation = Literal["namespaces", "limits"]
 EVERY = [(isolation, user) for isolation in ("namespaces", "limits") for user in ("root", "ordinary user")]
 
 refused: dict[tuple[str, str], str] = {}
-"""Why each cannot be tried here, once that was looked at."""
+"""The reason why this machine refuses each isolation and user, once checked; empty where it does not."""
 
 
 class Isolated:
-    """Runs programs in one way, by one user."""
+    """Runs programs in one isolation, as one user."""
 
     def __init__(self, isolation: Isolation, user: User, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.isolation = isolation
@@ -70,12 +70,12 @@ class Isolated:
             pytest.skip(f"{isolation} of the {user}: {refused[isolation, user]}")
 
     def run(self, program: str, **options: object) -> Execution:
-        """How a program ends that is run by itself."""
+        """Run a program in this isolation and return its execution."""
         return run(program, **{**self.options, **options})
 
 
 def run(program, *, wall_time_s=60.0, stdin="", **options):
-    """How a program ends that is run by itself."""
+    """Run a program without tests and return its execution."""
     running = Sandbox(evolve(CONFIG, **options)).run(
         {"main.py": textwrap.dedent(program)}, wall_time_s=wall_time_s, stdin=stdin
     )

@@ -1,4 +1,4 @@
-"""What an interpreter needs, and nothing else."""
+"""The paths of an interpreter are those that it needs."""
 
 import os
 import sys

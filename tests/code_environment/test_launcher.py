@@ -1,4 +1,4 @@
-"""What programs cannot do, by the table of docs/environments.md: a test for each line, in both isolations, by both users."""
+"""Programs are held to each line of the table in docs/environments.md, in both isolations, as both users."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def attempt(name, function, *arguments):
     if result != -1:
         print(name, "is allowed", flush=True)
 """
-"""Programs with it say what they were allowed to do."""
+"""A prefix with which programs print the calls that the sandbox allowed."""
 
 
 def test_it_reads_its_input_and_writes_output(isolated):
@@ -121,7 +121,7 @@ def test_it_sees_no_files_but_its_own_and_python(isolated, tmp_path):
 
 @only_in_namespaces
 def test_nothing_of_the_system_is_there_but_python(isolated):
-    """And the packages of an interpreter that the recipe names."""
+    """The packages of the recipe's interpreter are there too."""
     program = """
         import os, stat, sys
         PACKAGES = [path for path in sys.path if path.endswith("-packages")]
@@ -646,7 +646,7 @@ def test_a_run_that_is_killed_ends_its_programs(isolated):
 
 
 def has_landlock():
-    """Whether the kernel lets a process give up rights to files."""
+    """Return whether the kernel has Landlock."""
     import ctypes
 
     return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)) > 0

@@ -20,7 +20,7 @@ def machine(request, monkeypatch):
 
 
 def outcome(isolation, number, *arguments, architecture):
-    """What the filter says to a call."""
+    """Run the filter on a call and return the kernel's action."""
     words = {0: number, 4: architecture} | {16 + 8 * place: value for place, value in enumerate(arguments)}
     program, at, loaded = call_filter(isolation), 0, 0
     while True:

@@ -1,15 +1,20 @@
-"""Writing recipes of other libraries, importing them, and whether what comes out is a recipe of ours."""
+"""Fixtures that import recipes of other libraries and check what is written."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlcore.cli.import_recipe import recipe_text
 from rlcore.config.load import read_raw
 from rlcore.run.plan.sections import convert_recipe
 from rlcore.spi import ImportedRecipe
+from rlcore_import.verl import import_recipe
+
+from . import verl_batches
+from .peer_verl import Batch
 
 Imported = Callable[..., ImportedRecipe]
 
@@ -24,3 +29,16 @@ def valid(tmp_path: Path) -> Callable[[ImportedRecipe], Any]:
         return convert_recipe(read_raw(file, ()))[0]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def read_verl(tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    """read_verl(KEY=VALUE...) imports a small GRPO configuration of verl's with these arguments."""
+    file = tmp_path_factory.mktemp("verl") / "ppo.yaml"
+    file.write_text(yaml.safe_dump(verl_batches.CONFIG))
+    return lambda *overrides: import_recipe(Path(file), overrides)
+
+
+@pytest.fixture(scope="session")
+def verl_batch() -> Batch:
+    return verl_batches.random_batch()

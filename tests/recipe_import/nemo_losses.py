@@ -40,7 +40,7 @@ class Step:
         return cls(current.requires_grad_(), previous, torch.tensor(generation), near(spread), advantages, offsets)
 
     def inputs(self) -> LossInputs:
-        """What a loss of rlcore receives."""
+        """Return the inputs of rlcore's losses."""
         return LossInputs(
             logprobs=self.current,
             previous_logprobs=self.previous,
@@ -164,5 +164,5 @@ def advantages(groups: np.ndarray, *, leaves_out: bool, normalises: bool) -> np.
 
 
 def whitened(values: np.ndarray) -> np.ndarray:
-    """Of all tokens of a step, less their mean and over their deviation."""
+    """Return values less their mean, divided by their deviation."""
     return (values - values.mean()) / np.sqrt(max(values.var(), 1e-8))

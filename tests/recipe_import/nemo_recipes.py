@@ -1,4 +1,4 @@
-"""Small recipes in NeMo-RL's form, and what becomes of them."""
+"""Small recipes in NeMo-RL's form, and functions that import them."""
 
 from pathlib import Path
 
@@ -96,6 +96,6 @@ def grpo(tmp_path: Path, *overrides: str) -> ImportedRecipe:
     return imported(tmp_path, f"{policy}{GENERATION}cluster:{rest}", *overrides)
 
 
-def told(found: ImportedRecipe, *, changing: bool = True) -> set[str]:
-    """The keys that are told of."""
+def reported(found: ImportedRecipe, *, changing: bool = True) -> set[str]:
+    """Return the reported keys that change what is trained, or those that do not."""
     return {one.key for one in found.unmapped if one.changes_meaning is changing}

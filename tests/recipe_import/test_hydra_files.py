@@ -127,7 +127,7 @@ def test_a_search_path_behind_the_file(files: Path, tmp_path: Path) -> None:
 
 
 def test_groups_lie_in_hydras_search_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As recipes of verl's that lie beside their scripts have it; relative to where the script is started."""
+    """verl's recipes outside its package have a search path relative to the folder in which their script starts."""
     library, own = tmp_path / "library" / "config", tmp_path / "examples" / "run.yaml"
     (library / "actor").mkdir(parents=True)
     own.parent.mkdir()
@@ -142,7 +142,7 @@ def test_groups_lie_in_hydras_search_path_too(tmp_path: Path, monkeypatch: pytes
 
 
 def test_groups_go_where_hydra_puts_them(tmp_path: Path) -> None:
-    """By the group's name unless the entry or the head of the file says otherwise; one that is optional may be missing."""
+    """A group goes to the table of its name unless its entry or its file names another; an optional one may be missing."""
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "big.yaml").write_text("x: 1\n")
     (tmp_path / "actor" / "all.yaml").write_text("# @package _global_\ny: 2\n")

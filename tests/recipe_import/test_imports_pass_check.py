@@ -1,4 +1,4 @@
-"""No importer writes what `check` refuses: whatever a recipe says is written, told or refused with its key."""
+"""No importer writes what `check` refuses: whatever a recipe says is written, reported or refused with its key."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ OF_MACHINES = (
     "has no list of servers",
     "a JSONL file of NeMo Gym",
 )
-"""What is said of this machine, of the model's files and of servers."""
+"""Parts of problems that concern this machine, the model's files, or servers."""
 CORRECTS = "loss_fn.use_importance_sampling_correction=true"
 NO_CLIP = "loss_fn.ratio_clip_c=3"
 GYM = ["data.default={env_name: nemo_gym}", "env={nemo_gym: {config_paths: []}}"]
@@ -69,7 +69,7 @@ NEMO = {
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Callable[[ImportedRecipe], list[str]]:
-    """What `check` finds wrong with an imported recipe."""
+    """A function that returns the problems `check` finds in an imported recipe."""
 
     def check(found: ImportedRecipe) -> list[str]:
         file = tmp_path / "recipe.toml"

@@ -35,7 +35,7 @@ def test_every_key_of_the_defaults_is_listed(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_rows_of_whole_tables_are_those_that_cannot_change_what_is_trained_or_are_always_told(library: str) -> None:
+def test_rows_of_whole_tables_are_those_that_cannot_change_what_is_trained_or_are_always_reported(library: str) -> None:
     """OPEN_TABLES: what is logged or profiled, and tables whose keys that library passes on."""
     module = LISTS[library]
     of_tables = {row.pattern for row in module.DROPPED if "*" in row.pattern}

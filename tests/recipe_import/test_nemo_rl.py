@@ -1,4 +1,4 @@
-"""NeMo-RL's recipes: what each key means here, and what is told of those without a counterpart."""
+"""NeMo-RL's recipes: keys have their meaning in a recipe, and those without a counterpart are reported."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from rlcore.spi import ConfigError
 from rlcore_import.nemo_rl import import_recipe
 from rlcore_import.nemo_rl_keys import MAPPED
 
-from .nemo_recipes import DPO, GRPO, SFT, grpo, imported, told
+from .nemo_recipes import DPO, GRPO, SFT, grpo, imported, reported
 
 
 def test_a_grpo_recipe_means_the_same(tmp_path: Path, valid) -> None:
@@ -37,7 +37,7 @@ def test_a_grpo_recipe_means_the_same(tmp_path: Path, valid) -> None:
         "main",
         "question",
     )
-    assert told(found) == {
+    assert reported(found) == {
         "policy.max_total_sequence_length",
         "policy.scheduler",
         "policy.optimizer.kwargs.weight_decay",
@@ -45,7 +45,7 @@ def test_a_grpo_recipe_means_the_same(tmp_path: Path, valid) -> None:
         "grpo.overlong_filtering",
         "grpo.adv_estimator.use_leave_one_out_baseline",
     }
-    assert "policy.megatron_cfg.tensor_model_parallel_size" not in told(found) | told(found, changing=False)
+    assert "policy.megatron_cfg.tensor_model_parallel_size" not in reported(found) | reported(found, changing=False)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_corrections_of_the_generator_keep_their_bounds(tmp_path: Path, valid, k
     valid(found)
 
 
-def test_what_has_no_counterpart_is_told_with_its_value(tmp_path: Path) -> None:
+def test_what_has_no_counterpart_is_reported_with_its_value(tmp_path: Path) -> None:
     overrides = [
         "loss_fn.positive_example_nll_weight=0.1",
         "grpo.advantage_clip_low=-5",
@@ -107,15 +107,15 @@ def test_what_has_no_counterpart_is_told_with_its_value(tmp_path: Path) -> None:
 def test_what_is_switched_off_is_counted_alone(tmp_path: Path) -> None:
     before = grpo(tmp_path)
     found = grpo(tmp_path, "loss_fn.positive_example_nll_weight=0.0", "policy.draft={enabled: false, num_layers: 3}")
-    assert told(found) == told(before)
+    assert reported(found) == reported(before)
     assert found.num_off == before.num_off + 3
 
 
-def test_batches_that_are_not_whole_are_told(tmp_path: Path) -> None:
+def test_batches_that_are_not_whole_are_reported(tmp_path: Path) -> None:
     found = grpo(tmp_path, "policy.train_global_batch_size=48")
     assert found.values["training.updates_per_step"] == 2
-    assert "policy.train_global_batch_size" in told(found)
-    assert "policy.train_global_batch_size" not in told(grpo(tmp_path))
+    assert "policy.train_global_batch_size" in reported(found)
+    assert "policy.train_global_batch_size" not in reported(grpo(tmp_path))
 
 
 def test_asynchrony_and_generators_of_their_own(tmp_path: Path, valid) -> None:
@@ -148,14 +148,14 @@ def test_megatrons_keys(tmp_path: Path, valid) -> None:
     assert (recipe.optimizer.learning_rate, recipe.optimizer.betas, recipe.optimizer.max_grad_norm) == (3e-7, (0.9, 0.98), 0.5)
     assert (recipe.schedule.warmup_steps, recipe.schedule.decay) == (10, "cosine")
     assert recipe.schedule.min_learning_rate_ratio == pytest.approx(0.1)
-    assert {"policy.megatron_cfg.freeze_moe_router", "policy.megatron_cfg.scheduler.lr_decay_iters"} <= told(found)
+    assert {"policy.megatron_cfg.freeze_moe_router", "policy.megatron_cfg.scheduler.lr_decay_iters"} <= reported(found)
 
 
 def test_demonstrations_and_preferences(tmp_path: Path, valid) -> None:
     found = imported(tmp_path, SFT)
     recipe = valid(found)
     assert (recipe.algorithm.name, recipe.training.prompts_per_step, recipe.data.train.messages_field) == ("sft", 64, "chat")
-    assert "sft.only_unmask_final" in told(found)
+    assert "sft.only_unmask_final" in reported(found)
     recipe = valid(imported(tmp_path, DPO))
     assert (recipe.data.train.chosen_field, recipe.data.train.rejected_field) == ("good", "bad")
     loss = recipe.algorithm.options["dpo"]
@@ -193,7 +193,7 @@ def test_a_table_with_the_mark_inherits_nothing(tmp_path: Path) -> None:
     child.write_text("defaults: base.yaml\ndata: {_override_: true, train: {data_path: x.jsonl}}\n")
     found = import_recipe(child)
     assert (found.values["data.train.path"], found.values.get("data.train.messages_field")) == ("x.jsonl", None)
-    assert not {key for key in told(found) if "_override_" in key}
+    assert not {key for key in reported(found) if "_override_" in key}
 
 
 @pytest.mark.parametrize(

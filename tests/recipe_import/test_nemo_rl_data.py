@@ -1,4 +1,4 @@
-"""Data sets of NeMo-RL's recipes: their place, their fields, and what is told of them."""
+"""Data sets of NeMo-RL's recipes keep their path and fields; differences are reported."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.spi import ConfigError
 
-from .nemo_recipes import DPO, SFT, grpo, imported, told
+from .nemo_recipes import DPO, SFT, grpo, imported, reported
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_answers_are_where_they_were(tmp_path: Path, valid, text: str, train: st
         ("data.train=[{dataset_name: gsm8k, brand_new: 1}]", "data.train.brand_new"),
     ],
 )
-def test_what_differs_is_told(tmp_path: Path, override: str, key: str) -> None:
-    assert key in told(grpo(tmp_path, override))
+def test_what_differs_is_reported(tmp_path: Path, override: str, key: str) -> None:
+    assert key in reported(grpo(tmp_path, override))
 
 
 def test_keys_of_a_set_count_before_those_of_all(tmp_path: Path) -> None:
     found = grpo(tmp_path, "data.default={env_name: math, input_key: all}", "data.train={data_path: a.jsonl, input_key: own}")
     assert found.values["data.train.prompt_field"] == "own"
-    assert not {"data.default.input_key", "data.train.input_key"} & told(found)
+    assert not {"data.default.input_key", "data.train.input_key"} & reported(found)
 
 
 @pytest.mark.parametrize("override", ["data.train=x", "data.train=[1]", "data.train={data_path: [a]}"])

@@ -1,10 +1,10 @@
-"""Environments of NeMo-RL: those that are here, and what is told first of those that are not."""
+"""Environments of NeMo-RL become rlcore's; a missing one is reported first."""
 
 from pathlib import Path
 
 import pytest
 
-from .nemo_recipes import grpo, told
+from .nemo_recipes import grpo, reported
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from .nemo_recipes import grpo, told
         ("sliding_puzzle_game", "{sliding_puzzle_game: {cfg: {max_moves: 3}}}", "unrewarded"),
     ],
 )
-def test_each_environment_is_one_of_ours_or_told_first(tmp_path: Path, valid, name: str, env: str, expected: str) -> None:
+def test_each_environment_is_one_of_ours_or_reported_first(tmp_path: Path, valid, name: str, env: str, expected: str) -> None:
     found = grpo(tmp_path, f"data.default={{env_name: {name}}}", f"env={env}")
     assert valid(found).environment.name == expected
     if expected == "unrewarded":
@@ -43,7 +43,7 @@ def test_a_reward_model_is_mapped_with_its_numbers(tmp_path: Path) -> None:
         "max_batch": 4,
         "device": "cuda",
     }
-    assert "env.reward_model.tokenizer.name" in told(found)
+    assert "env.reward_model.tokenizer.name" in reported(found)
 
 
 def test_nemo_gym_reads_its_own_files(tmp_path: Path) -> None:
@@ -56,17 +56,17 @@ def test_nemo_gym_reads_its_own_files(tmp_path: Path) -> None:
         "data.train.source": "environment",
         "data.evaluation.source": "environment",
     }
-    assert {"env.nemo_gym", "env.nemo_gym.effort_levels", "grpo.overlong_filtering"} <= told(found)
+    assert {"env.nemo_gym", "env.nemo_gym.effort_levels", "grpo.overlong_filtering"} <= reported(found)
     assert "rollout.on_truncation" not in found.values
 
 
 def test_tables_of_other_environments_are_not_read(tmp_path: Path) -> None:
     found = grpo(tmp_path, "env={math: {num_workers: 1}, clevr-cogent: {num_workers: 3, reward_functions: [x], brand_new: 1}}")
-    assert {key for key in told(found) if key.startswith("env")} == {"env.clevr-cogent.brand_new"}
+    assert {key for key in reported(found) if key.startswith("env")} == {"env.clevr-cogent.brand_new"}
 
 
-def test_another_verifier_is_told(tmp_path: Path) -> None:
-    assert "env.math.math_verify_impl" in told(grpo(tmp_path, "env={math: {math_verify_impl: dapo_math_verify}}"))
+def test_another_verifier_is_reported(tmp_path: Path) -> None:
+    assert "env.math.math_verify_impl" in reported(grpo(tmp_path, "env={math: {math_verify_impl: dapo_math_verify}}"))
 
 
 def test_prompts_are_read_from_the_checkout(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_prompts_are_read_from_the_checkout(tmp_path: Path) -> None:
     found = grpo(tmp_path, "data.default={prompt_file: prompts/cot.txt, env_name: math}")
     assert found.values["environment.math.instruction"] == "Solve {problem} in \\boxed{}."
     missing = grpo(tmp_path, "data.default={prompt_file: prompts/none.txt, env_name: math}")
-    assert "data.default.prompt_file" in told(missing)
+    assert "data.default.prompt_file" in reported(missing)
 
 
 def test_groups_are_not_replaced_without_rewards(tmp_path: Path) -> None:
     found = grpo(tmp_path, "data.default={env_name: vlm}", "env={vlm: {}}", "grpo.use_dynamic_sampling=true")
     assert "rollout.refill_equal_rewards" not in found.values
-    assert "grpo.use_dynamic_sampling" in told(found)
+    assert "grpo.use_dynamic_sampling" in reported(found)

@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.spi import ConfigError
 
-from .nemo_recipes import grpo, told
+from .nemo_recipes import grpo, reported
 
 CORRECTS = "loss_fn.use_importance_sampling_correction=true"
 GEN = "policy.generation"
@@ -45,13 +45,13 @@ def test_samples_are_as_old_as_there_where_their_age_is_corrected(tmp_path: Path
         ([f"{GEN}.vllm_cfg.min_p=0.1"], f"{GEN}.vllm_cfg.min_p"),
     ],
 )
-def test_what_differs_is_told(tmp_path: Path, overrides: list[str], key: str) -> None:
-    assert key in told(grpo(tmp_path, *overrides))
+def test_what_differs_is_reported(tmp_path: Path, overrides: list[str], key: str) -> None:
+    assert key in reported(grpo(tmp_path, *overrides))
 
 
 def test_options_of_an_engine_that_is_not_the_recipes_are_not_read(tmp_path: Path) -> None:
     found = grpo(tmp_path, f"{GEN}.sglang_cfg={{allow_auto_truncate: true}}")
-    assert f"{GEN}.sglang_cfg.allow_auto_truncate" not in told(found) | told(found, changing=False)
+    assert f"{GEN}.sglang_cfg.allow_auto_truncate" not in reported(found) | reported(found, changing=False)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What NeMo-RL's keys of advantages and losses mean: the loss of a batch and its gradient, as its own code has them."""
+"""A batch has the advantages, loss and gradient that NeMo-RL's own code computes."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlcore_torchkit.rl.advantages import whitened as white
 from rlcore_torchkit.rl.shaping import soft_overlong_penalty
 
 from .nemo_losses import LENGTHS, Step, advantages, distillation_loss, pair_loss, policy_loss, whitened
-from .nemo_recipes import DPO, grpo, imported, told
+from .nemo_recipes import DPO, grpo, imported, reported
 
 CORRECTS = {"use_importance_sampling_correction": True}
 TRUNCATED = "truncated_importance_sampling"
@@ -93,7 +93,7 @@ def test_rewards_become_the_same_advantages(tmp_path: Path, leaves_out: bool, no
     ours = group_advantages(rewards.ravel(), np.repeat(np.arange(3), 5), **advantage_options(found))
     theirs = advantages(rewards, leaves_out=leaves_out, normalises=normalises)
     np.testing.assert_allclose(ours.reshape(3, 5), theirs, rtol=1e-9, atol=1e-12)
-    assert (f"{prefix}.use_leave_one_out_baseline" in told(found)) is (leaves_out and normalises)
+    assert (f"{prefix}.use_leave_one_out_baseline" in reported(found)) is (leaves_out and normalises)
 
 
 def advantage_options(found: ImportedRecipe) -> Any:
@@ -142,7 +142,7 @@ def test_a_penalty_that_no_answer_reaches_is_none(tmp_path: Path) -> None:
     assert "algorithm.grpo.length_penalty" not in grpo(tmp_path, f"grpo.reward_shaping={shaping}").values
     found = grpo(tmp_path, "grpo.reward_shaping={enabled: true, stop_properly_penalty_coef: 0.5, max_response_length: 768}")
     assert "algorithm.grpo.length_penalty" not in found.values
-    assert "grpo.reward_shaping.stop_properly_penalty_coef" in told(found)
+    assert "grpo.reward_shaping.stop_properly_penalty_coef" in reported(found)
 
 
 TEACHER = "on_policy_distillation={enabled: true, teacher_model_by_agent_name: {a: t, b: t}}"
@@ -156,7 +156,7 @@ def test_distillation_has_the_same_gradient(tmp_path: Path) -> None:
     step = Step.drawn(2, is_first=True)
     ours = reverse_kl_loss(step.inputs(), DistillConfig(**options(found, "distill"))).loss
     np.testing.assert_allclose(gradient(ours, step), gradient(distillation_loss(step, settings), step), rtol=1e-9, atol=1e-12)
-    assert not {key for key in told(found) if key.startswith("loss_fn")}
+    assert not {key for key in reported(found) if key.startswith("loss_fn")}
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_distillation_has_the_same_gradient(tmp_path: Path) -> None:
         ({"reference_policy_kl_penalty": 0.1}, "reference_policy_kl_penalty"),
     ],
 )
-def test_what_distillation_has_not_is_told(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
+def test_what_distillation_has_not_is_reported(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
     given = {"disable_ppo_ratio": True, **CORRECTS, "reference_policy_kl_penalty": 0.0, **settings}
-    assert f"loss_fn.{key}" in told(grpo(tmp_path, TEACHER, *overrides(given)))
+    assert f"loss_fn.{key}" in reported(grpo(tmp_path, TEACHER, *overrides(given)))
 
 
 def test_several_teachers_are_refused(tmp_path: Path) -> None:
@@ -189,26 +189,26 @@ def test_several_teachers_are_refused(tmp_path: Path) -> None:
         {"sft_loss_weight": 0.3, "sft_average_log_probs": False},
     ],
 )
-def test_pairs_have_the_same_loss_or_it_is_told(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_pairs_have_the_same_loss_or_it_is_reported(tmp_path: Path, settings: dict[str, Any]) -> None:
     settings = {"sft_loss_weight": 0.0, "preference_average_log_probs": False, "reference_policy_kl_penalty": 0.1, **settings}
     found = imported(tmp_path, DPO, *overrides(settings, "dpo"))
     step = Step.drawn(3)
     ours = dpo_loss(step.inputs(), DpoConfig(**options(found, "dpo"))).loss
     theirs = pair_loss(step, settings) / settings.get("preference_loss_weight", 1)
     is_same = ours.item() == pytest.approx(theirs.item(), abs=1e-12)
-    assert is_same is not ("dpo.sft_average_log_probs" in told(found))
-    assert ("dpo.preference_loss_weight" in told(found)) is (settings.get("preference_loss_weight", 1) != 1)
+    assert is_same is not ("dpo.sft_average_log_probs" in reported(found))
+    assert ("dpo.preference_loss_weight" in reported(found)) is (settings.get("preference_loss_weight", 1) != 1)
     assert len(LENGTHS) % 2 == 0
 
 
-def test_a_kl_divergence_in_rewards_is_told_and_is_none_without_reinforce_plus_plus(tmp_path: Path) -> None:
+def test_a_kl_divergence_in_rewards_is_reported_and_is_none_without_reinforce_plus_plus(tmp_path: Path) -> None:
     found = grpo(tmp_path, "loss_fn.use_kl_in_reward=true", "grpo.adv_estimator={name: reinforce_plus_plus}")
     assert found.values["algorithm.grpo.kl_placement"] == "reward_to_go"
-    assert "loss_fn.use_kl_in_reward" in told(found)
+    assert "loss_fn.use_kl_in_reward" in reported(found)
     assert grpo(tmp_path, "loss_fn.use_kl_in_reward=true").values["algorithm.grpo.kl_coefficient"] == 0
 
 
-@pytest.mark.parametrize(("value", "is_told"), [("20.0", False), ("null", True), ("5", True)])
-def test_other_bounds_of_the_estimate_are_told(tmp_path: Path, value: str, is_told: bool) -> None:
+@pytest.mark.parametrize(("value", "is_reported"), [("20.0", False), ("null", True), ("5", True)])
+def test_other_bounds_of_the_estimate_are_reported(tmp_path: Path, value: str, is_reported: bool) -> None:
     found = grpo(tmp_path, f"loss_fn.kl_input_clamp_value={value}", "loss_fn.kl_output_clamp_value=10.0")
-    assert ("loss_fn.kl_input_clamp_value" in told(found)) is is_told
+    assert ("loss_fn.kl_input_clamp_value" in reported(found)) is is_reported

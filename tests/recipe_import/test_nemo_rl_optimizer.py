@@ -8,7 +8,7 @@ import pytest
 from rlcore.spi import ConfigError, ImportedRecipe
 from rlcore.spi.optimizer import ScheduleSpec
 
-from .nemo_recipes import grpo, told
+from .nemo_recipes import grpo, reported
 
 STEPS = 60
 LINEAR = "{name: torch.optim.lr_scheduler.LinearLR, kwargs: {start_factor: 0.1, end_factor: 1.0, total_iters: 12}}"
@@ -88,7 +88,7 @@ def test_torchs_schedules_have_the_same_rate_at_each_step(
     found = torch_recipe(tmp_path, stages, f"policy.train_global_batch_size={batch}")
     assert found.values["training.updates_per_step"] == 128 // batch
     require_rates(found, warmup, start, style, 0.2 if "0.2" in stages else 0.1)
-    assert ("policy.scheduler" in told(found)) is (start > 0)
+    assert ("policy.scheduler" in reported(found)) is (start > 0)
 
 
 @pytest.mark.parametrize("batch", [128, 32], ids=["one update", "four updates"])
@@ -99,9 +99,9 @@ def test_megatrons_schedules_have_the_same_rate_at_each_step(
     overrides = [f"grpo.max_num_steps={STEPS}", f"policy.megatron_cfg={MEGATRON % schedule}"]
     found = grpo(tmp_path, *overrides, f"policy.train_global_batch_size={batch}")
     require_rates(found, 12, start, style, 0.1)
-    keys = {key for key in told(found) if key.startswith("policy.megatron_cfg.scheduler")}
+    keys = {key for key in reported(found) if key.startswith("policy.megatron_cfg.scheduler")}
     assert keys == ({"policy.megatron_cfg.scheduler.lr_warmup_init"} if start else set())
-    assert not {"policy.scheduler", "policy.optimizer.name", "policy.optimizer.kwargs.lr"} & told(found)
+    assert not {"policy.scheduler", "policy.optimizer.name", "policy.optimizer.kwargs.lr"} & reported(found)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_megatrons_schedules_have_the_same_rate_at_each_step(
         "[{brand_new: 1}]",
     ],
 )
-def test_a_schedule_that_is_another_is_told(tmp_path: Path, stages: str) -> None:
-    assert "policy.scheduler" in told(torch_recipe(tmp_path, stages))
+def test_a_schedule_that_is_another_is_reported(tmp_path: Path, stages: str) -> None:
+    assert "policy.scheduler" in reported(torch_recipe(tmp_path, stages))
 
 
 def test_a_warm_up_that_a_milestone_cuts_is_as_long_as_there(tmp_path: Path) -> None:
@@ -133,11 +133,11 @@ def test_a_schedule_of_another_form_is_refused(tmp_path: Path, stages: str) -> N
 
 def test_weight_decay_is_that_of_matrices(tmp_path: Path) -> None:
     key = "policy.optimizer.kwargs.weight_decay"
-    assert (key in told(grpo(tmp_path)), key in told(grpo(tmp_path, f"{key}=0"))) == (True, False)
+    assert (key in reported(grpo(tmp_path)), key in reported(grpo(tmp_path, f"{key}=0"))) == (True, False)
     schedule = "start_weight_decay: 0.3, end_weight_decay: 0.4"
     found = grpo(tmp_path, f"policy.megatron_cfg={MEGATRON % schedule}")
     assert found.values["optimizer.weight_decay"] == 0.3
-    assert "policy.megatron_cfg.scheduler.end_weight_decay" in told(found)
+    assert "policy.megatron_cfg.scheduler.end_weight_decay" in reported(found)
 
 
 @pytest.mark.parametrize(

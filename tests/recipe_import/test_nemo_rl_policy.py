@@ -7,7 +7,7 @@ import pytest
 from rlcore.spi import ConfigError
 from rlcore_import.nemo_rl_policy import TEXTS_ALONE
 
-from .nemo_recipes import grpo, told
+from .nemo_recipes import grpo, reported
 
 TOKENIZER = "policy.tokenizer.chat_template"
 
@@ -19,7 +19,7 @@ TOKENIZER = "policy.tokenizer.chat_template"
 def test_the_chat_template_is_that_of_there(tmp_path: Path, template: str, expected: str | None) -> None:
     found = grpo(tmp_path, f"{TOKENIZER}={template}")
     assert found.values.get("model.chat_template") == expected
-    assert (TOKENIZER in told(found)) is template.endswith(".jinja")
+    assert (TOKENIZER in reported(found)) is template.endswith(".jinja")
 
 
 def test_without_a_template_it_is_the_tokenizers_own(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_prompt_and_answer_have_limits_of_their_own(
 ) -> None:
     found = grpo(tmp_path, f"data.max_input_seq_length={prompts}", f"policy.generation.max_new_tokens={answers}")
     assert (found.values["rollout.max_prompt_tokens"], found.values["rollout.max_response_tokens"]) == expected
-    assert ("policy.max_total_sequence_length" in told(found)) is (prompts + answers > 1024)
+    assert ("policy.max_total_sequence_length" in reported(found)) is (prompts + answers > 1024)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_prompt_and_answer_have_limits_of_their_own(
         ("policy.dtensor_cfg={enabled: true, env_vars: {X: 1}}", "policy.dtensor_cfg.env_vars.X"),
     ],
 )
-def test_what_differs_is_told(tmp_path: Path, override: str, key: str) -> None:
-    assert key in told(grpo(tmp_path, override))
+def test_what_differs_is_reported(tmp_path: Path, override: str, key: str) -> None:
+    assert key in reported(grpo(tmp_path, override))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_differs_is_told(tmp_path: Path, override: str, key: str) -> None:
     ],
 )
 def test_what_is_off_is_not(tmp_path: Path, override: str, key: str) -> None:
-    assert key not in told(grpo(tmp_path, override))
+    assert key not in reported(grpo(tmp_path, override))
 
 
 @pytest.mark.parametrize("override", ["policy.model_name=null", "policy.model_name=???", "policy.tokenizer.chat_template=[1]"])
@@ -103,7 +103,7 @@ def test_the_machines_bear_the_layout(
 ) -> None:
     found = grpo(tmp_path, f"cluster.num_nodes={nodes}", APART % resources, MEGATRON % tensor)
     assert {key: found.values.get(key) for key in expected} == expected
-    keys = told(found, changing=False)
+    keys = reported(found, changing=False)
     assert any(key.startswith("policy.generation.colocated.resources") for key in keys) is (nodes > 1)
 
 

@@ -1,4 +1,4 @@
-"""Values that are taken once, or told of."""
+"""Each value is mapped once, or reported."""
 
 from typing import Any
 
@@ -21,15 +21,15 @@ def source(**values: object) -> Source:
     return Source(values=values, mapped=MAPPED, dropped=DROPPED)
 
 
-def told(of: Source) -> list[tuple[str, str, bool]]:
+def reported(of: Source) -> list[tuple[str, str, bool]]:
     return [(one.key, one.why, one.changes_meaning) for one in of.recipe({}).unmapped]
 
 
-def test_what_is_not_taken_is_told_and_what_nobody_listed_first() -> None:
+def test_what_is_not_taken_is_reported_and_what_nobody_listed_first() -> None:
     values = source(a={"b": 1, "c": 2, "d": 3, "x": 4}, t={"u": {"v": 1}}, n=2, z=None)
     assert (values.take("a.b"), values.take("t"), values.take("a.b", 9)) == (1, {"u": {"v": 1}}, 1)
     values.report("a.b", "is another", changes_meaning=False)
-    assert told(values) == [
+    assert reported(values) == [
         ("a.x", UNKNOWN, True),
         ("z", UNKNOWN, True),
         ("a.d", "other", True),
@@ -58,13 +58,13 @@ def test_neutral_values_and_disabled_tables_are_counted() -> None:
     ],
 )
 def test_only_listed_switches_and_values_count_as_off(values: dict[str, Any], expected: list[tuple[str, str, bool]]) -> None:
-    assert told(source(**values)) == expected
+    assert reported(source(**values)) == expected
 
 
 def test_tables_that_the_library_does_not_read_are_counted_but_for_what_nobody_listed() -> None:
     values = source(a={"d": 3, "x": 4}, n=2)
     values.ignore("a", "n")
-    assert told(values) == [("a.x", UNKNOWN, True)]
+    assert reported(values) == [("a.x", UNKNOWN, True)]
 
 
 def test_keys_outside_of_the_table_cannot_be_taken() -> None:
@@ -107,7 +107,7 @@ def test_values_of_another_type_or_range_name_their_key(method: str, value: obje
     assert "expected" in str(error.value)
 
 
-def test_all_problems_are_told_at_once_and_infinity_where_it_may_be() -> None:
+def test_all_problems_are_reported_at_once_and_infinity_where_it_may_be() -> None:
     values = source(n=float("inf"), a={"b": "x"})
     with pytest.raises(ConfigError) as error, values.checked():
         assert values.number("n", infinite=True) == float("inf")

@@ -21,6 +21,7 @@ from rlcore_ppo.check import check as check_ppo
 from rlcore_ppo.config import PpoConfig
 
 from .test_listed_keys import defaults_of
+from .verl_batches import Read
 
 FILES = {
     "ppo_trainer.yaml": """
@@ -77,7 +78,7 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "config" / "ppo_trainer.yaml"
 
 
-def told(found: ImportedRecipe) -> set[str]:
+def reported(found: ImportedRecipe) -> set[str]:
     return {one.key for one in found.unmapped if one.changes_meaning}
 
 
@@ -91,7 +92,7 @@ def test_ppo_is_read_with_its_groups(config: Path, valid) -> None:
     assert (recipe.schedule.warmup_steps, recipe.schedule.decay) == (16, "cosine")
     assert recipe.training.max_tokens_per_microbatch == 4 * 1536
     assert recipe.evaluation.temperature == 0.0
-    assert "trainer.total_epochs" in told(found)
+    assert "trainer.total_epochs" in reported(found)
 
 
 def test_arguments_behind_the_file(config: Path, valid) -> None:
@@ -135,7 +136,7 @@ def test_options_of_the_loss_have_their_counterparts(config: Path, valid, overri
     valid(found)
 
 
-def test_what_would_mean_something_else_is_told(config: Path) -> None:
+def test_what_would_mean_something_else_is_reported(config: Path) -> None:
     overrides = ["actor_rollout_ref.actor.ppo_epochs=2", "custom_reward_function.path=mine.py", "algorithm.adv_estimator=remax"]
     found = import_recipe(config, [*overrides, "actor_rollout_ref.rollout.brand_new=1", "fresh.section=1"])
     assert {
@@ -143,8 +144,8 @@ def test_what_would_mean_something_else_is_told(config: Path) -> None:
         "custom_reward_function.path",
         "algorithm.adv_estimator",
         "fresh.section",
-    } <= told(found)
-    assert "actor_rollout_ref.actor.ppo_epochs" not in told(import_recipe(config))
+    } <= reported(found)
+    assert "actor_rollout_ref.actor.ppo_epochs" not in reported(import_recipe(config))
 
 
 def test_a_group_that_is_not_there_and_other_files_are_refused(config: Path, tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_verls_own_defaults_are_known_and_mean_the_same_but_for_a_few(whole: Pat
     found = import_recipe(whole, ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"])
     assert not [one for one in found.unmapped if one.why in (UNKNOWN, UNREAD)]
     decay = "actor_rollout_ref.actor.optim.weight_decay"
-    assert told(found) == {decay, "data.train_files", "trainer.total_epochs", "trainer.total_training_steps"}
+    assert reported(found) == {decay, "data.train_files", "trainer.total_epochs", "trainer.total_training_steps"}
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -254,10 +255,10 @@ def test_no_engine_reads_what_another_has(whole: Path, valid, strategy: str, est
 
 @pytest.mark.parametrize("value", [True, False, 0, "x"])
 @pytest.mark.parametrize("table", ["rollout.engine_kwargs.vllm", "model.override_config"])
-def test_options_that_are_passed_on_are_told_whatever_they_are(whole: Path, table: str, value: object) -> None:
+def test_options_that_are_passed_on_are_reported_whatever_they_are(whole: Path, table: str, value: object) -> None:
     found = import_recipe(whole, [f"+actor_rollout_ref.{table}.option={value}", f"+actor_rollout_ref.{table}.other=null"])
     assert f"actor_rollout_ref.{table}.option" in {one.key for one in found.unmapped if one.changes_meaning}
-    assert f"actor_rollout_ref.{table}.other" not in told(found)
+    assert f"actor_rollout_ref.{table}.other" not in reported(found)
 
 
 def test_what_nobody_listed_stands_first(whole: Path) -> None:
@@ -287,10 +288,10 @@ def test_dapos_penalty_of_long_answers_counts_with_its_manager(config: Path, val
     loss = valid(found).algorithm.options["grpo"]
     if manager == "naive":
         assert loss.length_penalty == "none"
-        assert f"{table}.overlong_buffer_cfg.enable" in told(found)
+        assert f"{table}.overlong_buffer_cfg.enable" in reported(found)
     else:
         assert (loss.length_penalty, loss.length_penalty_buffer, loss.length_penalty_weight) == ("soft_overlong", 0.25, 0.5)
-        assert f"{table}.overlong_buffer_cfg.penalty_factor" in told(found)  # rewards of DAPO's data are -1 and 1 there
+        assert f"{table}.overlong_buffer_cfg.penalty_factor" in reported(found)  # rewards of DAPO's data are -1 and 1 there
 
 
 def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None:
@@ -298,29 +299,29 @@ def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None
     found = import_recipe(config, overrides)
     critic = valid(found).critic
     assert (critic.warmup_steps, critic.weight_decay) == (10, 0.1)  # verl's policy trains from step 11 on, counted from 1
-    assert {"critic.optim.lr_warmup_steps", "trainer.critic_warmup"} <= told(found)  # the latter for the policy's cosine
+    assert {"critic.optim.lr_warmup_steps", "trainer.critic_warmup"} <= reported(found)  # the latter for the policy's cosine
 
 
 @pytest.mark.parametrize(
     "option", ["betas=[0.9,0.95]", "eps=1e-5", "min_lr_ratio=0.2", "warmup_style=cosine", "lr_decay_steps=7"]
 )
-def test_a_critics_own_moments_and_schedule_are_told(config: Path, option: str) -> None:
+def test_a_critics_own_moments_and_schedule_are_reported(config: Path, option: str) -> None:
     name = option.partition("=")[0]
-    assert f"critic.optim.{name}" in told(import_recipe(config, [f"+critic.optim.{option}"]))
+    assert f"critic.optim.{name}" in reported(import_recipe(config, [f"+critic.optim.{option}"]))
     alike = [f"+critic.optim.{option}", f"++actor_rollout_ref.actor.optim.{option}"]
-    assert f"critic.optim.{name}" not in told(import_recipe(config, alike))
+    assert f"critic.optim.{name}" not in reported(import_recipe(config, alike))
 
 
 @pytest.mark.parametrize(
-    ("options", "temperature", "is_told"),
+    ("options", "temperature", "is_reported"),
     [("", 0.0, False), ("temperature: 1.0", 1.0, True), ("temperature: 0.6, do_sample: true", 0.6, False)],
 )
 def test_held_out_samples_have_their_temperature_whatever_do_sample_says(
-    config: Path, options: str, temperature: float, is_told: bool
+    config: Path, options: str, temperature: float, is_reported: bool
 ) -> None:
     found = import_recipe(config, ["data.val_files=v.parquet", f"++actor_rollout_ref.rollout.val_kwargs={{{options}}}"])
     assert found.values["evaluation.temperature"] == temperature
-    assert ("actor_rollout_ref.rollout.val_kwargs.do_sample" in told(found)) is is_told
+    assert ("actor_rollout_ref.rollout.val_kwargs.do_sample" in reported(found)) is is_reported
 
 
 def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> None:
@@ -328,15 +329,15 @@ def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> No
     found = import_recipe(config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"])
     recipe = valid(found)
     assert (recipe.rollout.refill_equal_rewards, recipe.rollout.max_refill_ratio) == (True, 9.0)
-    assert "algorithm.filter_groups.metric" in told(found)
+    assert "algorithm.filter_groups.metric" in reported(found)
     bound = "algorithm.filter_groups.max_num_gen_batches"
     newer = import_recipe(
         config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "+trainer.use_v1=true"]
     )
-    assert (bound in told(found), bound in told(newer)) == (False, True)
+    assert (bound in reported(found), bound in reported(newer)) == (False, True)
     alone = import_recipe(config, ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"])
     assert alone.values["algorithm.grpo.advantage_baseline"] == "none"
-    assert "actor_rollout_ref.rollout.n" in told(alone)
+    assert "actor_rollout_ref.rollout.n" in reported(alone)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +364,7 @@ OF_MACHINES = (
     "expected a model directory, or a name on the Hub",
     "parquet",
 )
-"""What is said of this machine and of files that are not there."""
+"""Parts of problems that concern this machine or missing files."""
 
 
 @pytest.mark.parametrize(
@@ -420,3 +421,13 @@ def test_what_is_written_passes_the_whole_check(config: Path, tmp_path: Path, ov
 def test_runs_that_cannot_be_are_refused_by_their_key(config: Path, overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: found"):
         import_recipe(config, overrides)
+
+
+@pytest.mark.parametrize("table", ["reward_model", "reward.reward_model"])
+def test_rewards_of_a_model_are_its_environment(read_verl: Read, table: str) -> None:
+    path = "model.path" if table == "reward_model" else "model_path"
+    found = read_verl(f"+{table}.enable=true", f"+{table}.{path}=judge")
+    assert found.values["environment.name"] == "reward_model"
+    assert found.values["environment.reward_model.path"] == "judge"
+    with pytest.raises(ConfigError, match=f"{table}.enable: found"):
+        read_verl(f"+{table}.enable=true")

@@ -32,7 +32,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     return lambda *overrides: import_recipe(Path(file), overrides)
 
 
-def told(found: ImportedRecipe) -> set[str]:
+def reported(found: ImportedRecipe) -> set[str]:
     return {one.key for one in found.unmapped}
 
 
@@ -94,7 +94,7 @@ def test_the_rate_at_each_step_is_verls(read: Read, strategy: str, options: dict
         {"lr_scheduler_type": "polynomial"},
     ],
 )
-def test_what_changes_the_rate_or_the_optimizer_is_told(read: Read, options: dict[str, Any]) -> None:
+def test_what_changes_the_rate_or_the_optimizer_is_reported(read: Read, options: dict[str, Any]) -> None:
     found = read(*optim(**options))
     keys = {one.key for one in found.unmapped if one.changes_meaning}
     assert any(f"{ACTOR}.optim.{name}" in key for key in keys for name in options)
@@ -109,7 +109,7 @@ def test_what_changes_the_rate_or_the_optimizer_is_told(read: Read, options: dic
         ({"weight_decay": 0.01}, "weight_decay"),
     ],
 )
-def test_rates_that_move_once_a_step_and_decay_of_biases_are_told(read: Read, options: dict[str, Any], key: str) -> None:
+def test_rates_that_move_once_a_step_and_decay_of_biases_are_reported(read: Read, options: dict[str, Any], key: str) -> None:
     plain = read(*optim(weight_decay=0))
     assert not any(one.key.startswith(f"{ACTOR}.optim") and one.changes_meaning for one in plain.unmapped)
     found = read(*optim(**{"weight_decay": 0, **options}))
@@ -122,9 +122,9 @@ def test_megatrons_ratio_of_warm_up_is_one_of_the_decay(read: Read) -> None:
     assert read(*options).values["schedule.warmup_steps"] == 4 * 4
 
 
-def test_a_decay_that_ends_before_or_behind_the_run_is_told(read: Read) -> None:
+def test_a_decay_that_ends_before_or_behind_the_run_is_reported(read: Read) -> None:
     overrides = [f"{ACTOR}.strategy=megatron", *optim(lr_decay_style="cosine", lr_decay_steps=100)]
-    assert f"{ACTOR}.optim.lr_decay_steps" in told(read(*overrides))
+    assert f"{ACTOR}.optim.lr_decay_steps" in reported(read(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_layouts_are_those_of_the_engine(read: Read, strategy: str, overrides: l
     assert {key: found.values.get(f"trainer.{key}") for key in expected} == expected
 
 
-def test_shards_that_do_not_go_with_the_layout_are_told(read: Read) -> None:
+def test_shards_that_do_not_go_with_the_layout_are_reported(read: Read) -> None:
     found = read(f"+{ACTOR}.fsdp_config.fsdp_size=5")
-    assert f"{ACTOR}.fsdp_config.fsdp_size" in told(found)
+    assert f"{ACTOR}.fsdp_config.fsdp_size" in reported(found)
     assert "trainer.fsdp2.replicate" not in found.values
 
 
@@ -224,23 +224,23 @@ def test_adapters_of_megatron_are_those_of_the_parts_of_its_layers(read: Read) -
     found = read(*overrides)
     assert found.values["lora.targets"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
     assert (found.values["lora.rank"], found.values["lora.alpha"]) == (8, 16.0)
-    assert f"{MODEL}.lora.target_modules" in told(found)
+    assert f"{MODEL}.lora.target_modules" in reported(found)
 
 
 def test_adapters_of_fsdp_are_none_with_megatron(read: Read) -> None:
     found = read(f"{ACTOR}.strategy=megatron", f"+{MODEL}.lora_rank=8")
     assert "lora.rank" not in found.values
-    assert f"{MODEL}.lora_rank" in told(found)
+    assert f"{MODEL}.lora_rank" in reported(found)
 
 
-def test_adapters_to_begin_with_are_told_where_there_are_none(read: Read) -> None:
-    assert f"{MODEL}.lora_adapter_path" in told(read(f"+{MODEL}.lora_adapter_path=/a"))
+def test_adapters_to_begin_with_are_reported_where_there_are_none(read: Read) -> None:
+    assert f"{MODEL}.lora_adapter_path" in reported(read(f"+{MODEL}.lora_adapter_path=/a"))
 
 
 @pytest.mark.parametrize(
     "name", ["repetition_penalty=1.1", "min_p=0.05", "ignore_eos=true", "do_sample=false", "presence_penalty=0.3"]
 )
-def test_how_samples_are_drawn_is_told(read: Read, name: str) -> None:
+def test_how_samples_are_drawn_is_reported(read: Read, name: str) -> None:
     found = read(f"+{ROLLOUT}.{name}")
     assert f"{ROLLOUT}.{name.partition('=')[0]}" in {one.key for one in found.unmapped if one.changes_meaning}
     neutral = read(f"+{ROLLOUT}.repetition_penalty=1.0", f"+{ROLLOUT}.min_p=0.0", f"+{ROLLOUT}.do_sample=true")
@@ -284,9 +284,9 @@ def test_values_that_no_run_can_have_name_their_key(read: Read, override: str, k
         read(override)
 
 
-def test_masters_in_fewer_bits_are_told(read: Read) -> None:
-    assert f"{ACTOR}.fsdp_config.model_dtype" in told(read(f"+{ACTOR}.fsdp_config.model_dtype=bf16"))
-    assert f"{ACTOR}.fsdp_config.model_dtype" not in told(read(f"+{ACTOR}.fsdp_config.model_dtype=fp32"))
+def test_masters_in_fewer_bits_are_reported(read: Read) -> None:
+    assert f"{ACTOR}.fsdp_config.model_dtype" in reported(read(f"+{ACTOR}.fsdp_config.model_dtype=bf16"))
+    assert f"{ACTOR}.fsdp_config.model_dtype" not in reported(read(f"+{ACTOR}.fsdp_config.model_dtype=fp32"))
     assert math.isclose(read().values["optimizer.learning_rate"], 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Each target of the Makefile and each command of the documents on the repository is run, or listed with the reason."""
+"""Continuous integration runs each target of the Makefile and each documented command, or a list gives the reason."""
 
 import re
 from itertools import chain
@@ -32,7 +32,7 @@ RUN = {
     "rlcore report runs/run runs/other -o report.html": README_TEST,
     ".venv/bin/python release/set_version.py 0.2.0": "tests/release/test_set_version.py",
 }
-"""What runs each: a script, a target that needs it, or a test of `make test`."""
+"""The script, target or test that runs each command."""
 NOT_RUN = {
     "make oracle": "takes hours; `make test` runs a selection of its cases",
     "make kills": "takes an hour; `make test` kills a run a few times (tests/system/test_random_kills.py)",
@@ -45,7 +45,7 @@ NOT_RUN = {
     "podman build --tag rlcore .": "compiles for GPUs; tests/release/test_container.py checks the statements",
     'podman run --rm --device nvidia.com/gpu=all --shm-size 16g --volume "$PWD:/work" rlcore train recipe.toml': "needs a GPU",
 }
-"""Commands that nothing runs, and why."""
+"""Commands that nothing runs, each with the reason."""
 
 
 def targets() -> dict[str, list[str]]:

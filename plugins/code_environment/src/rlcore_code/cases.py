@@ -1,4 +1,4 @@
-"""The tests of a row, read once: what a program is given, and what it has to come to. Only the first goes into the sandbox."""
+"""Reads the tests of a row: inputs and questions for the program, and the expected values, which its sandbox never sees."""
 
 import ast
 import builtins
@@ -16,17 +16,17 @@ from rlcore_code.questions import pack
 
 FORMS = '{"input": text, "output": text}, {"call": name, "arguments": [...], "result": value} or "assert f(2) == 4"'
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What Python raises of a text that it does not read."""
+"""Errors that Python raises for a text that is no Python."""
 _PLAIN_METHODS = {name for kind in (str, bytes, complex, float, int, list, tuple, dict, set) for name in dir(kind)}
 _CONVERSIONS = {"bool", "int", "all", "any", "list", "tuple", "set"}
-"""Functions whose value for truths says no more than these."""
+"""Functions that pass the truth of their argument on."""
 _COMPARING = re.compile("equal|close|same|match|compare")
-"""What methods are called that compare an object with a value."""
+"""Parts of the names of methods that compare an object with a value."""
 
 
 @frozen(kw_only=True)
 class StreamCase:
-    """A program's standard input, and the output that is right."""
+    """A program's standard input, and the expected output."""
 
     input: str
     output: str
@@ -34,12 +34,12 @@ class StreamCase:
 
 @frozen(kw_only=True)
 class ValueCase:
-    """A question to the program, and the value that is right."""
+    """A question to the program, and the expected value."""
 
     question: str
     expected: Any
     is_json: bool
-    """Whether `expected` comes from JSON, which has no tuples and sets and whose keys are texts."""
+    """True where `expected` comes from JSON, which has no tuples and sets and whose keys are texts."""
 
     @property
     def questions(self) -> tuple[str]:
@@ -66,14 +66,14 @@ class Cases:
     asserts: tuple[AssertCase, ...] = ()
     setup: str = ""
     given_setup: str = ""
-    """The setup without what conditions alone name: helpers that know what is right are not given to the program."""
+    """The setup that the program runs. It lacks helpers that only conditions name, since these may hold expected values."""
 
     def __len__(self) -> int:
         return len(self.streams) + len(self.values) + len(self.asserts)
 
 
 def read_cases(row: Row, config: CodeConfig) -> Cases:
-    """The tests of a row; DataError names everything that is wrong with them."""
+    """Return the tests of a row. DataError names all of their problems."""
     name = config.tests_field
     tests = _of_text(row.get(name), "[")
     if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
@@ -110,18 +110,18 @@ def _read_setup(row: Row, config: CodeConfig) -> tuple[str, list[str]]:
 
 
 def _known_names(setup: str) -> set[str]:
-    """Names that are not the program's: Python's, and what the setup defines."""
+    """Return the names that the program does not define: Python's, and the setup's."""
     return set(dir(builtins)).union(*map(_defined, ast.walk(ast.parse(setup))))
 
 
 def _bound(condition: ast.AST) -> set[str]:
-    """The variables of a condition itself: those of its comprehensions, lambdas and walrus operators."""
+    """Return the variables that a condition binds in comprehensions, lambdas and walrus operators."""
     arguments = {node.arg for node in ast.walk(condition) if isinstance(node, ast.arg)}
     return arguments.union(*map(_defined, ast.walk(condition)))
 
 
 def _defined(node: ast.AST) -> set[str]:
-    """The names that a node of a syntax tree gives a meaning to."""
+    """Return the names that a node of a syntax tree binds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -130,8 +130,10 @@ def _defined(node: ast.AST) -> set[str]:
 
 
 def given_setup(setup: str, tests: Sequence[ValueCase | AssertCase]) -> str:
-    """The setup but for the definitions that conditions name and no question does, each with what it names in turn, and for
-    what names or changes these."""
+    """Return the setup without the definitions that conditions name and no question does.
+
+    It also lacks the definitions that these need alone, and the statements that use or change what is left out.
+    """
     statements = [part for statement in ast.parse(setup).body for part in _parts(statement)]
     imported = set(dir(builtins)).union(*map(_defined, filter(_is_import, statements)))
     used = [_names(statement) for statement in statements]
@@ -160,7 +162,7 @@ def _is_import(node: ast.AST) -> bool:
 
 
 def _parts(statement: ast.stmt) -> list[ast.stmt]:
-    """One assignment for each name, where several get literals at once."""
+    """Split an assignment of literals to several names into one for each name."""
     match statement:
         case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
             if all(isinstance(name, ast.Name) for name in names) and not _names(statement.value):
@@ -170,7 +172,7 @@ def _parts(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _changed(statement: ast.stmt) -> set[str]:
-    """The names that a statement may give another meaning to, or whose objects it may change."""
+    """Return the names that a statement may rebind, or whose objects it may change."""
     defined: set[str] = set().union(*map(_defined, ast.walk(statement)))
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -181,13 +183,13 @@ def _changed(statement: ast.stmt) -> set[str]:
 
 
 def _of_text(value: Any, opening: str) -> Any:
-    """What JSON text holds, as tables write values of mixed forms; any other value as it is."""
+    """Parse JSON text, in which tables hold values of mixed forms; return any other value unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(opening):
         return value
     try:
         return json.loads(value)
     except ValueError:
-        return value  # which is then no test
+        return value  # _read_case refuses it
 
 
 def _read_case(test: Any, known: set[str]) -> StreamCase | ValueCase | AssertCase:
@@ -243,27 +245,29 @@ def _read_assert(text: str, known: set[str]) -> ValueCase | AssertCase:
                 pack(expected)
                 return ValueCase(question=split.questions[0], expected=expected, is_json=False)
             except (ValueError, TypeError):
-                pass  # it is worked out beside the answers
+                pass  # no literal: the judging sandbox evaluates the expression
     return AssertCase(questions=tuple(split.questions), condition=ast.unparse(condition), modules=tuple(sorted(split.modules)))
 
 
 class _Questions(ast.NodeTransformer):
-    """Puts `_0`, `_1` in place of what the program has to answer: the outermost calls that begin with a name of its own, and
-    such names by themselves. The rest of a condition, with the values that are right, is not shown to the program: nor are the
-    arguments of methods that plain data have, and keys, which are asked of the answer."""
+    """Replaces the parts of a condition that the program has to answer by `_0`, `_1`.
+
+    These are the outermost calls of the program's names, and such names alone. The program does not see the rest of the
+    condition with the expected values. Keys, and methods of plain data with arguments, are applied to the answer.
+    """
 
     def __init__(self, known: set[str], bound: set[str]) -> None:
         self._known = known | bound
         self._bound = bound
         self.questions: list[str] = []
         self.is_bound = False
-        """Whether a question depends on a variable of the condition itself."""
+        """True where a question depends on a variable that the condition binds."""
         self.judges_itself = ""
-        """A function of the program's that is to say whether an answer is right."""
+        """A function of the program that would compare an answer with the expected value; empty where there is none."""
         self.modules: set[str] = set()
 
     def look_at_truth(self, node: ast.AST) -> None:
-        """See whether the program itself would compare an answer with another value: by a call whose truth is the condition."""
+        """Set `judges_itself` where the truth of the condition is a call by which the program compares an answer."""
         parts: Iterable[ast.AST] = ()
         match node:
             case ast.Call(func=function) if self._is_programs(function):
@@ -283,7 +287,7 @@ class _Questions(ast.NodeTransformer):
             self.look_at_truth(part)
 
     def _compares(self, call: ast.Call) -> bool:
-        """Whether a call of the program's is given an answer and another value, or is a method that compares an answer."""
+        """Return whether a call of the program gets an answer and another value, or is a method that compares an answer."""
         given = _given(call)
         match call.func:
             case ast.Attribute(value=receiver, attr=name) if given and _COMPARING.search(name) and self._asks(receiver):
@@ -311,29 +315,29 @@ class _Questions(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=module)), args=arguments):
                 if module[:1].islower() and any(map(self._asks, arguments)):
-                    self.judges_itself = ast.unparse(node.func)  # what the setup does not import
+                    self.judges_itself = ast.unparse(node.func)  # a module that the setup does not import
         self.is_bound |= bool(_names(node) & (self._bound - _bound(node)))
         self.questions.append(ast.unparse(node))
         return ast.Name(id=f"_{len(self.questions) - 1}", ctx=ast.Load())
 
     def _is_programs(self, node: ast.AST) -> bool:
-        """Whether a chain begins with a name of the program's, which may be one of the standard library's modules."""
+        """Return whether a chain begins with a name of the program, which may also be the name of a standard module."""
         root, above = _root(node)
         is_module = isinstance(root, ast.Name) and root.id in sys.stdlib_module_names and isinstance(above, ast.Attribute)
         return isinstance(root, ast.Name) and root.id not in self._known and not is_module
 
     def _is_function(self, node: ast.expr) -> bool:
-        """Whether it is a name of the program's by itself, and none of a class."""
+        """Return whether an expression is the bare name of one of the program's functions."""
         return isinstance(node, ast.Name) and self._is_programs(node) and not _begins_with_capital(node)
 
     def _asks(self, node: ast.expr) -> bool:
-        """Whether it holds a call of the program's, but for those that make an object."""
+        """Return whether an expression holds a call of the program that does not construct an object."""
         calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and self._is_programs(one)]
         return not all(_begins_with_capital(call.func) for call in calls)
 
 
 def _chain(node: ast.AST) -> Iterator[ast.AST]:
-    """The links of a chain of calls, attributes and subscripts, the last one first, down to what it begins with."""
+    """Yield the links of a chain of calls, attributes and subscripts from the last one to the root."""
     yield node
     while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -341,13 +345,13 @@ def _chain(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _root(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
-    """What a chain begins with, and the link above it."""
+    """Return the root of a chain, and the link after it."""
     *links, root = _chain(node)
     return root, links[-1] if links else None
 
 
 def _given(call: ast.Call) -> list[ast.expr]:
-    """The arguments of a call."""
+    """Return the arguments of a call, with starred lists taken apart."""
     arguments: list[ast.expr] = []
     for one in call.args:
         match one:
@@ -359,13 +363,13 @@ def _given(call: ast.Call) -> list[ast.expr]:
 
 
 def _begins_with_capital(node: ast.expr) -> bool:
-    """Whether the last name of a chain does, as a class's."""
+    """Return whether the last name of a chain begins with a capital, as a class's does."""
     last = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     return last[:1].isupper()
 
 
 def _is_truth(node: ast.expr) -> bool:
-    """Whether it is True or False, or a list of these."""
+    """Return whether a literal is True or False, or a sequence of these."""
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         return bool(node.elts) and all(map(_is_truth, node.elts))
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
@@ -376,7 +380,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _asks_plain_data(node: ast.expr) -> bool:
-    """Whether the last link of a chain is a key, or a method of plain data with arguments, of what a function has returned."""
+    """Return whether the last link is a key, or a method of plain data with arguments, of a function's result."""
     match node:
         case ast.Subscript(slice=key):
             return not _is_position(key)
@@ -390,7 +394,7 @@ def _asks_plain_data(node: ast.expr) -> bool:
 
 
 def _is_position(key: ast.expr) -> bool:
-    """Whether a subscript is a number, or a range of numbers."""
+    """Return whether a subscript is an integer or a slice of integers."""
     parts = [key.lower, key.upper, key.step] if isinstance(key, ast.Slice) else [key]
     try:
         return all(part is None or isinstance(ast.literal_eval(part), int) for part in parts)

@@ -1,4 +1,4 @@
-"""What can be wrong in `[environment.code]`, beyond types."""
+"""Checks `[environment.code]` beyond types."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ LIMITS_NOTE = (
 
 
 def check_code(context: CheckContext | None, config: CodeConfig) -> list[Problem | Note]:
-    """Problems of the section, among them a machine that runs no program in this way, and a note on the weaker one."""
+    """Return the problems of the section, among them a machine that cannot isolate programs, and a note on weak isolation."""
     found: list[Problem | Note] = [*_check_prompt(config), *_check_time(context, config), *_check_paths(config)]
     if config.isolation == "limits":
         found.append(Note(path="environment.code.isolation", text=LIMITS_NOTE))
@@ -56,7 +56,7 @@ def _check_paths(config: CodeConfig) -> list[Problem]:
 def _check_machine(config: CodeConfig) -> list[Problem]:
     """Run a program that does nothing."""
     try:
-        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
+        with ThreadPoolExecutor(1) as thread:  # the caller may run an event loop in this thread
             run = Sandbox(config).run({"main.py": "print(1)"}, wall_time_s=config.wall_time_s)
             execution = thread.submit(asyncio.run, run).result()
         reason = None if execution.output == b"1\n" else f"a program that prints 1 ended with exit code {execution.exit_code}"

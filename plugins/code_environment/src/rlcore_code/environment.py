@@ -49,6 +49,6 @@ class CodeEnvironment:
 
     def _observation(self, row: spi.Row) -> spi.Observation:
         prompt = row["prompt"]
-        told = self._config.instruction.replace(PROBLEM, prompt) if isinstance(prompt, str) else prompt
+        instruction = self._config.instruction.replace(PROBLEM, prompt) if isinstance(prompt, str) else prompt
         form, system = self._config.prompt_format, self._config.system_prompt
-        return spi.Observation.of_prompt(told, prompt_format=form, system_prompt=system, tools=row.get("tools"))
+        return spi.Observation.of_prompt(instruction, prompt_format=form, system_prompt=system, tools=row.get("tools"))

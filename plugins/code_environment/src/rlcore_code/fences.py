@@ -1,4 +1,4 @@
-"""The program in a response."""
+"""Finds the program in a response."""
 
 import re
 
@@ -8,6 +8,6 @@ _BLOCK = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n`]*\n(?P<code>.*?)^[ \t]*
 
 
 def last_program(response: str) -> str | None:
-    """What stands in the last code block that is closed; None without one. A program that is only thought of is none."""
+    """Return the content of the last closed code block outside thoughts; None where there is none."""
     blocks = [match["code"] for match in _BLOCK.finditer(without_thoughts(response))]
     return blocks[-1] if blocks else None

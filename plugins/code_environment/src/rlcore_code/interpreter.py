@@ -1,4 +1,4 @@
-"""What an interpreter of Python needs of the file system: itself, its library, and the shared libraries that these load."""
+"""Finds the paths that a Python interpreter needs: its binary, its library, and the shared libraries that these load."""
 
 import json
 import mmap
@@ -15,14 +15,14 @@ from attrs import frozen
 from rlcore.spi import PluginError
 
 START_S = 60.0
-"""Most seconds that an interpreter takes to say where its library is."""
+"""Timeout in seconds for an interpreter that prints its paths."""
 ASKED = "import json, sys; print(json.dumps([sys.base_prefix, sys.prefix, sys.path]))"
 LOADER_CACHE = Path("/etc/ld.so.cache")
 LIBRARY_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 ALSO_NEEDED = ("/usr/share/zoneinfo", "/usr/lib/locale/C.utf8", str(LOADER_CACHE))
 PACKAGES = ("site-packages", "dist-packages")
 OPENED_LATE = "libgcc_s.so.1"
-"""What the C library opens where a thread ends."""
+"""A library that glibc loads when a thread ends."""
 ELF = b"\x7fELF\x02\x01"
 SEGMENT_DYNAMIC, SEGMENT_LOADER, TAG_NEEDED, TAG_TEXTS = 2, 3, 1, 5
 
@@ -32,14 +32,14 @@ class Needed:
     """Paths that an interpreter needs."""
 
     visible: tuple[str, ...]
-    """Files and folders, a folder before what lies in it."""
+    """Files and folders; a folder comes before its content."""
     hidden: tuple[str, ...]
-    """Folders in these that hold packages which the programs do not have."""
+    """Folders of packages inside these, which programs do not see."""
 
 
 @cache
 def needed_by(python: Path, flags: tuple[str, ...], variables: tuple[tuple[str, str], ...]) -> Needed:
-    """What an interpreter needs that gets these flags and environment variables. PluginError where it does not start."""
+    """Return the paths that an interpreter needs with these flags and variables. PluginError where it does not start."""
     base, prefix, search = _ask(python, flags, dict(variables))
     folders = [path for path in search if os.path.isdir(path)]
     hidden = [os.path.join(folder, name) for folder in folders for name in PACKAGES]
@@ -57,7 +57,7 @@ def needed_by(python: Path, flags: tuple[str, ...], variables: tuple[tuple[str, 
 
 def _ask(python: Path, flags: Sequence[str], variables: Mapping[str, str]) -> tuple[str, str, list[str]]:
     try:
-        told = subprocess.run(
+        found = subprocess.run(
             [python, "-P", "-s", "-B", *flags, "-c", ASKED],
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -65,14 +65,14 @@ def _ask(python: Path, flags: Sequence[str], variables: Mapping[str, str]) -> tu
             timeout=START_S,
             check=True,
         )
-        base, prefix, search = json.loads(told.stdout)
+        base, prefix, search = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise PluginError(f"the interpreter {python} does not start: {error}. See environment.code.python") from error
     return base, prefix, [path for path in search if os.path.isabs(path)]
 
 
 def _links(path: str) -> Iterator[str]:
-    """The path and, where it is a link, the paths that it leads to."""
+    """Return a path and, for a link, each path that it leads to."""
     for _ in range(40):
         yield path
         if not os.path.islink(path):
@@ -81,14 +81,14 @@ def _links(path: str) -> Iterator[str]:
 
 
 def _extensions(folder: str, hidden: Sequence[str]) -> Iterator[str]:
-    """The extension modules in a folder that programs see, but for Tk's: there is no display."""
+    """Return the extension modules in a folder, without Tk's, since programs have no display."""
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if os.path.join(path, name) not in hidden]
         yield from (os.path.join(path, name) for name in files if ".so" in name and not name.startswith("_tkinter"))
 
 
 def _libraries(files: Iterable[str], folders: Iterable[str]) -> set[str]:
-    """The shared libraries that files name, and that these name."""
+    """Return the shared libraries that files need, directly or through others."""
     known = _cached_libraries()
     searched = [folder for folder in folders if folder]
     found: set[str] = set()
@@ -104,7 +104,7 @@ def _libraries(files: Iterable[str], folders: Iterable[str]) -> set[str]:
 
 
 def _cached_libraries() -> dict[str, list[str]]:
-    """The paths in the loader's cache by their names; none where there is no cache."""
+    """Return the paths in the loader's cache by library name; empty without a cache."""
     known: dict[str, list[str]] = {}
     if LOADER_CACHE.is_file():
         for path in re.findall(rb"/[^\0]+", LOADER_CACHE.read_bytes()):
@@ -113,11 +113,11 @@ def _cached_libraries() -> dict[str, list[str]]:
 
 
 def _named_libraries(file: str) -> set[str]:
-    """The names of the shared libraries that an ELF file of 64 bits needs, and the path of its loader."""
+    """Return the names of the shared libraries that a 64-bit ELF file needs, and the path of its loader."""
     try:
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _needed_names(content) if content[:6] == ELF else set()
-    except (OSError, ValueError, struct.error):  # it cannot be read, is empty, or is cut off
+    except (OSError, ValueError, struct.error):  # an unreadable, empty or truncated file
         return set()
 
 

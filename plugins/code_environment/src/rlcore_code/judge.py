@@ -1,5 +1,8 @@
-"""Whether a program passes its tests. Values that are right stay in this process, or go to a sandbox without the program, which
-reads the answers: whatever they hold, they cost this process what their length does."""
+"""Judges whether a program passes its tests.
+
+Expected values stay in this process, or go to a second sandbox without the program. That sandbox parses the answers, so that a
+hostile answer costs this process no more than its length.
+"""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +24,14 @@ VALUE = '{"value": '
 
 @frozen(kw_only=True)
 class Verdict:
-    """How many tests a program has passed, and whether its time ran out."""
+    """The number of tests that a program passed, and whether its time ran out."""
 
     num_passed: int
     timed_out: bool
 
 
 class Judge:
-    """Judges one program: everything that it does takes `wall_time_s` at most."""
+    """Judges one program within `wall_time_s`."""
 
     def __init__(self, sandbox: Sandbox, wall_time_s: float, *, to_the_end: bool) -> None:
         self._sandbox = sandbox
@@ -37,7 +40,7 @@ class Judge:
         self._timed_out = False
 
     async def judge(self, program: str, cases: Cases) -> Verdict:
-        """Run the tests; with `to_the_end` also those behind one that fails."""
+        """Run the tests up to the first that fails, or all of them with `to_the_end`."""
         passed = []
         for case in cases.streams:
             execution = await self._run({"main.py": program}, case.input)
@@ -60,16 +63,16 @@ class Judge:
         open_tests = [number for number, verdict in enumerate(verdicts) if verdict is None]
         if open_tests:
             judged = [{"lines": answered[number], **_expected(tests[number])} for number in open_tests]
-            told = json.dumps({"setup": cases.setup, "cases": judged})
-            for number, line in zip(open_tests, await self._lines({"main.py": SCRIPT}, len(open_tests), told), strict=True):
+            request = json.dumps({"setup": cases.setup, "cases": judged})
+            for number, line in zip(open_tests, await self._lines({"main.py": SCRIPT}, len(open_tests), request), strict=True):
                 verdicts[number] = line == "true"
         return [verdict is True for verdict in verdicts]
 
     async def _lines(self, files: dict[str, str], number: int, stdin: str = "") -> list[str]:
-        """The first lines of an output, empty where none came."""
+        """Return the first `number` lines of the output; a missing line is empty."""
         execution = await self._run(files, stdin)
         lines = execution.output.decode(errors="replace").split("\n")
-        return (lines[:-1] + [""] * number)[:number]  # a line that was cut off is none
+        return (lines[:-1] + [""] * number)[:number]  # the last part has no line end: it was cut off
 
     async def _run(self, files: dict[str, str], stdin: str) -> Execution:
         left_s = self._deadline - monotonic()
@@ -82,7 +85,7 @@ class Judge:
 
 
 def is_same_output(found: bytes, expected: str) -> bool:
-    """Line by line, but for white space at the ends of lines and empty lines at the end."""
+    """Compare outputs by lines, without white space at line ends and empty lines at the end."""
     return _lines(found.decode(errors="replace")) == _lines(expected)
 
 
@@ -91,7 +94,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _verdict(test: ValueCase | AssertCase, lines: Sequence[str]) -> bool | None:
-    """What can be said of answers without reading them: that one is missing or an error, or is the expected text. Else None."""
+    """Return the verdict that needs no parsing: False for a missing answer or an error, True for the expected text, or None."""
     if not all(line.startswith(VALUE) for line in lines):
         return False
     if isinstance(test, ValueCase) and lines[0] == json.dumps({"value": pack(test.expected)}):
@@ -100,7 +103,7 @@ def _verdict(test: ValueCase | AssertCase, lines: Sequence[str]) -> bool | None:
 
 
 def _expected(test: ValueCase | AssertCase) -> dict[str, Any]:
-    """What the sandbox that judges is told of a test."""
+    """Return the part of a test that the judging sandbox receives."""
     if isinstance(test, ValueCase):
         return {"expected": pack(test.expected), "is_json": test.is_json}
     return {"condition": test.condition, "modules": test.modules}

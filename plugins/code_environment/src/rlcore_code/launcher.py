@@ -1,13 +1,14 @@
 """Runs one program under limits.
 
-It is a script of its own, started as `python -I -S launcher.py`, with a request as JSON on its standard input. The program's
-output is its standard output; how the program ended is one line of JSON on standard error.
+The sandbox starts this script as `python -I -S launcher.py`, with a request as JSON on its standard input. The program writes
+to standard output. The launcher reports how the program ended as one line of JSON on standard error.
 
-There are three processes. This one waits, and ends with the trainer. The keeper keeps the time, and ends what the program
-leaves behind. Its child becomes the program. With "namespaces" the keeper is the first process of a process namespace: the
-kernel ends all others with it. The program has a file system of its own (Python, its library, a small writable folder) and no
-network. With "limits" all that a program starts stays in its process group, which the keeper kills. A filter of system calls
-bounds both.
+There are three processes. The launcher waits, and ends with the trainer. The keeper limits the time, and kills the processes
+that the program leaves. Its child becomes the program.
+
+With "namespaces" the keeper is the first process of a process namespace: the kernel kills all others with it. The program has
+a private file system (Python, its library, a small writable folder) and no network. With "limits" all processes of a program
+stay in its process group, which the keeper kills. A filter of system calls bounds both.
 """
 
 import contextlib
@@ -25,44 +26,44 @@ from collections.abc import Callable
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 READ_ONLY, NOSUID, NODEV, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 KEPT_FLAGS = 2 | 4 | 8 | 1024 | 2048
-"""nosuid, nodev, noexec, noatime, nodiratime: what a remount in a user namespace must not take away."""
+"""nosuid, nodev, noexec, noatime, nodiratime: flags that a remount in a user namespace has to keep."""
 DETACH = 2
 SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 SECCOMP_FILTER = 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-"""Landlock's system calls, whose numbers are those of every architecture."""
+"""Numbers of Landlock's system calls, equal on every architecture."""
 NUM_RIGHTS = (0, 13, 14, 15, 15, 16)
-"""Rights to files that each version of Landlock knows; version 6 adds signals and abstract sockets."""
+"""Number of file rights in each version of Landlock; version 6 adds signals and abstract sockets."""
 TO_READ, TO_READ_FILES, TO_REMOVE = 0b1101, 0b101, 0b10000
-"""Execute, read files, list folders; the first two; remove folders."""
+"""Landlock's rights: execute, read files and list folders; execute and read files; remove folders."""
 PATH_BENEATH = 1
 NOBODY = 65534
 OWN_USERS = 1 << 30
-"""With "limits", programs of a root's run have users of their own from here on, so that none reaches another."""
+"""First user id of the programs that root runs with "limits"; each has a separate user, so that none reaches another."""
 BOX = "/box"
 STAGE = "/proc"
-"""Where the new root is mounted before it becomes the root: a folder that is always there and holds nothing that it needs."""
+"""The mount point of the new root: a folder that always exists and whose content the new root does not need."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 MAX_OPEN_FILES = 32
 MAX_FILES = 1024
 OWN_BYTES = 1 << 20
-"""What the program itself and the blocks of a disk take beside its files."""
+"""Bytes allowed in addition to the files, for the program's code and whole disk blocks."""
 LOOK_S = 0.05
 REFUSED = 3
 SEALED = 0xF
-"""No writes, no other size, and no other seals."""
+"""Seals of a file in memory: no writes, no change of size, no further seals."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # the first process of a namespace hears only signals that it handles
+        signal.signal(number, signal.SIG_DFL)  # the first process of a namespace receives only signals that it handles
     request = json.loads(sys.stdin.buffer.read())
     prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != request["parent"]:
         os._exit(REFUSED)
-    request["report"] = os.dup(2)  # which the program does not inherit
+    request["report"] = os.dup(2)  # the program does not inherit this copy
     with contextlib.suppress(OSError):
         write_text("/proc/self/oom_score_adj", "1000")  # where memory is short, programs end before the run
     try:
@@ -89,7 +90,7 @@ def run_limited(request: dict) -> int:
 
 
 def own_user() -> int:
-    """Give the folder to a user that no other program has at this moment, where this user namespace knows one."""
+    """Give the folder to a user that no other program has now, where this user namespace maps one."""
     for user in (OWN_USERS + os.getpid(), NOBODY):
         try:
             os.chown(".", user, user)
@@ -101,18 +102,18 @@ def own_user() -> int:
 
 
 def run_keeper(request: dict, with_launcher: int) -> int:
-    """Fork the keeper, which hears this signal when the launcher ends."""
+    """Fork the keeper, which receives this signal when the launcher ends."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
     launcher = os.getpid()
-    prctl(SET_DUMPABLE, 0)  # its file descriptors are for no other process
+    prctl(SET_DUMPABLE, 0)  # no other process may open its file descriptors
     keeper = os.fork()
     if keeper == 0:
         os.setsid()
         if request["isolation"] == "limits" and request["user"] is not None:
-            libc.setfsgid(request["user"])  # whose processes tell their open files to nobody else
+            libc.setfsgid(request["user"])  # only this user may list the open files of its processes
             libc.setfsuid(request["user"])
         prctl(SET_PDEATHSIG, with_launcher)
-        if os.getppid() not in (launcher, 0):  # 0: it is of another namespace
+        if os.getppid() not in (launcher, 0):  # 0: the parent is in another namespace
             os._exit(REFUSED)
         guarded(keep, request)
     return os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
@@ -134,7 +135,7 @@ def report(request: dict, outcome: dict) -> None:
 
 
 def keep(request: dict) -> None:
-    """Start the program, wait for its end or that of its time, end what it left, and report which it was."""
+    """Start the program, wait until it ends or its time runs out, kill the processes that it left, and report the end."""
     prctl(SET_CHILD_SUBREAPER, 1)
     program = os.fork()
     if program == 0:
@@ -142,16 +143,16 @@ def keep(request: dict) -> None:
     ended = {"exit": None}
     try:
         ended = wait_for(program, request)
-    finally:  # also where memory or the folder's rights are gone
+    finally:  # also without memory or access to the folder
         if ended["exit"] is None:
-            os.kill(program, signal.SIGKILL)  # it has not been waited for, so that the number is its own
+            os.kill(program, signal.SIGKILL)  # it has not been waited for, so the kernel has not reused its id
         if request["isolation"] == "limits":
             end_group(program)
     report(request, ended)
 
 
 def wait_for(program: int, request: dict) -> dict:
-    """How the program ended; an exit code of None where it is to be ended."""
+    """Wait for the program and return its exit code; None where a limit ends it."""
     is_limited = request["isolation"] == "limits"
     deadline = time.monotonic() + request["wall_time_s"]
     while (left := deadline - time.monotonic()) > 0:
@@ -170,7 +171,7 @@ def wait_for(program: int, request: dict) -> dict:
 
 
 def is_overfull(disk_bytes: int) -> bool:
-    """Whether the files of the working folder, removed ones that are in use too, are too many or too large together."""
+    """Return whether the working folder has too many or too large files, including removed files in use."""
     num_files, num_bytes = 0, removed_bytes(disk_bytes)
     with os.scandir(".") as entries:
         for entry in entries:
@@ -183,12 +184,14 @@ def is_overfull(disk_bytes: int) -> bool:
 
 
 def removed_bytes(disk_bytes: int) -> int:
-    """What files hold that have been removed from the working folder while descendants of this process use them. One that is
-    mapped and not open, whose size nothing tells, counts as the largest."""
+    """Return the size of files that are removed from the working folder and in use by descendants of this process.
+
+    A file that is mapped and not open has no readable size and counts as the largest.
+    """
     folder, device = os.fsencode(os.getcwd()) + b"/", os.stat(".").st_dev
     found: dict[int, int] = {}
     processes = [str(os.getpid())]
-    for process in processes:  # to which their children are added
+    for process in processes:  # the loop adds their children
         with contextlib.suppress(OSError):  # it has ended meanwhile
             for thread in os.listdir(f"/proc/{process}/task"):
                 processes += read(f"/proc/{process}/task/{thread}/children").decode().split()
@@ -210,7 +213,7 @@ def read(path: str) -> bytes:
 
 
 def end_group(program: int) -> None:
-    """Kill what the program has left behind, which has its process group and was adopted, and wait until it is gone."""
+    """Kill the processes that the program left in its group, which this process adopted, and wait until they end."""
     with contextlib.suppress(ChildProcessError):
         while True:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -230,7 +233,7 @@ def become_program(request: dict) -> None:
         os.setresgid(*[request["user"]] * 3)
         os.setresuid(*[request["user"]] * 3)
     if request["isolation"] == "namespaces":
-        # A user that no namespace knows has no rights there, and its processes are counted in this namespace alone.
+        # A user outside the namespace has no rights there, and the kernel counts its processes in this namespace alone.
         call("unshare", NEWUSER)
     prctl(SET_NO_NEW_PRIVS, 1)
     prctl(SET_PDEATHSIG, signal.SIGKILL)
@@ -242,7 +245,7 @@ def become_program(request: dict) -> None:
 
 
 def sealed(text: str) -> int:
-    """A file in memory that holds a text and never anything else: no other process finds it by a path."""
+    """Return a sealed file in memory that holds a text; it has no path for other processes."""
     file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="", closefd=False) as opened:
         opened.write(text)
@@ -261,13 +264,13 @@ def limit(request: dict) -> None:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_SIGPENDING": MAX_OPEN_FILES,
         "RLIMIT_NPROC": request["max_processes"],
-        "RLIMIT_CPU": request["cpu_time_s"],  # whose end no program can ignore: the hard limit kills
+        "RLIMIT_CPU": request["cpu_time_s"],  # no program can ignore the hard limit, which kills
     }.items():
         resource.setrlimit(getattr(resource, name), (most, most))
 
 
 def filter_calls(instructions: list) -> None:
-    """Refuse the system calls that a filter does not allow, from now on and in all that this process becomes."""
+    """Refuse the system calls that a filter does not allow, in this process and its children."""
     own = {"own process": os.getpid()}
     code = b"".join(struct.pack("=HBBI", *numbers, own.get(operand, operand)) for *numbers, operand in instructions)
     content = ctypes.create_string_buffer(code, len(code))
@@ -291,7 +294,7 @@ def restrict_files(request: dict) -> None:
     for path in (*request["visible"], *DEVICES, "."):
         try:
             file = os.open(path, os.O_PATH)
-        except OSError:  # this user cannot see it
+        except OSError:  # this user has no access to it
             continue
         readable = TO_READ if os.path.isdir(path) else TO_READ_FILES
         allowed = rights & ~TO_REMOVE if path == "." else readable | (2 if path in DEVICES else 0)
@@ -310,7 +313,7 @@ def unshare(was_root: bool) -> None:
 
 
 def build_root(request: dict) -> None:
-    """Make the new root, with Python to be read and BOX to be written, and move into it."""
+    """Make the new root, with Python read-only and BOX writable, and move into it."""
     mount("none", "/", "", REC | PRIVATE)
     mount("tmpfs", STAGE, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
     for source in (*request["visible"], *DEVICES):
@@ -330,7 +333,7 @@ def build_root(request: dict) -> None:
 
 
 def show(source: str) -> None:
-    """Let `source` be read at the same place of the new root, where it exists and is not there already."""
+    """Mount an existing `source` read-only at the same path of the new root, unless it is already there."""
     target = STAGE + source
     if not os.path.exists(source) or os.path.lexists(target):
         return
@@ -360,18 +363,18 @@ def write_text(path: str, text: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode(), told=target)
+    call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode(), subject=target)
 
 
 def prctl(option: int, value: int) -> None:
     call("prctl", option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
 
 
-def call(name: str, *arguments: object, told: str = "") -> None:
-    """A function of the C library. OSError says which one failed."""
+def call(name: str, *arguments: object, subject: str = "") -> None:
+    """Call a function of the C library. OSError names the function that failed, and its subject."""
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{name} {told}".rstrip() + f": {os.strerror(number)}")
+        raise OSError(number, f"{name} {subject}".rstrip() + f": {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Questions to a program, which it answers by values, and verdicts on its answers.
+"""Asks a program for values, and judges its answers. It is the script that runs inside a sandbox.
 
-Inside a sandbox this module is the script that runs, so that it imports the standard library alone. With the program it answers
-the questions, a line of JSON for each with no judgement of it. In another sandbox, without the program, it reads the answers
-and judges them. The trainer reads no answer.
+It imports the standard library alone. In the program's sandbox it writes one line of JSON for each question. In a second
+sandbox, without the program, it parses the answers and judges them. The trainer parses no answer.
 """
 
 import json
@@ -18,7 +17,7 @@ MAX_JSON_INT = 2**63
 
 
 def pack(value: Any) -> Any:
-    """The value in types of JSON; numpy's arrays are lists. TypeError where it holds anything but plain data."""
+    """Return a value in types of JSON, with numpy's arrays as lists. TypeError where it holds anything but plain data."""
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, int):
@@ -38,7 +37,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The value that was packed. ValueError, TypeError or RecursionError where none was."""
+    """Return the value that `pack` packed. ValueError, TypeError or RecursionError for any other."""
     if not isinstance(packed, dict):
         if isinstance(packed, list):
             raise ValueError("a list without its type")
@@ -56,7 +55,7 @@ def unpack(packed: Any) -> Any:
 
 
 def main() -> None:
-    """Judge what standard input holds, or else run the program in request.json and answer the questions there."""
+    """Run the program in request.json and answer its questions; without that file judge the cases on standard input."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     if os.path.exists("request.json"):
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def answers(sources: list[str], questions: list[str]) -> Iterator[dict]:
-    """The program's value of each expression, or the error that it raised."""
+    """Run the program and yield its value of each expression, or the error that it raised."""
     module = sys.modules["program"] = types.ModuleType("program")
     for source in sources:
         exec(compile(source, "program.py", "exec"), module.__dict__)
@@ -84,7 +83,7 @@ def answers(sources: list[str], questions: list[str]) -> Iterator[dict]:
 
 
 def is_right(case: dict, setup: str) -> bool:
-    """Whether lines of answers are what a case expects. What cannot be read is not."""
+    """Return whether the answers to a case are right; one that cannot be parsed is not."""
     try:
         values = [unpack(json.loads(line)["value"]) for line in case["lines"]]
         if "expected" in case:
@@ -100,7 +99,7 @@ def is_right(case: dict, setup: str) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """What JSON makes of it: tuples are lists, and keys texts. ValueError where it makes nothing of it."""
+    """Return a value as JSON would hold it: tuples become lists, keys become texts. ValueError where it has no JSON form."""
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
     if isinstance(value, dict):

@@ -22,10 +22,10 @@ from rlcore_code.system_calls import call_filter, unsupported
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 GRACE_S = 15.0
-"""What starting and ending a program may take on a busy machine, beyond the program's own time."""
+"""Seconds beyond the program's own time for its start and end on a busy machine."""
 MAX_REPORT_BYTES = 1 << 16
 INTERPRETER = (sys.executable, "-I", "-S")
-"""What runs the launcher."""
+"""The interpreter and the flags that run the launcher."""
 NUM_STARTS = 2
 SHOWN = 2000
 CPU_SIGNALS = (-signal.SIGKILL, -signal.SIGXCPU)
@@ -40,27 +40,29 @@ class Execution:
 
     output: bytes
     exit_code: int | None
-    """The program's, or the negative number of the signal that ended it. None where the clock, too much output or too many
-    files did, or where its launcher failed."""
+    """The program's exit code, or the negative number of the signal that ended it.
+
+    None where a limit of time, output or files ended it, or its launcher failed.
+    """
     timed_out: bool
 
 
 class Refused(PluginError):
-    """The machine does not let a program be isolated."""
+    """Raised where the machine cannot isolate a program."""
 
 
 class _LauncherFailed(Exception):
-    """A launcher did not report how its program ended."""
+    """Raised where a launcher does not report how its program ended."""
 
 
 class Sandbox:
-    """Starts programs, each in processes and a folder of its own, which do not outlast it."""
+    """Runs programs, each in separate processes and a separate folder, which end with it."""
 
     def __init__(self, config: CodeConfig) -> None:
         self._config = config
         self._python = Path(sys.executable).resolve() if config.python is None else config.python
         self._flags = ("-S",) if config.python is None else ()
-        library = [name for name in ("LD_LIBRARY_PATH",) if name in os.environ]  # which some interpreters need to start
+        library = [name for name in ("LD_LIBRARY_PATH",) if name in os.environ]  # some interpreters need it to start
         self._launcher_environment = {name: os.environ[name] for name in library}
         self._program_environment = {
             **self._launcher_environment,
@@ -72,8 +74,11 @@ class Sandbox:
         }
 
     async def run(self, files: Mapping[str, str], *, wall_time_s: float, stdin: str = "") -> Execution:
-        """Run main.py of the files. Whatever a program does, to its launcher too, is how it ended: it is run once more, and
-        Refused where not even an empty program runs. Where this is cancelled, the program and all that it started are ended."""
+        """Run main.py of the files and return its execution.
+
+        Where the launcher fails, the program runs once more and then counts as failed. Refused where an empty program does not
+        run either. Cancelling ends the program and all of its processes.
+        """
         deadline = monotonic() + wall_time_s
         for _ in range(NUM_STARTS):
             with suppress(_LauncherFailed):
@@ -125,10 +130,10 @@ class Sandbox:
         assert process.stdout is not None
         assert process.stderr is not None
         max_bytes = self._config.max_output_kib * 1024
-        output, told = b"", b""
+        output, stderr = b"", b""
         try:
             async with asyncio.timeout(limit_s):
-                _, output, told = await asyncio.gather(
+                _, output, stderr = await asyncio.gather(
                     _send(process.stdin, request),
                     _read(process.stdout, max_bytes, process),
                     _read(process.stderr, MAX_REPORT_BYTES, process),
@@ -141,12 +146,12 @@ class Sandbox:
             await _finish(process, process.stdout, process.stderr)
         if len(output) > max_bytes:
             return Execution(output=output[:max_bytes], exit_code=None, timed_out=False)
-        exit_code, timed_out = _ending(told, self._config.cpu_time_s)
+        exit_code, timed_out = _ending(stderr, self._config.cpu_time_s)
         return Execution(output=output, exit_code=exit_code, timed_out=timed_out)
 
 
 def _folder(isolation: str) -> contextlib.AbstractContextManager[str]:
-    """Where the files of a program without a file system of its own are."""
+    """Make a folder for the files of a program; with "namespaces" the launcher mounts one, and the path is empty."""
     if isolation == "namespaces":
         return contextlib.nullcontext("")
     return _temporary_folder()
@@ -164,14 +169,14 @@ def _temporary_folder():
 
 
 async def _send(stream: asyncio.StreamWriter, request: bytes) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # its report says why it ended
+    with suppress(BrokenPipeError, ConnectionResetError):  # the launcher's report has the reason
         stream.write(request)
         await stream.drain()
         stream.close()
 
 
 async def _read(stream: asyncio.StreamReader, max_bytes: int, process: asyncio.subprocess.Process) -> bytes:
-    """All that is written; where that is more than `max_bytes`, the process ends and more than these are returned."""
+    """Read a stream to its end. Beyond `max_bytes` end the process and return more than `max_bytes`."""
     chunks, size = [], 0
     while chunk := await stream.read(1 << 16):
         if size <= max_bytes:
@@ -183,8 +188,8 @@ async def _read(stream: asyncio.StreamReader, max_bytes: int, process: asyncio.s
 
 
 async def _finish(process: asyncio.subprocess.Process, *streams: asyncio.StreamReader) -> None:
-    """Wait for a process that was killed. asyncio takes it for ended once its pipes are read to their ends."""
-    with suppress(TimeoutError):  # what escaped from "limits" may hold a pipe
+    """Wait for a killed process. asyncio reports its end once its pipes are at their ends."""
+    with suppress(TimeoutError):  # a process that escaped "limits" may hold a pipe open
         async with asyncio.timeout(GRACE_S):
             for stream in streams:
                 while await stream.read(1 << 16):
@@ -193,20 +198,20 @@ async def _finish(process: asyncio.subprocess.Process, *streams: asyncio.StreamR
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """End the launcher and the first process of its namespace, with which the kernel ends all others in it."""
+    """Kill the launcher and the first process of its namespace; the kernel then kills all others in it."""
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ending(told: bytes, cpu_time_s: float) -> tuple[int | None, bool]:
-    """The exit code that the launcher reports, and whether the program's time ran out; _LauncherFailed where it does not."""
+def _ending(stderr: bytes, cpu_time_s: float) -> tuple[int | None, bool]:
+    """Return the exit code that the launcher reports, and whether time ran out. _LauncherFailed without a report."""
     try:
-        *_, report = [json.loads(line) for line in told.splitlines() if line.startswith(b"{")]
+        *_, report = [json.loads(line) for line in stderr.splitlines() if line.startswith(b"{")]
         if "refused" in report:
             raise _LauncherFailed(report["refused"])
         code, used_s, timed_out = report["exit"], report["cpu_time_s"], report["timed_out"]
     except (ValueError, KeyError, TypeError):
-        found = told.decode(errors="replace")[-SHOWN:] or "it was ended from outside"
+        found = stderr.decode(errors="replace")[-SHOWN:] or "it was ended from outside"
         raise _LauncherFailed(f"the launcher of programs ({LAUNCHER}) failed: {found}") from None
     return code, timed_out or (code in CPU_SIGNALS and used_s > CPU_SHARE * cpu_time_s)

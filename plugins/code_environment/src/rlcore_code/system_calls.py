@@ -1,4 +1,4 @@
-"""Which system calls a program may make: a filter for seccomp, made where the trainer runs and put in place by the launcher.
+"""Builds the seccomp filter of the system calls that a program may make; the launcher installs it.
 
 All that is not listed here is refused, also what later kernels add: sockets of every family, System V and POSIX message queues,
 semaphores and shared memory, namespaces and mounts, tracing and changing other processes, keys, io_uring, userfaultfd, BPF,
@@ -14,9 +14,9 @@ from attrs import frozen
 Instruction: TypeAlias = tuple[int, int, int, int | str]
 """Code, jumps where true and false, and operand of classic BPF."""
 OWN = "own process"
-"""In place of an operand: the number of the program's own process, which the launcher knows."""
+"""A placeholder operand that the launcher replaces by the program's process id."""
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""The kernel's number of an architecture, and the column of it below."""
+"""The kernel's number of each architecture, and its column in the lists below."""
 ALLOWED = """
 read:0:63 write:1:64 brk:12:214 mmap:9:222 munmap:11:215 mprotect:10:226 mremap:25:216 madvise:28:233 rseq:334:293
 set_robust_list:273:99 set_tid_address:218:96 futex:202:98 arch_prctl:158
@@ -58,7 +58,7 @@ ALL = 0xFFFFFFFF
 
 @frozen
 class Condition:
-    """What the lower 32 bits of an argument have to be, under a mask."""
+    """The values that the lower 32 bits of an argument may have, under a mask."""
 
     argument: int
     values: tuple[int | str, ...]
@@ -76,16 +76,16 @@ RULES: dict[str, tuple[Condition, ...]] = {
     "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),  # AF_UNIX, SOCK_STREAM
 }
 SIGNALS = {"kill": (0, OWN), "tgkill": (OWN,)}
-"""Whom signals may reach where no namespace bounds that: the program itself."""
+"""The condition of signals without a process namespace: the program itself receives them."""
 LOAD, AND, EQUAL, RETURN = 0x20, 0x54, 0x15, 0x06
 KILL_PROCESS, ALLOW, ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 EPERM, ENOSYS = 1, 38
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets in what the kernel tells a filter of a call."""
+"""Offsets in the kernel's `seccomp_data`."""
 
 
 def unsupported() -> str | None:
-    """Why no filter can be made here."""
+    """Return the reason why this machine cannot have a filter; None where it can."""
     machine = platform.machine()
     return (
         None if machine in ARCHITECTURES else f"found a processor of the type {machine}; expected {' or '.join(ARCHITECTURES)}"
@@ -93,7 +93,7 @@ def unsupported() -> str | None:
 
 
 def call_filter(isolation: Literal["namespaces", "limits"]) -> list[Instruction]:
-    """The filter as instructions. KeyError on a machine of another architecture."""
+    """Return the filter's instructions. KeyError on another architecture."""
     architecture, column = ARCHITECTURES[platform.machine()]
     rules = {name: RULES.get(name, ()) for name in _numbers(RULED, column)}
     if isolation == "limits":

@@ -1,4 +1,4 @@
-"""Whether a response gives the right answer. Runs in the worker processes: some expressions take for ever."""
+"""Compares a response with the reference answer. It runs in worker processes, since some expressions never end."""
 
 import logging
 import re
@@ -17,9 +17,9 @@ from rlcore_math.units import OPERATIONS
 Verdict: TypeAlias = Literal["right", "wrong", "no_answer", "unreadable_reference"]
 
 TAIL_CHARACTERS = 8192
-"""What is read of a response, from its end: math-verify's time grows with the square of the numbers it finds."""
+"""Number of characters read from the end of a response: math-verify's time grows with the square of the numbers it finds."""
 MAX_ANSWER_CHARACTERS = 2000
-"""A longer answer is wrong."""
+"""Longest answer in characters; a longer one is wrong."""
 FORMS = [
     # Units are taken off here: math-verify would take t, h, m and many other letters for one.
     LatexExtractionConfig(
@@ -31,7 +31,7 @@ FORMS = [
     ExprExtractionConfig(),
 ]
 MAX_DEPTH = 40
-"""An answer with brackets in brackets in ... is wrong: the grammar's time grows fast with them."""
+"""Deepest nesting of brackets; a deeper answer is wrong, since the grammar's time grows fast with the depth."""
 BOLD = re.compile(r"(?<!\S)\*\*(?=\S)([^*]+)\*\*")
 MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d{1,9}) +(\d{1,9})/([1-9]\d{0,8})(?![\d.,]*\d|/)")
 CLOSING_UNIT = re.compile(r"(?<=\S)\s*\\(?:text|textrm|mathrm|mbox)\s*\{[^{}\d\\]*\}(?:\s*\^\s*\{?[1-3]\}?)?$")
@@ -41,16 +41,16 @@ OPERATION = re.compile(
     r"[*/^!:|]|(?<=[\w)}\]])\s*[-+]|(?<![\\A-Za-z])[A-Za-z]{2,}"
     r"|\\(?!(?:infty|emptyset|in|le|ge|mathbb)(?![A-Za-z]))[A-Za-z]+"
 )
-"""Something to compute, in what is no plain number."""
+"""An operation in an answer that is no plain number."""
 PRODUCT = re.compile(r"\d\s*\\?[({\[]|[)\]}]\s*(?:[(\[]|\d)")
-"""One that is written without a sign: 2(3), (2)(3)."""
+"""A product that is written without a sign: 2(3), (2)(3)."""
 
 # math-verify warns at each start that its own time limits, which need the main thread's signals, are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def warm_up() -> None:
-    """Load the grammar and what else the first response would wait for."""
+    """Load the grammar and other modules that the first response needs."""
     judge("\\frac{\\pi}{2}", "\\boxed{x^2}", require_boxed=False)
 
 
@@ -79,13 +79,13 @@ def judge(reference: str, response: str, *, require_boxed: bool) -> Verdict:
 
 
 def _comparable(text: str) -> str:
-    """An answer in the one way of writing that it is compared in."""
+    """Return an answer in the notation in which answers are compared."""
     answer = tidy(text)
     return in_intervals(answer) if len(answer) <= MAX_ANSWER_CHARACTERS else answer
 
 
 def same(expected: str, given: str, parsed: "list[Any] | None" = None) -> bool:
-    """Whether an answer is the reference; both tidy. `parsed` is what math-verify has read of the answer already."""
+    """Return whether a tidy answer equals the tidy reference. `parsed` is the answer as math-verify parsed it."""
     if not given or len(given) > MAX_ANSWER_CHARACTERS or _depth(given) > MAX_DEPTH:
         return False
     words = plain(expected)
@@ -104,7 +104,7 @@ def same(expected: str, given: str, parsed: "list[Any] | None" = None) -> bool:
 
 
 def _is_text(answer: str) -> bool:
-    """Whether it is words rather than a product of letters: within \\text{}, or of three letters and more."""
+    """Return whether an answer is words, not a product of letters: within \\text{}, or of three letters and more."""
     words = plain(answer)
     if not words or not re.fullmatch(r"[^\W\d_]+(?:[\s,;'./&-]+[^\W\d_]+)*", words):
         return False
@@ -118,13 +118,13 @@ def _is_text(answer: str) -> bool:
 
 
 def _letter(words: str) -> str:
-    """The letter of a choice such as "(B) 42"."""
+    """Return the letter of a choice such as "(B) 42"."""
     match = re.fullmatch(r"\(?([a-z])[).:]\s*.*", words)
     return words if match is None else match.group(1)
 
 
 def _depth(answer: str) -> int:
-    """How deep brackets stand in brackets."""
+    """Return the depth of nested brackets."""
     depths = accumulate((one in "([{") - (one in ")]}") for one in answer)
     return max(depths, default=0)
 
@@ -135,12 +135,12 @@ def _base(answer: str) -> str:
 
 
 def _has_numbers_alone(answer: str) -> bool:
-    """Whether it is a number that is worked out, or a tuple, set or interval of such."""
+    """Return whether an expression is an evaluated number, or a tuple, set or interval of such."""
     return _is_worked_out(answer) and any(plain_number(piece) is not None for piece in _pieces(answer))
 
 
 def _is_worked_out(answer: str) -> bool:
-    """Whether nothing is left to compute in a number, or in any part of a tuple, set or interval."""
+    """Return whether a number, or each part of a tuple, set or interval, is fully evaluated."""
     if plain_number(answer) is not None:
         return True
     open_pieces = [piece for piece in _pieces(answer) if plain_number(piece) is None]
@@ -152,7 +152,7 @@ def _pieces(answer: str) -> list[str]:
 
 
 def _equal(expected: str, given: str, parsed: "list[Any] | None") -> bool:
-    """Whether math-verify finds them equal."""
+    """Return whether math-verify finds them equal."""
     gold, answer = _parse(_boxed(expected)), parsed or _parse(_boxed(given))
     expressions = [one for one in answer if not isinstance(one, str)]
     references = [one for one in gold if not isinstance(one, str)]
@@ -166,7 +166,7 @@ def _equal(expected: str, given: str, parsed: "list[Any] | None") -> bool:
 
 
 def _num_decimals(expected: str) -> int:
-    """Places to which math-verify compares: six digits that count of the smallest number of the reference."""
+    """Return the decimal places to which math-verify compares: six significant digits of the reference's smallest number."""
     numbers = [number for piece in _pieces(expected) if (number := plain_number(piece)) and number.value]
     smallest = min((abs(number.value) for number in numbers), default=1)
     decimals = 6
@@ -176,13 +176,13 @@ def _num_decimals(expected: str) -> int:
 
 
 def _boxed(answer: str) -> str:
-    """LaTeX that math-verify takes for one answer, without a unit behind it."""
+    """Return LaTeX that math-verify parses as one answer, without a unit after it."""
     without = CLOSING_UNIT.sub("", answer)
     return f"\\boxed{{{without}}}"
 
 
 def _text(parsed: "list[Any]") -> str:
-    """What math-verify has read, as it was written; a percentage keeps its sign."""
+    """Return the text that math-verify parsed; a percentage keeps its sign."""
     text = next((one for one in parsed if isinstance(one, str)), "")
     arguments = getattr(parsed[0], "args", ())
     is_percentage = bool(arguments) and type(arguments[-1]).__name__ == "UnevaluatedExpr"
@@ -196,6 +196,6 @@ def _parse(text: str) -> "list[Any]":
 
 
 def _as_fraction(match: re.Match[str]) -> str:
-    """1 1/2 as 3/2: math-verify reads its first number alone."""
+    """Return 1 1/2 as 3/2, since math-verify reads the first number alone."""
     whole, numerator, denominator = (int(group) for group in match.groups())
     return f"{whole * denominator + numerator}/{denominator}"

@@ -1,4 +1,4 @@
-"""One way of writing for what is written in several: LaTeX and Unicode, spaces, signs, digits."""
+"""Normalises the notation of answers: LaTeX and Unicode, spaces, signs, digits."""
 
 import re
 import unicodedata
@@ -72,14 +72,14 @@ PASSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 INEQUALITY = re.compile(r"[<>]|\\(?:l|g|n)eq?(?![A-Za-z])|\\[lg]eqslant(?![A-Za-z])")
 CONNECTIVE = re.compile(r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(and|or)\s*\}|(?<![A-Za-z\\])(and|or)(?![A-Za-z]))")
-"""What joins two conditions, which commas would leave open."""
+"""The words "and" and "or" between two conditions."""
 GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")
 SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,3})(?![\w.^])")
 WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
 
 def tidy(text: str) -> str:
-    """An answer as it is compared: wrappers, sizes, colours and closing punctuation gone, symbols as LaTeX, digits as ASCII."""
+    """Return an answer without wrappers, sizes, colours and closing punctuation, with symbols as LaTeX and digits as ASCII."""
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match.group().translate(SUPERSCRIPTS)}}}", text)
     text = "".join(map(_character, text))
     if INEQUALITY.search(text):
@@ -92,7 +92,7 @@ def tidy(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The words of an answer: styles and quotation marks gone, in lower case."""
+    """Return an answer's words in lower case, without styles and quotation marks."""
     while (opened := STYLED.sub(r"\1", text)) != text:
         text = opened
     text = re.sub(r"[\"`“”„]|''|\$", "", text)

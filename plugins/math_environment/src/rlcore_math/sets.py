@@ -1,4 +1,4 @@
-"""Sets of real numbers in one way of writing: conditions such as "x < 0 or x > 2" and {x | x > 0} as intervals."""
+"""Normalises sets of real numbers: conditions such as "x < 0 or x > 2" and {x | x > 0} become intervals."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ ENDLESS = re.compile(r"([-+]?)\s*\\infty")
 
 
 class _OtherForm(Exception):
-    """A text that is no condition on one real number."""
+    """Raised for a text that is no condition on one real number."""
 
 
 @frozen
 class _Span:
-    """All numbers between two, each of which is written as a text."""
+    """The numbers between two bounds, which are texts."""
 
     low: str
     has_low: bool
@@ -43,8 +43,10 @@ _Spans = list[_Span]
 
 
 def in_intervals(answer: str) -> str:
-    """A tidy answer with its sets and conditions as intervals, or as the set of some numbers; others stay as they are. A single
-    inequality outside a set, which math-verify reads, is one of these."""
+    """Return a tidy answer with its sets and conditions as intervals, or as finite sets.
+
+    Other parts stay, and so does a single inequality outside a set, which math-verify reads.
+    """
     try:
         if match := REALS.fullmatch(answer):
             return _written(_reals(match[1]))
@@ -62,7 +64,7 @@ def in_intervals(answer: str) -> str:
 
 
 def _built(piece: str) -> str:
-    """{x | ...} as intervals."""
+    """Return {x | ...} as intervals."""
     match = BUILDER.fullmatch(piece)
     if match is None:
         raise _OtherForm
@@ -70,7 +72,7 @@ def _built(piece: str) -> str:
 
 
 def _reals(rest: str) -> _Spans:
-    """ℝ, its positive or negative half, or ℝ without some numbers."""
+    """Return ℝ, its positive or negative half, or ℝ without some numbers as intervals."""
     rest = rest.strip()
     sign = re.sub(r"[{}\s]", "", rest)
     if sign[:1] == "_" and RELATION.match(sign[1:]):
@@ -84,7 +86,7 @@ def _reals(rest: str) -> _Spans:
 
 
 def _usual(answer: str) -> str:
-    """]0,1[ as (0,1)."""
+    """Return ]0,1[ as (0,1)."""
     if not (answer.startswith("]") or answer.endswith("[")):
         return answer
     opening, closing = {"]": "(", "[": "[", "(": "("}, {"[": ")", "]": "]", ")": ")"}
@@ -92,13 +94,13 @@ def _usual(answer: str) -> str:
 
 
 def _variable(answer: str) -> str:
-    """The only letter of conditions; empty where there is none, or several."""
+    """Return the one variable of conditions; empty where there is none, or several."""
     letters = {*re.findall(r"[A-Za-z]", re.sub(r"\\mathbb\s*\{?\s*R\s*\}?|\\[A-Za-z]+", "", answer))}
     return letters.pop() if len(letters) == 1 else ""
 
 
 def _spans(condition: str, variable: str) -> _Spans:
-    """The numbers for which a condition holds. Commas mean "and", or "or" where nothing would be left."""
+    """Return the numbers for which a condition holds. A comma means "and", or "or" where "and" leaves no number."""
     if OR.search(condition):
         return [span for part in OR.split(condition) for span in _spans(part, variable)]
     if AND.search(condition):
@@ -108,7 +110,7 @@ def _spans(condition: str, variable: str) -> _Spans:
 
 
 def _clause(text: str, variable: str) -> _Spans:
-    """The numbers for which one relation, or a chain of two, holds."""
+    """Return the numbers for which one relation, or a chain of two, holds."""
     if re.fullmatch(rf"{variable}\s*{IN_REALS}", text):
         return [_Span("-\\infty", False, "\\infty", False)]
     signs = [sign.removesuffix("q") for sign in RELATION.findall(text)]
@@ -129,7 +131,7 @@ def _clause(text: str, variable: str) -> _Spans:
 
 
 def _chained(one: _Span, other: _Span) -> _Spans:
-    """The numbers between two bounds; those that no number is known of are in the order that they are written in."""
+    """Return the interval between two bounds. Bounds without a known value keep their written order."""
     try:
         return _common([[one], [other]])
     except _OtherForm:
@@ -148,7 +150,7 @@ _RELATIONS: dict[str, Callable[[str], _Spans]] = {
 
 
 def _common(parts: Sequence[_Spans]) -> _Spans:
-    """The numbers that all parts have in common."""
+    """Return the intersection of all parts."""
     common = parts[0]
     for part in parts[1:]:
         common = [span for one, other in product(common, part) if (span := _shared(one, other)) is not None]
@@ -165,7 +167,7 @@ def _shared(one: _Span, other: _Span) -> _Span | None:
 
 
 def _further(one: str, has_one: bool, other: str, has_other: bool, direction: int) -> tuple[str, bool]:
-    """The bound that leaves fewer numbers: of two lower ones (`direction` 1) the higher."""
+    """Return the bound that leaves fewer numbers: of two lower bounds (`direction` 1) the higher."""
     if _sign(one) or one == other:
         return (other, has_other and (has_one or bool(_sign(one))))
     if _sign(other):
@@ -175,7 +177,7 @@ def _further(one: str, has_one: bool, other: str, has_other: bool, direction: in
 
 
 def _sign(bound: str) -> str:
-    """The sign of an infinite bound; empty for a number."""
+    """Return the sign of an infinite bound; empty for a number."""
     match = ENDLESS.fullmatch(bound)
     return "" if match is None else match[1] or "+"
 

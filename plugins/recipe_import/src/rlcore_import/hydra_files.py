@@ -1,7 +1,7 @@
-"""Configurations of hydra: by hydra itself where it is installed, else by what of its composition verl's files take.
+"""Composes hydra configurations: with hydra-core where it is installed, else with the part of its rules that verl's files use.
 
-That is `defaults` with groups, packages, `_self_`, `optional`, `override` and references to other choices; and GROUP=NAME,
-+GROUP=NAME and ~GROUP behind the file.
+That part is `defaults` with groups, packages, `_self_`, `optional`, `override` and references to other choices, and the
+arguments GROUP=NAME, +GROUP=NAME and ~GROUP.
 """
 
 import posixpath
@@ -18,9 +18,9 @@ from rlcore_import.yaml_files import DEFAULTS, MOST_FILES, below, error, merge, 
 
 SELF = "_self_"
 HYDRA = "hydra"
-"""hydra's own table, of which nothing but `searchpath` says something of the recipe."""
+"""hydra's own table; the importer reads its `searchpath` alone."""
 _HYDRAS_OWN = re.compile(r"[+~]{0,2}hydra[./@]")
-"""The beginning of an argument about hydra itself."""
+"""The beginning of an argument that configures hydra itself."""
 _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 _CHOICE = re.compile(r"(\+?)([\w\-/]+)(?:@([\w.\-]*))?=(.*)", re.DOTALL)
@@ -28,7 +28,10 @@ _REMOVAL = re.compile(r"~([\w\-/]+)(?:@([\w.\-]*))?(?:=.*)?", re.DOTALL)
 
 
 def read_hydra(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a file and the arguments behind it compose to, its references as they are written. ConfigError where they do not."""
+    """Return the configuration that a file and its arguments compose to, with references unresolved.
+
+    ConfigError where they compose to none.
+    """
     path = path.resolve()
     behind = with_overrides({}, [one for one in overrides if one.lstrip("+").startswith(f"{HYDRA}.searchpath=")])
     roots = (path.parent, *_search_path(read_yaml(path).get(HYDRA), path), *_search_path(behind.get(HYDRA), path))
@@ -37,8 +40,11 @@ def read_hydra(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _search_path(own: Any, path: Path) -> list[Path]:
-    """The folders of hydra's `searchpath` that are there: those of a relative one, and of a package, lie in the folder from
-    which the library is started, which is taken to be this one or one around the file."""
+    """Return the existing folders of hydra's `searchpath`.
+
+    Relative folders and packages lie in the folder from which the library starts: the working directory, or one that
+    contains the file.
+    """
     named = own.get("searchpath") if isinstance(own, Mapping) else None
     found = []
     for entry in named if isinstance(named, list) else ():
@@ -60,7 +66,9 @@ def _by_hydra(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> di
         if choices.takes(override) or override.startswith("~"):
             found.append(override)
         else:
-            found.append(f"++{override.lstrip('+')}")  # a key that is new, or there already, is no error: it is told
+            found.append(
+                f"++{override.lstrip('+')}"
+            )  # `++` takes a new key and an existing one: the importer reports unknown keys itself
     try:
         with initialize_config_dir(config_dir=str(path.parent), version_base=None):
             composed = compose(config_name=path.stem, overrides=found)
@@ -85,7 +93,7 @@ def _by_files(path: Path, overrides: Sequence[str], roots: Sequence[Path]) -> di
 
 
 def _settled_parts(path: Path, choices: "_Choices") -> list[tuple[str, dict[str, Any]]]:
-    """The parts of all files, once an entry `override` of any of them counts for those before it too."""
+    """Return the tables of all files, read again until every `override` entry also counts for the files before it."""
     for _ in range(MOST_FILES):
         known = dict(choices.overridden)
         choices.made.clear()
@@ -97,21 +105,21 @@ def _settled_parts(path: Path, choices: "_Choices") -> list[tuple[str, dict[str,
 
 @frozen(kw_only=True, eq=False)
 class _Choices:
-    """Which file each group takes."""
+    """The name that each group takes, from arguments, `override` entries and `defaults`."""
 
     roots: Sequence[Path]
     named: dict[str, str] = field(factory=dict)
-    """Names by group, or group@package, behind the file."""
+    """Names by group, or group@package, from arguments GROUP=NAME."""
     overridden: dict[str, str] = field(factory=dict)
-    """Names by group that entries `override` of `defaults` give; the outermost counts."""
+    """Names by group from `override` entries of `defaults`; the outermost file wins."""
     added: list[tuple[str, str | None, str]] = field(factory=list)
     removed: list[str] = field(factory=list)
     made: dict[str, str] = field(factory=dict)
-    """Choices so far, to which others refer."""
+    """Names by group that files have chosen so far; references read them."""
     met: set[str] = field(factory=set)
 
     def takes(self, override: str) -> bool:
-        """Whether an argument chooses a group, and is noted."""
+        """Record an argument that chooses, adds or removes a group; False for any other."""
         if removal := _REMOVAL.fullmatch(override):
             group, package = removal[1], removal[2]
         elif match := _CHOICE.fullmatch(override):
@@ -129,7 +137,7 @@ class _Choices:
         return True
 
     def of(self, key: str, written: Any) -> Any:
-        """The name that a group takes where its file says `written`; None where it takes none."""
+        """Return the name that a group takes where its file has `written`; None where it takes none."""
         self.met.add(key)
         if key in self.removed:
             return None
@@ -143,15 +151,17 @@ class _Choices:
 
 
 def _key(group: str, package: str | None) -> str:
-    """A group with the package that it goes to, where that is another than its own name says."""
+    """Return GROUP@PACKAGE, or GROUP alone where the package has the group's name."""
     return group if package is None or package == group.replace("/", ".") else f"{group}@{package}"
 
 
 def _parts(
     path: Path, group: str, package: str, choices: _Choices, above: tuple[Path, ...] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables of a file and of its `defaults`, in their order, with the dotted table that each goes to. `group` is the
-    folder of the file below the roots."""
+    """Yield the tables of a file and of its `defaults` in order, each with the dotted table that it goes to.
+
+    `group` is the folder of the file below the roots.
+    """
     path = path.resolve()
     if path in above or len(above) > MOST_FILES:
         raise error(path, "defaults that name each other in a circle", "files that end somewhere")
@@ -178,7 +188,7 @@ def _parts(
 
 
 def _added_parts(path: Path, choices: _Choices) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What +GROUP=NAME adds behind all else."""
+    """Yield the tables that +GROUP=NAME adds after all others."""
     for group, package, name in choices.added:
         entry = _Entry(group=group, written=group, package=package, is_group=True)
         yield from _file_parts(entry, name, path, "", choices, (path,))
@@ -192,7 +202,7 @@ class _Entry:
     group: str = ""
     """The folder of the file below the roots."""
     written: str = ""
-    """That folder as it is written."""
+    """The folder as the entry spells it, relative to its file."""
     package: str | None = None
     key: str = ""
     is_group: bool = False
@@ -229,7 +239,7 @@ def _entry(entry: Any, path: Path, group: str, package: str) -> _Entry:
 
 
 def _folder(group: str, written: str, folder: str) -> str:
-    """A folder below the roots, of one that is written in a file of `group`."""
+    """Return the folder below the roots that a file of `group` names."""
     joined = folder if written.startswith("/") else posixpath.join(group, folder)
     return posixpath.normpath(joined).strip("/").removeprefix(".") if joined else ""
 
@@ -248,7 +258,7 @@ def _file_parts(
 
 
 def _inner(package: str, named: str | None, group: str) -> str:
-    """The table of a file in one whose own goes to `package`: as its entry or its head name it, else by its group."""
+    """Return the dotted table of a file included by one of `package`: named by its entry or its head, else by its group."""
     if named is None or named == "_group_":
         named = ".".join(part for part in group.split("/") if part not in ("", ".."))
     if named.startswith("_global_"):
@@ -257,7 +267,7 @@ def _inner(package: str, named: str | None, group: str) -> str:
 
 
 def _head(file: Path) -> str | None:
-    """The package that the head of a file names."""
+    """Return the package in the comment `# @package` of a file."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     heads = (_PACKAGE.match(line) for line in lines if line.lstrip().startswith("#"))
     return next((head[1] for head in heads if head), None)

@@ -1,4 +1,4 @@
-"""`rlcore import nemo-rl`: GRPO, distillation, SFT, DPO and reward models of NeMo-RL's YAML."""
+"""Imports a NeMo-RL recipe (`rlcore import nemo-rl`): GRPO, distillation, SFT, DPO or a reward model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,21 +17,21 @@ from rlcore_import.source import Source
 from rlcore_import.yaml_files import error, read_inherited, with_overrides
 
 KINDS: Mapping[str, str] = {"grpo": "grpo", "sft": "sft", "dpo": "dpo", "rm": "bradley_terry"}
-"""The algorithm of each table."""
+"""rlcore's algorithm for each of NeMo-RL's tables."""
 OTHERS: Mapping[str, str] = {
     "ppo": "a critic has its own options: write [algorithm.ppo] and [critic]",
     "distillation": "its loss is over the teacher's likeliest tokens at each position, and [algorithm.distill] learns from one "
     "token: write [algorithm.distill] and [reference]",
 }
-"""Tables of algorithms that are not imported, and what to do."""
+"""NeMo-RL's tables that the importer refuses, each with the reason and the remedy."""
 
 
 def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
-    """The recipe that a file of NeMo-RL's says, with what it inherits and KEY=VALUE behind it."""
+    """Import a file of NeMo-RL's with the files that it inherits and the arguments KEY=VALUE."""
     tables = resolved(with_overrides(read_inherited(path), overrides))
     kind = _kind(path, tables)
-    tables, told = first_sets(tables)
-    source = Source(values=tables, mapped=MAPPED, dropped=DROPPED, reports=told)
+    tables, reports = first_sets(tables)
+    source = Source(values=tables, mapped=MAPPED, dropped=DROPPED, reports=reports)
     values: dict[str, Any] = {"algorithm.name": KINDS[kind]}
     with source.checked():
         _run(source, values, kind)
@@ -51,7 +51,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
 
 
 def _kind(path: Path, tables: Mapping[str, Any]) -> str:
-    """The one table of an algorithm. ConfigError where there is none, another, or several."""
+    """Return the name of the algorithm's table. ConfigError unless there is exactly one that can be imported."""
     found = [name for name in (*KINDS, *OTHERS) if tables.get(name) is not None]
     if len(found) == 1 and found[0] in KINDS and isinstance(tables.get("policy"), Mapping):
         return found[0]
@@ -90,7 +90,7 @@ def _run(source: Source, values: dict[str, Any], kind: str) -> None:
 
 
 def _step(source: Source, values: dict[str, Any]) -> int:
-    """Prompts, generations and updates of a step; returns the number of updates."""
+    """Import the prompts, samples and updates of a step; return the number of updates."""
     prompts = source.integer("grpo.num_prompts_per_step", 32, least=1)
     samples = source.integer("grpo.num_generations_per_prompt", 16, least=1)
     batch = source.integer("policy.train_global_batch_size", prompts * samples, least=1)
@@ -109,7 +109,7 @@ def _step(source: Source, values: dict[str, Any]) -> int:
 
 
 def _rollouts(source: Source, values: dict[str, Any], path: Path) -> None:
-    """Environment, samples and loss of a recipe that generates."""
+    """Import the environment, the sampling and the loss of a recipe that generates."""
     import_environment(source, values, path)
     source.flag("on_policy_distillation.enabled")
     if source.look("on_policy_distillation.enabled") is True or source.look("grpo.adv_estimator.name") == "opd":
@@ -137,7 +137,7 @@ def _rollouts(source: Source, values: dict[str, Any], path: Path) -> None:
 
 
 def _replacement(source: Source, values: dict[str, Any]) -> None:
-    """Dynamic sampling, which an environment without rewards has nothing for."""
+    """Import dynamic sampling, which needs an environment with rewards."""
     replaces = source.flag("grpo.use_dynamic_sampling")
     most = source.number("grpo.dynamic_sampling_max_gen_batches", 10.0, least=1)
     leaves_out = source.flag("grpo.use_leave_one_out_baseline", True)

@@ -1,4 +1,4 @@
-"""Data sets of NeMo-RL's recipes."""
+"""Imports the data sets of NeMo-RL's recipes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from rlcore_import.source import Source
 
 OF_DEFAULTS = "data.default"
 SPLITS = {"data.train": "data.train", "data.validation": "data.evaluation"}
-"""Their tables, and ours."""
+"""NeMo-RL's tables of data sets, and rlcore's."""
 
 
 @frozen(kw_only=True)
 class KnownData:
-    """A data set that NeMo-RL knows by a name of its own."""
+    """A data set that NeMo-RL has a short name for."""
 
     path: str
     """The name on the Hub."""
@@ -28,7 +28,7 @@ class KnownData:
     held_out: float = 0.0
     """The share that is held out unless the recipe says otherwise."""
     note: str = ""
-    """What has to be done before the fields are these."""
+    """How to convert the rows to these fields."""
 
 
 RANKED = "write rows with `prompt`, `chosen` and `rejected` by rank"
@@ -65,14 +65,14 @@ KNOWN: Mapping[str, KnownData] = {
     "Tulu3Preference": KnownData(path="allenai/llama-3.1-tulu-3-8b-preference-mixture", split="train"),
 }
 OF_FILES = ("", "ResponseDataset", "openai_format", "PreferenceDataset", "BinaryPreferenceDataset", "NemoGymDataset")
-"""Names that say how a file is read."""
+"""Names of file formats, in the place of a data set's name."""
 OWN_CODE = "a set of NeMo-RL's own code: data.*.path is to be the file or the name on the Hub"
 PROCESSORS = ("math_hf_data_processor", "math_data_processor", "sft_processor", "nemo_gym_data_processor")
 
 
 def first_sets(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unmapped]]:
-    """The recipe with one data set a split, and what is told of the others."""
-    data, told = dict(tables.get("data") or {}), []
+    """Return the recipe with one data set a split, and a report of the others."""
+    data, reports = dict(tables.get("data") or {}), []
     for key in SPLITS:
         name = key.rpartition(".")[2]
         found = data.get(name)
@@ -80,18 +80,18 @@ def first_sets(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unmapped
             data[name] = found[0]
             if len(found) > 1:
                 why = "the first of several sets: [data.train.mix] has others"
-                told.append(Unmapped(key=key, value=found, why=why, changes_meaning=True))
-    return {**tables, "data": data}, told
+                reports.append(Unmapped(key=key, value=found, why=why, changes_meaning=True))
+    return {**tables, "data": data}, reports
 
 
 def of_set(source: Source, table: str, key: str) -> str | None:
-    """A key of a data set, else of `data.default`."""
+    """Return the value of a data set's key, else of the same key of `data.default`."""
     own, default = source.text(f"{table}.{key}"), source.text(f"{OF_DEFAULTS}.{key}")
     return default if own is None else str(own)
 
 
 def import_data(source: Source, values: dict[str, Any], kind: str) -> None:
-    """`data.train` and `data.evaluation`; `kind` is the table of the algorithm."""
+    """Import `data.train` and `data.evaluation`; `kind` is the table of the algorithm."""
     for table, section in SPLITS.items():
         keys = [key.removeprefix(f"{table}.") for key in source.mapped if key.startswith(f"{table}.")]
         found = {key: of_set(source, table, key) for key in keys}
@@ -107,12 +107,12 @@ def import_data(source: Source, values: dict[str, Any], kind: str) -> None:
 def _dataset(
     source: Source, values: dict[str, Any], kind: str, table: str, section: str, found: Mapping[str, str | None]
 ) -> None:
-    """One data set: where it is, and which of its fields are which."""
+    """Import one data set: its path and its fields."""
     name, file = found["dataset_name"] or "", found["data_path"]
     known = KNOWN.get(name)
     if found["processor"] not in (None, *PROCESSORS):
         source.report(
-            _told(source, table, "processor"), "prompts are the rows' own, with environment.math.instruction around them"
+            _full_key(source, table, "processor"), "prompts are the rows' own, with environment.math.instruction around them"
         )
     if name == "NemoGymDataset":
         return  # the environment reads its own files
@@ -121,14 +121,14 @@ def _dataset(
         known = KnownData(path=file, prompt="input", answer="output", note=RANKED if name == "PreferenceDataset" else "")
         values[f"{section}.source"] = "jsonl" if is_file else "huggingface"
         if name not in OF_FILES:
-            source.report(_told(source, table, "dataset_name"), OWN_CODE)
+            source.report(_full_key(source, table, "dataset_name"), OWN_CODE)
     else:
         values[f"{section}.source"] = "huggingface"
         if known is None:
-            source.report(_told(source, table, "dataset_name"), OWN_CODE)
+            source.report(_full_key(source, table, "dataset_name"), OWN_CODE)
     known = known or KnownData(path=name or "rows.jsonl")
     if known.note:
-        source.report(_told(source, table, "dataset_name"), known.note)
+        source.report(_full_key(source, table, "dataset_name"), known.note)
     values[f"{section}.path"] = known.path
     if values[f"{section}.source"] == "huggingface":
         values |= {f"{section}.{key}": found[key] or getattr(known, key) for key in ("split", "subset")}
@@ -139,8 +139,8 @@ def _dataset(
         del values[key]
 
 
-def _told(source: Source, table: str, key: str) -> str:
-    """Where a key of a data set stands."""
+def _full_key(source: Source, table: str, key: str) -> str:
+    """Return the full key that sets a data set's option: its own, else that of `data.default`."""
     return f"{table}.{key}" if source.look(f"{table}.{key}") is not None else f"{OF_DEFAULTS}.{key}"
 
 
@@ -171,9 +171,10 @@ def _fields(
         values["environment.math.answer_field"] = answer
     elif answer != values.get("environment.math.answer_field"):
         source.report(
-            _told(source, table, "dataset_name"), f"answers of held-out rows are in the field {answer}: name it as the others"
+            _full_key(source, table, "dataset_name"),
+            f"answers of held-out rows are in the field {answer}: name it as the others",
         )
     if kind != "grpo":
         for key in ("prompt_file", "system_prompt_file"):
             if found[key]:
-                source.report(_told(source, table, key), "prompts are those of the rows")
+                source.report(_full_key(source, table, key), "prompts are those of the rows")

@@ -1,4 +1,4 @@
-"""Environments of NeMo-RL's recipes."""
+"""Imports the environments of NeMo-RL's recipes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ UNREWARDED = "unrewarded"
 
 
 def import_environment(source: Source, values: dict[str, Any], path: Path) -> None:
-    """The environment that the training data name. What is not here is told first, and leaves prompts without rewards."""
+    """Import the environment that the training data name; any other becomes `unrewarded`, and is reported first."""
     name = of_set(source, TRAIN, "env_name") or next(iter(_tables(source)), "math")
     for other in _tables(source):
         if other != name:
@@ -63,7 +63,7 @@ def _math(source: Source, values: dict[str, Any], answer: str | None, path: Path
 
 
 def _reward_model(source: Source, values: dict[str, Any], path: Path) -> None:
-    """A classifier that scores the chat."""
+    """Import a classifier that scores chats."""
     section = "environment.reward_model"
     model = source.text(f"{RM}.model_name", "")
     values |= {"environment.name": "reward_model", f"{section}.path": model, f"{section}.prompt_format": "chat"}
@@ -81,7 +81,7 @@ def _reward_model(source: Source, values: dict[str, Any], path: Path) -> None:
 
 
 def _gym(source: Source, values: dict[str, Any]) -> None:
-    """Agent servers, which NeMo Gym's own command starts."""
+    """Import the agent servers of NeMo Gym, which its command starts."""
     section = "environment.nemo_gym"
     values["environment.name"] = "nemo_gym"
     source.take(GYM)
@@ -99,7 +99,7 @@ def _gym(source: Source, values: dict[str, Any]) -> None:
 
 
 def _text(source: Source, key: str, path: Path) -> str | None:
-    """The text of a file that a data set names from the root of the checkout; None where there is none, which is told."""
+    """Return the text of a file that a data set names from the root of the checkout. Report a missing one and return None."""
     file = of_set(source, TRAIN, key)
     if not file:
         return None
@@ -112,5 +112,5 @@ def _text(source: Source, key: str, path: Path) -> str | None:
 
 
 def _instruction(text: str) -> str:
-    """A text for str.format, whose one field is the problem, as environment.math.instruction has it."""
+    """Return NeMo-RL's prompt text as environment.math.instruction: `{}` becomes `{problem}`."""
     return text.replace("{{", "\0").replace("}}", "\1").replace("{}", "{problem}").replace("\0", "{").replace("\1", "}")

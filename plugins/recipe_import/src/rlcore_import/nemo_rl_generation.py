@@ -1,4 +1,4 @@
-"""Sampling, the generator and asynchrony of NeMo-RL's recipes."""
+"""Imports sampling, the generator and asynchrony of NeMo-RL's recipes."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from rlcore_import.source import Source
 
 GEN = "policy.generation"
 ENGINES = {"megatron": "mcore_generation_config", "sglang": "sglang_cfg", "trtllm": "trtllm_cfg", "dynamo": "dynamo_cfg"}
-"""The table of each engine but vLLM."""
+"""The table of options of each engine but vLLM."""
 STRICT = "in_order"
-"""The sampler of NeMo-RL's that trains each step on the samples which were asked for it."""
+"""NeMo-RL's sampler that trains each step on the samples requested for it."""
 
 
 def import_generation(source: Source, values: dict[str, Any]) -> None:
-    """Sampling of training and evaluation, and vLLM's options."""
+    """Import the sampling of training and evaluation, and vLLM's options."""
     _sampling(source, values)
     for theirs, ours in (("stop_strings", "stop_strings"), ("stop_token_ids", "stop_token_ids")):
         found = source.take(f"{GEN}.{theirs}")
@@ -57,7 +57,7 @@ def import_generation(source: Source, values: dict[str, Any]) -> None:
 
 
 def _sampling(source: Source, values: dict[str, Any]) -> None:
-    """Temperature and the bounds of what is sampled from. An evaluation that is greedy is cut by nothing."""
+    """Import temperature, top_k and top_p. A greedy evaluation has no top_k and top_p."""
     warmth = source.number(f"{GEN}.temperature", 1.0, least=0)
     if not warmth:
         source.refuse(f"{GEN}.temperature", "a number above 0: samples are drawn")
@@ -73,7 +73,7 @@ def _sampling(source: Source, values: dict[str, Any]) -> None:
 
 
 def _truncation(source: Source, values: dict[str, Any]) -> None:
-    """What becomes of sampling from a part of the distribution, which NeMo-RL's trainer filters by the same bounds."""
+    """Import top_k and top_p of training, by which NeMo-RL's trainer also filters its log-probabilities."""
     key = f"{GEN}.top_p" if values["rollout.top_p"] < 1 else f"{GEN}.top_k"
     if values["rollout.top_p"] >= 1 and values["rollout.top_k"] == 0:
         return
@@ -85,7 +85,7 @@ def _truncation(source: Source, values: dict[str, Any]) -> None:
 
 
 def import_asynchrony(source: Source, values: dict[str, Any]) -> None:
-    """How far samples may be behind the weights that train on them: `async_rl` where it is there, else `grpo.async_grpo`."""
+    """Import the staleness of samples from `async_rl`, or else from `grpo.async_grpo`."""
     is_async = source.flag("grpo.async_grpo.enabled")
     age = source.integer("grpo.async_grpo.max_trajectory_age_steps", 1, least=0)
     in_flight = source.flag("grpo.async_grpo.in_flight_weight_updates")

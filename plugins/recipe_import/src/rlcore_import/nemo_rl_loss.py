@@ -1,4 +1,4 @@
-"""Advantages and losses of NeMo-RL's recipes."""
+"""Imports the advantages and losses of NeMo-RL's recipes."""
 
 import math
 from typing import Any
@@ -8,13 +8,13 @@ from rlcore_import.source import Source
 GRPO, LOSS, ESTIMATOR, SHAPING = "algorithm.grpo", "loss_fn", "grpo.adv_estimator", "grpo.reward_shaping"
 OPD = "on_policy_distillation"
 CLAMPS = {f"{LOSS}.kl_input_clamp_value": 20.0, f"{LOSS}.kl_output_clamp_value": 10.0}
-"""rlcore's bounds of the log-ratio and of the estimate of the KL divergence, by NeMo-RL's keys."""
+"""rlcore's bounds of the KL estimate, by NeMo-RL's keys: of the log-ratio, and of the estimate."""
 TRUNCATION = f"{LOSS}.truncated_importance_sampling_type"
 TRUNCATED = f"{LOSS}.truncated_importance_sampling_ratio"
 
 
 def import_advantages(source: Source, values: dict[str, Any]) -> None:
-    """How rewards become advantages."""
+    """Import the estimator of advantages."""
     name = source.text(f"{ESTIMATOR}.name", "grpo")
     normalises = source.flag(f"{ESTIMATOR}.normalize_rewards", source.flag("grpo.normalize_rewards", True))
     leaves_out = source.flag(f"{ESTIMATOR}.use_leave_one_out_baseline", source.flag("grpo.use_leave_one_out_baseline", True))
@@ -46,7 +46,7 @@ def import_advantages(source: Source, values: dict[str, Any]) -> None:
 
 
 def _shaping(source: Source, values: dict[str, Any]) -> None:
-    """DAPO's penalty of long answers: its beginning and slope there, over what answers may have here."""
+    """Import DAPO's penalty of long answers, as a share of the longest answer."""
     answer = values["rollout.max_response_tokens"]
     longest = source.number(f"{SHAPING}.max_response_length", float(answer), least=1)
     buffer = source.number(f"{SHAPING}.overlong_buffer_length", 128.0, least=1)
@@ -68,7 +68,7 @@ def _shaping(source: Source, values: dict[str, Any]) -> None:
 
 
 def import_loss(source: Source, values: dict[str, Any]) -> None:
-    """The objective, the KL term and the weights of the generator's numerics."""
+    """Import the objective, the KL term and the importance correction."""
     values[f"{GRPO}.previous_logprobs"] = "trainer"
     values[f"{GRPO}.loss_normalisation"] = "token" if source.flag(f"{LOSS}.token_level_loss", True) else "sequence"
     low = source.number(f"{LOSS}.ratio_clip_min", 0.2, least=0)
@@ -130,7 +130,7 @@ def _divergence(source: Source, values: dict[str, Any], *, of_sequence: bool) ->
 
 
 def _importance(source: Source, values: dict[str, Any], *, of_sequence: bool) -> None:
-    """The weights that correct for the generator's other numerics."""
+    """Import the importance weights that correct for the generator's numerics."""
     corrects = source.flag(f"{LOSS}.use_importance_sampling_correction")
     kind = source.text(TRUNCATION)
     most = source.number(TRUNCATED, math.inf, least=0, infinite=True)
@@ -152,7 +152,7 @@ def _importance(source: Source, values: dict[str, Any], *, of_sequence: bool) ->
 
 
 def import_distillation(source: Source, values: dict[str, Any]) -> None:
-    """On-policy distillation from a teacher, whose rewards and ratios play no part."""
+    """Import on-policy distillation from one teacher, without rewards and ratios."""
     teachers = source.table(f"{OPD}.teacher_model_by_agent_name")
     found = sorted({str(teacher) for teacher in teachers.values()})
     if len(found) != 1:
@@ -184,7 +184,7 @@ def import_distillation(source: Source, values: dict[str, Any]) -> None:
 
 
 def import_preferences(source: Source, values: dict[str, Any]) -> None:
-    """The loss of pairs."""
+    """Import the loss of preference pairs."""
     weight = source.number("dpo.preference_loss_weight", 1.0, least=0)
     learned = source.number("dpo.sft_loss_weight", 0.0, least=0)
     averages = source.flag("dpo.sft_average_log_probs")

@@ -1,4 +1,7 @@
-"""Optimizers and schedules of NeMo-RL's recipes. Lengths of a schedule are steps there, and optimizer updates here."""
+"""Imports the optimizers and schedules of NeMo-RL's recipes.
+
+NeMo-RL counts the lengths of a schedule in training steps, rlcore in optimizer updates.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +14,12 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
     "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
     "CosineAnnealingLR": frozenset({"T_max", "eta_min"}),
 }
-"""What is read of each of torch's schedulers."""
+"""The arguments that the importer reads of each of torch's schedulers."""
 SCHEDULER = "policy.scheduler"
 
 
 def import_optimizer(source: Source, values: dict[str, Any], updates: int) -> None:
-    """The optimizer, and its schedule over `updates` a step."""
+    """Import the optimizer and its schedule, with `updates` in a step."""
     if values["trainer.name"] == "megatron":
         source.ignore("policy.optimizer", SCHEDULER, "policy.max_grad_norm")
         _megatron(source, values, updates)
@@ -54,7 +57,7 @@ def _require_betas(source: Source, key: str, betas: Sequence[float]) -> None:
 
 
 def _torch_schedule(source: Source, values: dict[str, Any], updates: int, rate: float) -> None:
-    """A warm-up, and what follows it at the first milestone, as SequentialLR has them."""
+    """Import torch's schedulers: a warm-up and, from the first milestone on, a decay."""
     found = source.take(SCHEDULER)
     stages = [found] if isinstance(found, Mapping) else found or []
     if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
@@ -77,12 +80,12 @@ def _torch_schedule(source: Source, values: dict[str, Any], updates: int, rate: 
 
 
 def _factors(given: Mapping[str, Any]) -> tuple[float, float]:
-    """The shares of the rate between which LinearLR goes."""
+    """Return LinearLR's first and last factor of the rate."""
     return float(given.get("start_factor", 1 / 3)), float(given.get("end_factor", 1.0))
 
 
 def _warmup(source: Source, given: Mapping[str, Any], milestones: list[int]) -> int:
-    """The steps of a warm-up."""
+    """Return the number of warm-up steps."""
     start, end = _factors(given)
     steps = int(given.get("total_iters", 5))
     if steps < 0:
@@ -97,7 +100,7 @@ def _warmup(source: Source, given: Mapping[str, Any], milestones: list[int]) -> 
 
 
 def _decay(source: Source, values: dict[str, Any], name: str, given: Mapping[str, Any], *, start: int, rate: float) -> None:
-    """A stage that is no warm-up, from step `start` on."""
+    """Import a decay that begins at step `start`."""
     remaining = values["run.num_steps"] - start
     if name == "ConstantLR":
         if float(given.get("factor", 1 / 3)) != 1:

@@ -1,4 +1,4 @@
-"""Model, lengths, layout and cluster of NeMo-RL's recipes."""
+"""Imports the model, lengths, layout and cluster of NeMo-RL's recipes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,18 +11,18 @@ LAYOUTS = {
     FSDP2: "policy.dtensor_cfg.tensor_parallel_size",
     "trainer.megatron": "policy.megatron_cfg.tensor_model_parallel_size",
 }
-"""Where a trainer's sizes begin."""
+"""The key that a problem with a trainer's layout names."""
 MISSING = "???"
-"""OmegaConf's value that is to be given."""
+"""OmegaConf's mark of a value that the user must set."""
 BRADLEY_TERRY = "bradley_terry"
 TEXTS_ALONE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""NeMo-RL's template of no template."""
+"""The template with which NeMo-RL joins messages where the chat template is null."""
 PROMPT_SHARE = 4
-"""The longest prompt is this part of the longest sequence, where a recipe bounds both by it alone."""
+"""The longest sequence divided by the longest prompt, where a recipe bounds the sequence alone."""
 
 
 def import_policy(source: Source, values: dict[str, Any], kind: str) -> None:
-    """The keys below `policy`, but for the optimizer's and the generator's."""
+    """Import the keys of `policy` except those of the optimizer and the generator."""
     _model(source, values, kind)
     _lengths(source, values, kind)
     _microbatches(source, values)
@@ -59,7 +59,7 @@ def _model(source: Source, values: dict[str, Any], kind: str) -> None:
 
 
 def _template(source: Source, values: dict[str, Any]) -> None:
-    """The chat template: null is there, and is another than the tokenizer's own."""
+    """Import the chat template. Null joins the messages' texts; a missing key is the tokenizer's template."""
     key = "policy.tokenizer.chat_template"
     template = source.text(key)
     if template is None:
@@ -76,7 +76,7 @@ def _template(source: Source, values: dict[str, Any]) -> None:
 
 
 def _lengths(source: Source, values: dict[str, Any], kind: str) -> None:
-    """Prompt and answer are bounded together there, and each by itself here."""
+    """Import lengths: NeMo-RL bounds prompt and answer together, rlcore each by itself."""
     total = source.integer("policy.max_total_sequence_length", 4096, least=2)
     if kind == "grpo":
         total = min(total, source.integer("policy.generation.vllm_cfg.max_model_len", total, least=2))
@@ -201,7 +201,7 @@ def check_layout(source: Source, values: Mapping[str, Any]) -> None:
 
 
 def import_cluster(source: Source, values: dict[str, Any], kind: str) -> None:
-    """Machines, and which of their GPUs generate."""
+    """Import the machines, and the number of their GPUs that generate."""
     nodes, gpus = source.integer("cluster.num_nodes", 1, least=1), source.integer("cluster.gpus_per_node", 1, least=1)
     is_shared = source.flag("policy.generation.colocated.enabled", True)
     of_node = source.integer("policy.generation.colocated.resources.gpus_per_node", least=1)
@@ -212,9 +212,9 @@ def import_cluster(source: Source, values: dict[str, Any], kind: str) -> None:
         values["cluster.address"] = "auto"  # there, too, Ray runs on every machine before the run begins
     if kind != "grpo" or is_shared:
         return
-    apart = _generating(values, nodes, gpus, (of_node or gpus) if nodes == 1 else round(gpus * (of_nodes or 1) / nodes))
+    generating = _generating(values, nodes, gpus, (of_node or gpus) if nodes == 1 else round(gpus * (of_nodes or 1) / nodes))
     key = f"policy.generation.colocated.resources.{'gpus_per_node' if nodes == 1 else 'num_nodes'}"
-    if apart is None:
+    if generating is None:
         others = (of_nodes or 0) + (source.integer(TEACHERS, 0) if values["algorithm.name"] == "distill" else 0)
         values["cluster.nodes"] = trains = max(1, nodes - others)
         if trains == 1:
@@ -222,23 +222,25 @@ def import_cluster(source: Source, values: dict[str, Any], kind: str) -> None:
         why = f"trainer and generator take turns on {trains} machine(s): no share of each leaves the trainer's layout whole"
         source.report(key, why, changes_meaning=False)
         return
-    values |= {"cluster.placement": "separate", "cluster.generator_gpus_per_node": apart}
+    values |= {"cluster.placement": "separate", "cluster.generator_gpus_per_node": generating}
     if nodes > 1 and of_nodes:
-        source.report(key, f"{apart} GPUs of each machine generate, not whole machines", changes_meaning=False)
-    replicas, left = divmod(apart, values["generator.vllm.tensor_parallel"])
+        source.report(key, f"{generating} GPUs of each machine generate, not whole machines", changes_meaning=False)
+    replicas, left = divmod(generating, values["generator.vllm.tensor_parallel"])
     if left or not replicas:
         source.report(
             "policy.generation.vllm_cfg.tensor_parallel_size",
-            f"an engine lies on one machine's {apart} GPUs that generate: 1 is taken",
+            f"an engine lies on one machine's {generating} GPUs that generate: 1 is taken",
             changes_meaning=False,
         )
-        values["generator.vllm.tensor_parallel"], replicas = 1, apart
+        values["generator.vllm.tensor_parallel"], replicas = 1, generating
     values["generator.vllm.replicas"] = replicas
 
 
 def _generating(values: Mapping[str, Any], nodes: int, gpus: int, wanted: int) -> int | None:
-    """The number of each machine's GPUs that generate, the nearest to what is wanted with which the others bear the layout.
-    None where there is none."""
+    """Return how many GPUs of each machine generate: the number nearest to `wanted` that leaves the trainer whole replicas.
+
+    None where no number does.
+    """
     sizes = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
     tensor, context, pipeline, expert, expert_tensor = (
         next((int(value) for key, value in values.items() if key.startswith("trainer.") and key.endswith(f".{size}")), 1)

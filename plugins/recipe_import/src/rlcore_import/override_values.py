@@ -1,4 +1,4 @@
-"""Values behind KEY=, and of arguments of references, by the grammar that hydra and OmegaConf have for them."""
+"""Parses values of KEY=VALUE arguments and of references by the grammar of hydra and OmegaConf."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _WORDS = {"null": None, "true": True, "false": False}
 
 
 def value_of(text: str) -> Any:
-    """What a text says: null, a truth value, a number, a quoted text, a list or a table; else the text itself."""
+    """Parse null, a Boolean, a number, a quoted text, a list or a table; return any other text unchanged."""
     stripped = text.strip()
     try:
         if stripped[:1] in ("[", "{", "'", '"'):
@@ -46,8 +46,10 @@ def _primitive(text: str) -> Any:
 
 
 def _element(text: str, at: int, ends: str) -> tuple[Any, int]:
-    """The value that begins at a place, and where it ends; one without brackets and quotes ends before a sign of `ends`.
-    ValueError where it does not end."""
+    """Return the value that begins at position `at`, and the position after it. ValueError where it does not end.
+
+    A value without brackets and quotes ends before a character of `ends`.
+    """
     at = _behind_spaces(text, at)
     sign = text[at : at + 1]
     if sign in ("'", '"'):
@@ -97,7 +99,7 @@ def _table(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 def _next(text: str, at: int, end: str) -> int:
-    """Where the next entry begins, or the end of all stands."""
+    """Return the position of the next entry, or of the closing bracket."""
     at = _behind_spaces(text, at)
     if text[at : at + 1] == ",":
         return _behind_spaces(text, at + 1)

@@ -1,4 +1,4 @@
-"""References in values, as OmegaConf writes them: ${a.b}, ${.a}, ${oc.env:NAME,default}, and NeMo-RL's ${mul:x,y}."""
+"""Resolves references of OmegaConf (${a.b}, ${.a}, ${oc.env:NAME,default}) and of NeMo-RL (${mul:x,y})."""
 
 import math
 import os
@@ -20,13 +20,15 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "oc.decode": lambda value: value_of(value) if isinstance(value, str) else value,
 }
 AS_WRITTEN = ("now", "hydra")
-"""Functions of what is known once a run begins."""
+"""Functions whose values exist only at run time; their references stay unresolved."""
 MOST_STEPS = 64
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with every reference replaced. One to a variable of the environment that is not set, or to what is known once
-    a run begins, stays as it is written."""
+    """Return the values with every reference replaced.
+
+    References to unset environment variables and to values of the run time stay as they are written.
+    """
     return {key: _resolve(value, (key,), values, 0) for key, value in values.items()}
 
 
@@ -51,7 +53,7 @@ def _resolve(value: Any, place: tuple[str, ...], root: Mapping[str, Any], depth:
 
 
 def _end(text: str, start: int, place: tuple[str, ...]) -> int:
-    """Where the reference ends that begins at `start`."""
+    """Return the position of the bracket that closes the reference at `start`."""
     depth = 0
     for match in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if match[0] == "{" else -1
@@ -88,7 +90,7 @@ def _one(text: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int)
 
 
 def _arguments(text: str) -> list[str]:
-    """What stands between commas that are in no brackets and no quotes."""
+    """Split a text at the commas outside brackets and quotes."""
     parts, depth, quote, start = [], 0, "", 0
     for place, sign in enumerate(text):
         if quote:
@@ -109,7 +111,7 @@ _MISSING = object()
 
 
 def _look(key: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int, default: Any = _MISSING) -> Any:
-    """The value at a key; each point before it goes one table up, from that of the value which refers."""
+    """Return the value at a key. Each leading point goes one table up from the value that holds the reference."""
     points = len(key) - len(key.lstrip("."))
     path = (*place[: len(place) - points], *key.lstrip(".").split(".")) if points else tuple(key.split("."))
     found: Any = root
@@ -126,7 +128,7 @@ def _look(key: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int,
 
 
 def _value(text: str) -> Any:
-    """An argument, read as OmegaConf reads it; text with references in it as it is."""
+    """Parse an argument as OmegaConf does; a text with references stays a text."""
     if "${" in text:
         return text
     return {"None": None}.get(text, value_of(text))

@@ -1,4 +1,4 @@
-"""Another library's values, each of which is taken once, or told with what becomes of it."""
+"""Reads another library's configuration: each key is mapped to the recipe, or reported with the reason."""
 
 import math
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
@@ -18,60 +18,60 @@ LONGEST_VALUE = 80
 LARGEST_INTEGER = 2**63
 EMPTY: tuple[Any, ...] = (None, [], {}, "")
 OFF = (*EMPTY, False)
-"""Values that switch off what a key is about, where its row names no others."""
+"""Values that switch an option off, where its row names no others."""
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
 
 
 @frozen(kw_only=True)
 class Dropped:
-    """A listed key that has no counterpart."""
+    """A key of the library's own files without a counterpart in recipes."""
 
     pattern: str
-    """A dotted key; with `.*` at its end all keys of a table, whose keys must all have the same fate."""
+    """A dotted key; with `.*` at its end all keys of a table."""
     why: str
     changes_meaning: bool = False
     neutral: tuple[Any, ...] = ()
-    """The values at which nothing differs, null beside them; where there are none, those of OFF, or of EMPTY."""
+    """The values, besides null, that need no report. Default: OFF, or EMPTY for a table that is passed on."""
 
     def is_off(self, value: Any) -> bool:
-        """Whether nothing differs at a value. In a table that is passed on false is as much of a choice as true."""
+        """Return whether a value needs no report. In a table that is passed on, false is a choice like true."""
         neutral = self.neutral or (EMPTY if self.changes_meaning and self.pattern.endswith(".*") else OFF)
         return value is None or any(_same(value, one) for one in neutral)
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equality in which True is not 1."""
+    """Return whether two values are equal; True does not equal 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def rows(
     why: str, keys: str, *, prefix: str = "", changes_meaning: bool = False, neutral: tuple[Any, ...] = ()
 ) -> tuple[Dropped, ...]:
-    """Rows of keys, written with spaces between them and without their prefix, that share a reason."""
+    """Return a row for each of `keys` (separated by spaces, without their prefix) with one reason."""
     names = [f"{prefix}.{key}" if prefix else key for key in keys.split()]
     return tuple(Dropped(pattern=name, why=why, changes_meaning=changes_meaning, neutral=neutral) for name in names)
 
 
 @frozen(kw_only=True, eq=False)
 class Source:
-    """The values of one recipe. Only keys of `mapped` can be taken, so that the table in the documents is the code's."""
+    """The configuration that is imported. `take` allows keys of `mapped` alone, so the table in the docs is complete."""
 
     values: Mapping[str, Any]
     """Nested tables, with all references resolved."""
     mapped: Mapping[str, str]
-    """What becomes of each key that is read."""
+    """The meaning in a recipe of each key that is read."""
     dropped: Sequence[Dropped]
-    """What becomes of each other key that is listed: by its own row, else the first of a table around it."""
+    """Rows of the other known keys: a key's own row counts, else the first of a table that contains it."""
     by_key: Mapping[str, Dropped] = field(init=False)
     """Rows of single keys."""
     partial_switches: Collection[str] = ()
-    """Keys `enable` and `enabled` that switch off less than the table which they are in."""
+    """Keys `enable` and `enabled` that switch off a part of their table."""
     aliases: dict[str, str] = field(factory=dict)
-    """Tables whose names are the user's, and those whose rows theirs are."""
+    """Tables that the user named, with the listed table whose rows count for each."""
     taken: dict[str, None] = field(factory=dict)
-    """Keys, the last that was taken at the end."""
+    """Keys that were read, in order."""
     ignored: set[str] = field(factory=set)
-    """Tables of which that library reads nothing in such a recipe."""
+    """Tables that the library does not read in this configuration."""
     reports: list[Unmapped] = field(factory=list)
     problems: list[Problem] = field(factory=list)
 
@@ -80,8 +80,7 @@ class Source:
         return {row.pattern: row for row in reversed(self.dropped) if "*" not in row.pattern}
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The value of a key as it is written, which counts as mapped from then on, a table with all that is in it; the default
-        where it is not there or null."""
+        """Return a key's value, or the default where it is missing or null. The key, or the whole table, counts as mapped."""
         assert key in self.mapped, f"{key} is not in the table of mapped keys"
         self.taken.pop(key, None)
         self.taken[key] = None
@@ -98,7 +97,7 @@ class Source:
         most: float = math.inf,
         infinite: bool = False,
     ) -> Any:
-        """A key's number within its bounds; infinity where it may be."""
+        """Return a key's number within its bounds; infinity only with `infinite`."""
         found = self.take(key)
         if found is None:
             return default
@@ -114,7 +113,7 @@ class Source:
         return self._wrong(key, found, f"a {'' if infinite else 'finite '}number{words}", default)
 
     def integer(self, key: str, default: Any = None, *, least: float = -math.inf) -> Any:
-        """A key's whole number, never less than `least`."""
+        """Return a key's whole number of at least `least`."""
         num_problems = len(self.problems)
         value = self.number(key, default, least=least)
         if len(self.problems) > num_problems or value is default:
@@ -124,7 +123,7 @@ class Source:
         return self._wrong(key, self.look(key), "a whole number of 64 bits", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A key's true or false."""
+        """Return a key's Boolean."""
         found = self.take(key)
         value = _FLAGS.get(found.lower(), found) if isinstance(found, str) else found
         if value is None or isinstance(value, bool):
@@ -132,14 +131,14 @@ class Source:
         return bool(self._wrong(key, found, "true or false", default))
 
     def text(self, key: str, default: Any = None) -> Any:
-        """A key's text, of which numbers and names are."""
+        """Return a key's text; a number becomes a text."""
         found = self.take(key)
         if found is None or isinstance(found, str | int | float):
             return default if found is None else str(found)
         return self._wrong(key, found, "a text", default)
 
     def table(self, key: str) -> Mapping[str, Any]:
-        """A key's table, all of whose keys the caller reads; empty where it is not there."""
+        """Return a key's table, empty where it is missing. The caller reads all of its keys."""
         found = self.take(key, {})
         return found if isinstance(found, Mapping) else self._wrong(key, found, "a table", {})
 
@@ -148,12 +147,12 @@ class Source:
         return default
 
     def refuse(self, key: str, expected: str, remedy: str = "") -> None:
-        """Note a problem with a key's value; `recipe` tells all."""
+        """Record a problem with a key's value; `checked` raises all of them."""
         self.problems.append(Problem(path=key, found=_shown(self.look(key)), expected=expected, remedy=remedy))
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """ConfigError with all problems that were noted; and where the last value that was taken cannot be computed with."""
+        """Raise ConfigError with all recorded problems; an error of the code is a problem of the key that was read last."""
         try:
             yield
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -165,7 +164,7 @@ class Source:
             raise ConfigError(self.problems)
 
     def look(self, key: str) -> Any:
-        """The value of a key, which may be mapped or not; None where it is not there."""
+        """Return the value of any key, without counting it as mapped; None where it is missing."""
         found: Any = self.values
         for name in key.split("."):
             if not isinstance(found, Mapping) or name not in found:
@@ -174,12 +173,14 @@ class Source:
         return found
 
     def report(self, key: str, why: str, *, changes_meaning: bool = True) -> None:
-        """Tell of a key that is taken but means something else here."""
+        """Report a mapped key whose meaning differs in the recipe."""
         self.reports.append(Unmapped(key=key, value=self.look(key), why=why, changes_meaning=changes_meaning))
 
     def recipe(self, values: Mapping[str, Any]) -> ImportedRecipe:
-        """The recipe with all that is to be told: unknown keys first, then what changes the meaning; the number of other keys
-        that switch something off."""
+        """Return the recipe with its reports: unknown keys first, then those that change the meaning.
+
+        Keys that are off are counted, not reported.
+        """
         found, num_off = list(self.reports), 0
         for key, value in self._leaves(self.values):
             if _is_within(key, self.taken):
@@ -191,11 +192,11 @@ class Source:
                 num_off += 1
             else:
                 found.append(Unmapped(key=key, value=value, why=rule.why, changes_meaning=rule.changes_meaning))
-        told = sorted(found, key=lambda one: (one.why != UNKNOWN, not one.changes_meaning))
-        return ImportedRecipe(values=values, unmapped=tuple(told), num_off=num_off)
+        reports = sorted(found, key=lambda one: (one.why != UNKNOWN, not one.changes_meaning))
+        return ImportedRecipe(values=values, unmapped=tuple(reports), num_off=num_off)
 
     def _rule(self, key: str) -> Dropped | None:
-        """The row of a key that was not taken, None where it is not listed."""
+        """Return the row of a key that was not read; None for an unknown key."""
         for table, listed in self.aliases.items():
             if key.startswith(f"{table}."):
                 key = listed + key.removeprefix(table)
@@ -207,14 +208,14 @@ class Source:
         return next((row for row in self.dropped if "*" in row.pattern and fnmatchcase(key, row.pattern)), None)
 
     def _is_disabled(self, key: str) -> bool:
-        """Whether a table around a listed key says `enabled: false` by a key that is listed."""
+        """Return whether a table that contains the key has `enabled: false` or `enable: false`."""
         names = key.split(".")
         switches = (".".join((*names[:depth], switch)) for depth in range(1, len(names)) for switch in SWITCHES)
         counted = (switch for switch in switches if switch != key and switch not in self.partial_switches)
         return any(self.look(switch) is False and self._rule(switch) is not None for switch in counted)
 
     def ignore(self, *tables: str) -> None:
-        """Count a table's listed keys as off: the other library does not read them in such a recipe."""
+        """Count the known keys of tables as off: the library does not read them in this configuration."""
         self.ignored.update(tables)
 
     def _leaves(self, tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""`rlcore import verl`: PPO, GRPO and their kin of verl's hydra configuration and the arguments behind it."""
+"""Imports a verl configuration (`rlcore import verl`): PPO, GRPO and related algorithms, with hydra's arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,9 @@ from rlcore.spi.importing import ImportedRecipe
 from rlcore_import.hydra_files import read_hydra
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
+from rlcore_import.verl_distillation import import_distillation, name_teachers
 from rlcore_import.verl_keys import ACTOR, DROPPED, MAPPED, PARTIAL_SWITCHES, ROLLOUT
-from rlcore_import.verl_loss import import_algorithm, import_distillation, name_teachers
+from rlcore_import.verl_loss import import_algorithm
 from rlcore_import.verl_policy import import_generator, import_model, import_optimizer, import_trainer
 from rlcore_import.yaml_files import error
 
@@ -18,7 +19,7 @@ TABLES = ("data", "actor_rollout_ref", "algorithm", "trainer")
 
 
 def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
-    """The recipe that a configuration of verl's says, with its groups and KEY=VALUE behind it."""
+    """Import a configuration of verl's with its groups and the arguments KEY=VALUE."""
     tables = resolved(read_hydra(path, overrides))
     missing = [name for name in TABLES if not isinstance(tables.get(name), Mapping)]
     if missing:
@@ -49,7 +50,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
 def _run(source: Source, values: dict[str, Any]) -> None:
     steps = source.integer("trainer.total_training_steps", least=1)
     if steps is None:
-        source.report("trainer.total_training_steps", "not told, so that epochs count there: 100 steps are written")
+        source.report("trainer.total_training_steps", "not set: verl counts epochs, and 100 steps are written")
     values["run.num_steps"] = steps or 100
     values["run.directory"] = f"runs/{source.text('trainer.project_name', 'verl')}"
     name = str(source.text("trainer.experiment_name", "run")).replace("/", "-")
@@ -135,7 +136,7 @@ def _data(source: Source, values: dict[str, Any]) -> None:
 
 
 def _set_names(files: Sequence[Any]) -> list[str]:
-    """Names of files by their last two parts, each once."""
+    """Return a distinct name for each file, from the last two parts of its path."""
     names = ["_".join(re.findall(r"\w+", "/".join(Path(str(file)).with_suffix("").parts[-2:]))) for file in files]
     return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, 1)]
 
@@ -161,7 +162,7 @@ def _evaluation(source: Source, values: dict[str, Any]) -> None:
 
 
 def _rewards(source: Source, values: dict[str, Any]) -> None:
-    """The environment: a reward model, or mathematics."""
+    """Import the environment: a reward model, or mathematics."""
     for enable, path in (
         ("reward.reward_model.enable", "reward.reward_model.model_path"),
         ("reward_model.enable", "reward_model.model.path"),
@@ -187,7 +188,7 @@ def _rewards(source: Source, values: dict[str, Any]) -> None:
 
 
 def _overlong(source: Source, values: dict[str, Any]) -> None:
-    """DAPO's penalty of long answers, which its reward manager adds."""
+    """Import DAPO's penalty of long answers, which verl's reward manager adds."""
     managers = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
     is_read = any(source.look(key) == "dapo" for key in managers)
     for prefix in ("reward.reward_kwargs", "reward_model.reward_kwargs"):

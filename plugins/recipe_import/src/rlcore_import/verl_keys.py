@@ -1,4 +1,4 @@
-"""The keys of verl's configuration that are read, and what becomes of each; verl_rows has the others."""
+"""verl's keys that the importer maps, each with its meaning in a recipe; verl_rows has the others."""
 
 from rlcore_import.verl_rows import ACTOR, CORRECTION, MODEL, OPEN_TABLES, POLICY_LOSS, ROLLOUT, ROWS
 
@@ -7,18 +7,22 @@ __all__ = [
     "CORRECTION",
     "DROPPED",
     "ENGINES",
+    "GRPO",
     "MAPPED",
     "MODEL",
     "OPEN_TABLES",
     "PARTIAL_SWITCHES",
     "POLICY_LOSS",
+    "PPO",
     "ROLLOUT",
 ]
 
+GRPO, PPO = "algorithm.grpo", "algorithm.ppo"
+"""The tables of rlcore's algorithms."""
 ENGINES = ("fsdp_config", "megatron", "veomni", "torchtitan")
-"""Tables of the actor, of which the engine that it names reads one."""
+"""The actor's tables of engines; each engine reads its own."""
 PARTIAL_SWITCHES = ("reward_model.enable", "reward.reward_model.enable", f"{ROLLOUT}.multi_turn.enable")
-"""Keys `enable` beside others that count without them."""
+"""Keys `enable` that switch off a part of their table."""
 MAPPED: dict[str, str] = {
     "data.train_batch_size": "training.prompts_per_step",
     f"{ACTOR}.ppo_mini_batch_size": "training.updates_per_step = train_batch_size / this",
@@ -168,7 +172,7 @@ MAPPED: dict[str, str] = {
     f"{ROLLOUT}.val_kwargs.top_k": "evaluation.top_k",
     f"{ROLLOUT}.val_kwargs.top_p": "evaluation.top_p",
     f"{ROLLOUT}.val_kwargs.n": "evaluation.samples_per_prompt",
-    f"{ROLLOUT}.val_kwargs.do_sample": "nothing: val_kwargs.temperature says it, as there",
+    f"{ROLLOUT}.val_kwargs.do_sample": "nothing: val_kwargs.temperature sets it, as there",
     "critic.optim.lr": "critic.learning_rate",
     "critic.optim.weight_decay": "critic.weight_decay",
     "critic.optim.clip_grad": "critic.max_grad_norm",
@@ -222,6 +226,6 @@ MAPPED: dict[str, str] = {
     "trainer.project_name": "run.directory",
     "trainer.experiment_name": "run.name",
 }
-"""What becomes of each key that is read; names without a section are those of the algorithm's."""
+"""The meaning in a recipe of each key that is read; names without a section belong to the algorithm's table."""
 DROPPED = tuple(row for row in ROWS if row.pattern not in MAPPED)
-"""Keys that are listed and not read."""
+"""Rows of all keys without a counterpart."""

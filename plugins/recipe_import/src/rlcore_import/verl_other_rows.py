@@ -1,4 +1,4 @@
-"""The keys of verl's configuration beside actor, reference, rollout and critic that have no counterpart, and why."""
+"""verl's keys without a counterpart, each with the reason: data, algorithm, rewards, trainer, distillation, profilers."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ _TOOLS: Mapping[str, str] = {
 ALGORITHM_ROWS = (
     *rows(CLASS, "_target_ filter_groups._target_ kl_ctrl._target_", prefix="algorithm"),
     *rows(
-        "groups are told apart by their rewards",
+        "a group is replaced where its rewards are equal",
         "filter_groups.metric",
         prefix="algorithm",
         changes_meaning=True,

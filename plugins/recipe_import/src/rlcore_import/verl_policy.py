@@ -1,4 +1,4 @@
-"""The model that verl trains, its optimizer and schedule, the layout of trainer and generator, and sampling."""
+"""Imports verl's model, its optimizer and schedule, the layout of trainer and generator, and sampling."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -16,24 +16,24 @@ MEGATRON_LAYERS: Mapping[str, tuple[str, ...]] = {
     "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc2": ("down_proj",),
 }
-"""Names of Megatron's layers, and of those that they are fused of."""
+"""The parts of each of Megatron's fused layers."""
 
 
 @frozen(kw_only=True)
 class Engine:
-    """Where one of verl's engines has its sizes and its schedule."""
+    """The keys of sizes and of the schedule that one of verl's engines reads."""
 
     trainer: str
     section: str
-    """Its table within the actor's."""
+    """The engine's table within the actor's."""
     sizes: tuple[tuple[str, str], ...]
-    """Sizes of its layout, theirs and ours."""
+    """Sizes of the layout: verl's key, and rlcore's option."""
     decay: str = "lr_scheduler_type"
     least: str = "min_lr_ratio"
     least_is_rate: bool = False
-    """Whether that is a rate, and not a share of the peak."""
+    """True where `least` is a rate, not a share of the peak."""
     counts_warmup: bool = True
-    """Whether it reads `lr_warmup_steps`."""
+    """True where the engine reads `lr_warmup_steps`."""
 
 
 _FSDP = Engine(trainer="fsdp2", section="fsdp_config", sizes=(("ulysses_sequence_parallel_size", "context_parallel"),))
@@ -91,12 +91,12 @@ STRATEGIES = {
 
 
 def engine_of(source: Source) -> Engine:
-    """The engine that the actor's strategy names; that of FSDP for one that is not here."""
+    """Return the engine that the actor's strategy names, or FSDP for an unknown one."""
     return STRATEGIES.get(str(source.look(f"{ACTOR}.strategy") or "fsdp"), _FSDP)
 
 
 def import_model(source: Source, values: dict[str, Any]) -> None:
-    """The model, its chat template and its adapters."""
+    """Import the model, its chat template and its adapters."""
     values["model.path"] = source.text(f"{MODEL}.path", "")
     if not values["model.path"]:
         source.refuse(f"{MODEL}.path", "the model to train")
@@ -114,7 +114,7 @@ def import_model(source: Source, values: dict[str, Any]) -> None:
 
 
 def _adapters(source: Source, values: dict[str, Any]) -> None:
-    """FSDP reads `lora_rank` and its kin, Megatron the table `lora`."""
+    """Import adapters: FSDP reads `lora_rank` and related keys, Megatron the table `lora`."""
     names = ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path", "exclude_modules")
     of_peft = tuple(f"{MODEL}.{name}" for name in names)
     table = f"{MODEL}.lora"
@@ -151,7 +151,7 @@ def _targets(source: Source, key: str, names: Iterable[Any]) -> list[str]:
 
 
 def import_optimizer(source: Source, values: dict[str, Any]) -> None:
-    """AdamW and the rate over the run's updates."""
+    """Import AdamW, and the schedule of its rate."""
     prefix = f"{ACTOR}.optim"
     values["optimizer.learning_rate"] = source.number(f"{prefix}.lr", 1e-6, above=0)
     values["optimizer.weight_decay"] = decay = source.number(f"{prefix}.weight_decay", 0.01, least=0)
@@ -174,7 +174,7 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
 
 
 def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
-    """verl's rate is constant within a training step, however many updates that has: its lengths are training steps."""
+    """Import the schedule. verl changes the rate once a training step and counts lengths in training steps."""
     engine, updates = engine_of(source), values["training.updates_per_step"]
     length = source.integer(f"{prefix}.lr_decay_steps", least=1)
     warmup = _warmup(source, prefix, engine, length if engine is _MEGATRON and length else values["run.num_steps"])
@@ -203,7 +203,7 @@ def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
 
 
 def _warmup(source: Source, prefix: str, engine: Engine, length: int) -> int:
-    """The training steps of the warm-up, whose ratio is a share of `length`."""
+    """Return the training steps of the warm-up; its ratio is a share of `length`."""
     steps = source.integer(f"{prefix}.lr_warmup_steps", -1)
     share = source.number(f"{prefix}.lr_warmup_steps_ratio", 0.0, least=0, most=1)
     if not engine.counts_warmup and steps > 0:
@@ -218,7 +218,7 @@ def _warmup(source: Source, prefix: str, engine: Engine, length: int) -> int:
 
 
 def import_trainer(source: Source, values: dict[str, Any]) -> None:
-    """The backend, its layout, and what leaves the device."""
+    """Import the trainer, its layout and its offloading."""
     name, engine = source.text(f"{ACTOR}.strategy", "fsdp"), engine_of(source)
     if name not in STRATEGIES:
         source.report(f"{ACTOR}.strategy", "no such engine: fsdp2 is taken", changes_meaning=False)
@@ -320,7 +320,7 @@ def _memory(source: Source, values: dict[str, Any], prefix: str, context_paralle
 
 
 def import_generator(source: Source, values: dict[str, Any]) -> None:
-    """The engine, and how samples are drawn."""
+    """Import the generator and the sampling."""
     name = source.text(f"{ROLLOUT}.name", "vllm")
     if name not in ("vllm", "???"):
         source.report(f"{ROLLOUT}.name", "samples come from vLLM, whose numerics are others", changes_meaning=False)
@@ -357,7 +357,7 @@ def import_generator(source: Source, values: dict[str, Any]) -> None:
 
 
 def _truncation(source: Source, values: dict[str, Any], ranks: int) -> None:
-    """What becomes of sampling from a part of the distribution, over all of which verl's trainer normalises."""
+    """Import top_k and top_p of training; verl's trainer normalises over all tokens."""
     if values["rollout.top_k"] == 0 and values["rollout.top_p"] >= 1:
         return
     key = f"{ROLLOUT}.top_p" if values["rollout.top_p"] < 1 else f"{ROLLOUT}.top_k"

@@ -1,4 +1,4 @@
-"""The keys of verl's configuration that have no counterpart, and why: all of its default files but those that are read."""
+"""verl's keys without a counterpart, each with the reason: actor, reference, rollout, critic and model."""
 
 from rlcore_import.source import Dropped, rows
 from rlcore_import.verl_other_rows import (
@@ -59,7 +59,7 @@ _TORCHTITAN = (
 
 
 def _numbers(table: str) -> tuple[Dropped, ...]:
-    """What changes numbers in every engine that has it."""
+    """Return the rows of an engine's options that change numbers."""
     plan = f"{table}.turbo_config.distributed.fsdp_plan"
     of_plan = (
         *rows("model.dtype", "param_dtype output_dtype", prefix=plan, changes_meaning=True, neutral=BFLOAT16),
@@ -123,7 +123,7 @@ _CLASSES = ("_target_", "qat._target_", "router_replay._target_")
 
 
 def _optimizer(prefix: str) -> tuple[Dropped, ...]:
-    """What of an optimizer is neither read nor the same everywhere."""
+    """Return the rows of an optimizer's options."""
     return (
         *rows(CLASS, "_target_", prefix=prefix),
         *rows("the run's steps, which verl's trainer puts here", "total_training_steps", prefix=prefix),
@@ -172,7 +172,7 @@ def _optimizer(prefix: str) -> tuple[Dropped, ...]:
 
 
 def _model(prefix: str) -> tuple[Dropped, ...]:
-    """What of a model changes its numbers, and what its speed alone."""
+    """Return the rows of a model's options: those of numbers, and those of speed."""
     return (
         *rows(CLASS, "_target_ mtp._target_", prefix=prefix),
         *rows(

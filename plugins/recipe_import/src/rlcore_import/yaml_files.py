@@ -1,4 +1,4 @@
-"""Reading YAML that inherits by `defaults` as a path, as NeMo-RL has it; and KEY=VALUE."""
+"""Reads YAML files that inherit from the paths in `defaults`, as NeMo-RL's do, and applies KEY=VALUE arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from rlcore_import.override_values import value_of
 
 DEFAULTS = "defaults"
 OVERRIDE = "_override_"
-"""NeMo-RL's mark of a table that inherits nothing."""
+"""NeMo-RL's key that stops a table from inheriting."""
 MOST_FILES = 32
 _OVERRIDE = re.compile(r"\+{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
 _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """As SafeLoader, by libyaml where it is there, but 1e-6 is a number and a date a text, as OmegaConf has them."""
+    """A SafeLoader that reads 1e-6 as a number and a date as a text, as OmegaConf does; it uses libyaml where available."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         sign: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
@@ -39,12 +39,12 @@ _Loader.add_implicit_resolver(
 
 
 def error(path: Path | str, found: str, expected: str, remedy: str = "") -> ConfigError:
-    """One problem with a file."""
+    """Return the ConfigError of one problem with a file."""
     return ConfigError([Problem(path=str(path), found=found, expected=expected, remedy=remedy)])
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """One file, without what it inherits. ConfigError where it is no table."""
+    """Return the table of one file, without inherited values. ConfigError where the file holds no table."""
     try:
         found = yaml.load(read_file(path).decode(), _Loader)
     except OSError as problem:
@@ -59,7 +59,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_inherited(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A file over those that its `defaults` name, each as a path relative to it."""
+    """Return a file merged over the files that its `defaults` name by relative paths."""
     path = path.resolve()
     if path in above or len(above) > MOST_FILES:
         raise error(path, "defaults that name each other in a circle", "files that end somewhere")
@@ -75,21 +75,21 @@ def read_inherited(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _over(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """As `merge`, but a table at the top with `_override_: true` takes the place of the one below."""
+    """Merge, but replace a table of `base` whose counterpart in `above` has `_override_: true`."""
     replaced = [key for key, value in above.items() if isinstance(value, Mapping) and value.get(OVERRIDE)]
     unmarked = {key: {k: v for k, v in above[key].items() if k != OVERRIDE} for key in replaced}
     return merge({key: value for key, value in base.items() if key not in replaced}, {**above, **unmarked})
 
 
 def below(package: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values within the table of a dotted name."""
+    """Return the values inside nested tables of a dotted name."""
     for name in reversed(package.split(".") if package else ()):
         values = {name: values}
     return values
 
 
 def merge(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables into each other; any other value takes the place of the one below."""
+    """Merge nested tables; any other value of `above` replaces that of `base`."""
     merged = dict(base)
     for key, value in above.items():
         below = merged.get(key)
@@ -98,7 +98,7 @@ def merge(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The values with KEY=VALUE, read as hydra reads them; `+key`, `++key` and `~key` as hydra has them."""
+    """Return the values with arguments KEY=VALUE applied, by hydra's grammar with `+key`, `++key` and `~key`."""
     merged = dict(values)
     for override in overrides:
         text = override.strip()
@@ -114,7 +114,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
 
 
 def _without(values: Mapping[str, Any], names: Sequence[str], override: str) -> dict[str, Any]:
-    """The values without a key; ConfigError where it is not there."""
+    """Return the values without a key. ConfigError where the key is missing."""
     first, *others = names
     if first not in values or (others and not isinstance(values[first], Mapping)):
         raise error(override, "no such key", "a key that the recipe has")

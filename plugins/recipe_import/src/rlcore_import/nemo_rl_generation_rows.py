@@ -1,0 +1,71 @@
+"""NeMo-RL's keys of generation without a counterpart, each with the reason."""
+
+from rlcore_import.nemo_rl_reasons import ENVIRONMENT, GEN, LOGS, ROUNDINGS, SPEED, UNREAD, VIDEO
+from rlcore_import.source import Dropped, rows
+
+ENGINE = "an option of another engine: samples come from vLLM"
+ALL_QUANTISED = "all linear layers are quantised"
+GENERATION_ROWS: tuple[Dropped, ...] = (
+    *rows(SPEED, "port_range_low port_range_high refit_transport use_async_rollouts", prefix=GEN),
+    *rows(SPEED, "real_quant_export_cpu_offload vllm_kwargs refit_cfg.sparse.baseline.in_memory", prefix=GEN),
+    *rows(SPEED, "refit_cfg.sparse.delta_compression.encoding refit_cfg.sparse.verify_samples_per_payload", prefix=GEN),
+    *rows(SPEED, "vllm_cfg.limit_mm_per_prompt.audio vllm_cfg.limit_mm_per_prompt.video", prefix=GEN),
+    *rows(SPEED, "vllm_kwargs.limit_mm_per_prompt.audio vllm_kwargs.limit_mm_per_prompt.image", prefix=GEN),
+    *rows(SPEED, "vllm_kwargs.limit_mm_per_prompt.video.count", prefix=GEN),
+    *rows(SPEED, "vllm_kwargs.kernel_config.enable_flashinfer_autotune", prefix=GEN),
+    *rows(SPEED, "update_weights_bucket_memory_ratio device backend_name", prefix=f"{GEN}.refit_cfg.nixl"),
+    *rows(SPEED, "backend_init_params release_after_refit shard_expert_weights", prefix=f"{GEN}.refit_cfg.nixl"),
+    *rows(SPEED, "async_engine pipeline_parallel_size expert_parallel_size", prefix=f"{GEN}.vllm_cfg"),
+    *rows(SPEED, "enable_expert_parallel expose_http_server skip_tokenizer_init load_format", prefix=f"{GEN}.vllm_cfg"),
+    *rows(SPEED, "env_vars reset_encoder_cache_after_weight_update http_refit_api_key_env_var", prefix=f"{GEN}.vllm_cfg"),
+    *rows(SPEED, "http_refit_server_port zmq_refit_server_port cap_max_tokens_to_context", prefix=f"{GEN}.vllm_cfg"),
+    *rows(SPEED, "block_size disable_custom_all_reduce enable_chunked_prefill", prefix=f"{GEN}.vllm_kwargs"),
+    *rows(SPEED, "mm_processor_cache_gb kv_cache_memory_bytes skip_mm_profiling", prefix=f"{GEN}.vllm_kwargs"),
+    *rows(SPEED, "mamba_cache_mode allowed_local_media_path", prefix=f"{GEN}.vllm_kwargs"),
+    *rows(SPEED, "backend cudagraph_capture_sizes cudagraph_mode", prefix=f"{GEN}.vllm_kwargs.compilation_config"),
+    *rows("no token is forbidden", "bad_words", prefix=GEN, changes_meaning=True),
+    *rows("an answer ends with its end token", "ignore_eos", prefix=GEN, changes_meaning=True),
+    *rows("generator.vllm.quantization knows fp8 alone", "quant_cfg real_quant", prefix=GEN, changes_meaning=True),
+    *rows("generator.vllm.quantization knows fp8 alone", "real_quant_ignore", prefix=GEN, changes_meaning=True),
+    *rows(LOGS, "use_tqdm enable_vllm_metrics_logger vllm_metrics_logger_interval", prefix=f"{GEN}.vllm_cfg"),
+    *rows(UNREAD, "enable_thinking enforce_monotonicity max_num_seqs", prefix=f"{GEN}.vllm_cfg"),
+    *rows(ROUNDINGS, "vllm_cfg.use_deep_gemm vllm_kwargs.compilation_config.custom_ops", prefix=GEN),
+    *rows(ROUNDINGS, "vllm_kwargs.compilation_config.pass_config.fuse_allreduce_rms", prefix=GEN),
+    *rows(ROUNDINGS, "vllm_kwargs.attention_config.use_trtllm_attention vllm_kwargs.kernel_config.moe_backend", prefix=GEN),
+    *rows(ROUNDINGS, "attention_backend moe_backend mamba_ssm_cache_dtype", prefix=f"{GEN}.vllm_kwargs"),
+    *rows(VIDEO, "num_frames sampling_style temporal_patch_size", prefix=f"{GEN}.vllm_cfg.video", changes_meaning=True),
+    *rows(VIDEO, "vllm_kwargs.limit_mm_per_prompt.video.num_frames", prefix=GEN, changes_meaning=True),
+    *rows("blocks of 128 x 128 share a scale", "vllm_cfg.is_mx", prefix=GEN, changes_meaning=True),
+    *rows(ALL_QUANTISED, "vllm_cfg.quantization_ignored_layer_kws", prefix=GEN, changes_meaning=True),
+    *rows(ALL_QUANTISED, "vllm_cfg.num_last_layers_in_bf16", prefix=GEN, changes_meaning=True, neutral=(0,)),
+    *rows(ALL_QUANTISED, "vllm_cfg.num_first_layers_in_bf16", prefix=GEN, changes_meaning=True, neutral=(0,)),
+    *rows(
+        "log-probabilities are those of the distribution sampled from",
+        "vllm_cfg.logprobs_mode",
+        prefix=GEN,
+        changes_meaning=True,
+        neutral=("processed_logprobs",),
+    ),
+    *rows(
+        "rollout.tool_parser reads calls; thoughts stay in answers",
+        "vllm_cfg.reasoning_parser_plugin",
+        prefix=GEN,
+        changes_meaning=True,
+    ),
+    *rows("images are read where rows have them", "vllm_kwargs.language_model_only", prefix=GEN),
+    *rows(
+        "drafts leave the distribution as it is: generator.vllm.speculative_model",
+        "method model num_speculative_tokens draft_tensor_parallel_size",
+        prefix=f"{GEN}.vllm_kwargs.speculative_config",
+    ),
+    *rows("the tokenizer is the model's own", "vllm_kwargs.tokenizer", prefix=GEN, changes_meaning=True),
+    *rows(ENGINE, "mcore_generation_config.* sglang_cfg.* trtllm_cfg.* trtllm_kwargs.*", prefix=GEN, changes_meaning=True),
+    *rows(ENGINE, "dynamo_cfg.*", prefix=GEN, changes_meaning=True),
+    *rows(ENVIRONMENT, "vllm_cfg.env_vars.*", prefix=GEN, changes_meaning=True),
+    *rows(
+        "the server for agents takes model.chat_template and its variables; thoughts stay in answers",
+        "vllm_cfg.http_server_serving_chat_kwargs vllm_cfg.http_server_serving_chat_kwargs.*",
+        prefix=GEN,
+        changes_meaning=True,
+    ),
+)

@@ -1,0 +1,10 @@
+"""Reasons that several of NeMo-RL's dropped keys share, and the names of its largest tables."""
+
+SPEED = "speed or memory alone"
+ROUNDINGS = "another kernel: equal but for roundings"
+LOGS = "what is logged alone"
+UNREAD = "NeMo-RL reads no such key"
+VIDEO = "rows have no videos"
+ENVIRONMENT = "set it where the run is started"
+WRITTEN = "how checkpoints are written alone"
+GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
