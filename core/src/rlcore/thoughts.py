@@ -4,7 +4,7 @@ import re
 
 _MARKS = re.compile(
     r"[<◁](/?)(?:seed:)?(?:think|thinking|thought|reasoning)[>▷]|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>"
-    r"|\Aanalysis(?=\w)|assistant(analysis|final)(?=\S)",
+    r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)",
     re.IGNORECASE,
 )
 """The beginning and the end of a thought, in the forms of model families. The last two are gpt-oss's channels, as they are in a

@@ -39,6 +39,9 @@ FIELDS = (
     PublicField("row", ("tools",), "used", "what may be called: a list of tools, or its JSON text"),
     PublicField("row", ("images", "image"), "used", "images that messages leave places for"),
     PublicField("row", ("margin",), "told", 'how much better the chosen answer is: margin_field = "margin"'),
+    PublicField("row", ("preferred_output", "non_preferred_output"), "refused", "write them as `chosen` and `rejected`"),
+    PublicField("row", ("completions",), "refused", "join the steps of an answer as `completion`", for_environment=True),
+    PublicField("row", ("positive_messages", "negative_messages"), "told", "examples for embeddings: they are not read"),
     PublicField("row", ("rejected_images",), "refused", "preferences have no images"),
     PublicField(
         "row",
@@ -61,6 +64,10 @@ FIELDS = (
     PublicField("row", ("label",), "refused", "a bool says that an answer is good or bad: filter the rows first"),
     PublicField("row", ("input", "context"), "refused", 'behind prompt_field = "instruction": join the two texts'),
     PublicField("row", ("parallel_tool_calls",), "no effect", "how an API answers"),
+    PublicField(
+        "row", ("assistant_masks", "completion_mask"), "told", "answers are learned whole; `weight` of a message leaves one out"
+    ),
+    PublicField("row", ("ref_chosen_logps", "ref_rejected_logps"), "told", "the run computes those of its own reference"),
     PublicField("row", ("input_ids", "attention_mask", "labels"), "no effect", "tokens are made of the text"),
     PublicField("row", ("score_chosen", "score_rejected"), "no effect", "metadata"),
     PublicField(
