@@ -32,6 +32,7 @@ def test_thoughts_of_all_forms_are_left_out(begin: str, end: str) -> None:
         ("<thinker>a", "<thinker>a", ""),
         ("analysisWe add.assistantfinalTwo", "Two", "Two"),
         ("analysisWe add.assistantanalysisAgain.", "", ""),
+        ("analysis$2$ or \\boxed{2}", "", ""),
         ("analysis of it: two", "analysis of it: two", ""),
     ],
 )

@@ -9,7 +9,8 @@ POSITIVE, OUTER, INNER, HOLE = "(0,\\infty)", "(-\\infty,0)\\cup(2,\\infty)", "[
 SAME = {
     POSITIVE: [
         *("{x | x > 0}", "\\{x \\mid x > 0\\}", "\\{x: 0 < x\\}", "\\{t \\in \\mathbb{R} \\mid t>0\\}", "{x ∈ ℝ ∣ x > 0}"),
-        "{x ∈ R | x > 0}",
+        *("{x ∈ R | x > 0}", "\\lbrace x \\mid x > 0 \\rbrace", "\\{x \\text{ such that } x > 0\\}", "{x such that x > 0}"),
+        *("\\{x\\in\\R: x>0\\}", "\\{x \\in \\mathbf{R} | x > 0\\}"),
         *("\\left\\{x\\,\\middle|\\,x>0\\right\\}", "\\{x>0\\}", "x>0, x\\in\\mathbb{R}", "0<x<\\infty", "x > 0"),
         *("\\mathbb{R}^+", "\\mathbb{R}_{>0}", "]0,\\infty[", "x \\in (0,\\infty)", "\\{x \\mid x \\ge 0, x \\neq 0\\}"),
     ],

@@ -4,7 +4,7 @@ import re
 
 _MARKS = re.compile(
     r"[<◁](/?)(?:seed:)?(?:think|thinking|thought|reasoning)[>▷]|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>"
-    r"|\Aanalysis(?=\w)|assistant(analysis|final)(?=\S)",
+    r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)",
     re.IGNORECASE,
 )
 """Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without

@@ -117,6 +117,9 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
         (said(content="a", weight=1, loss=False), "'weight' and 'loss', which contradict each other"),
         (USER | {"train": True}, "of the role 'user' whose 'train' is True"),
         (USER | {"prefix": True}, "with 'prefix'"),
+        (USER | {"tool_calls": [CALL]}, "of the role 'user' with 'tool_calls', which only the assistant's"),
+        (USER | {"function_call": CALL["function"]}, "of the role 'user' with 'tool_calls'"),
+        ({"role": "tool", "content": "4", "thinking": "r"}, "of the role 'tool' with 'thinking'"),
         (said(content="a", name=3), "whose 'name' is int"),
         (
             {"role": "user", "content": [{"type": "text", "text": "a", "min_pixels": 4}]},

@@ -70,6 +70,8 @@ def read_message(message: object, *, is_last: bool = False, keeps_unreadable: bo
         raise DataError(f"whose {odd!r} is {type(message[odd]).__name__}, not text")
     if len({*thoughts.values()}) > 1:
         raise DataError(f"with different texts as {' and '.join(map(repr, thoughts))}")
+    if role != ASSISTANT and (own := ["tool_calls"] * bool(calls) + [*thoughts]):
+        raise DataError(f"of the role {role!r} with {own[0]!r}, which only the assistant's messages have")
     if message.get("prefix") and not (is_last and role == ASSISTANT):
         raise DataError("with 'prefix', which only the last message of a prompt may have, and of the assistant's")
     normal: dict[str, Any] = {"role": role, "content": _read_content(message, may_be_none=bool(calls or thoughts)), **thoughts}

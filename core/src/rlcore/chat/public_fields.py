@@ -37,6 +37,9 @@ FIELDS = (
     PublicField("row", ("tools",), "used", "tools that an answer may call: a list, or its JSON text"),
     PublicField("row", ("images", "image"), "used", "images for the placeholders in messages"),
     PublicField("row", ("margin",), "reported", 'read only with margin_field = "margin": how much better the chosen answer is'),
+    PublicField("row", ("preferred_output", "non_preferred_output"), "refused", "write them as `chosen` and `rejected`"),
+    PublicField("row", ("completions",), "refused", "join the steps of an answer as `completion`", for_environment=True),
+    PublicField("row", ("positive_messages", "negative_messages"), "reported", "examples for embeddings, which are not read"),
     PublicField("row", ("rejected_images",), "refused", "preferences have no images"),
     PublicField(
         "row",
@@ -59,6 +62,10 @@ FIELDS = (
     PublicField("row", ("label",), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
     PublicField("row", ("input", "context"), "refused", 'with prompt_field = "instruction": join the two texts'),
     PublicField("row", ("parallel_tool_calls",), "no effect", "an option of an API"),
+    PublicField(
+        "row", ("assistant_masks", "completion_mask"), "reported", "the loss covers whole answers: set a message's `weight` to 0"
+    ),
+    PublicField("row", ("ref_chosen_logps", "ref_rejected_logps"), "reported", "the run computes those of its own reference"),
     PublicField("row", ("input_ids", "attention_mask", "labels"), "no effect", "rlcore encodes the text itself"),
     PublicField("row", ("score_chosen", "score_rejected"), "no effect", "metadata"),
     PublicField(

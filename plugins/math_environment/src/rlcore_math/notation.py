@@ -64,6 +64,8 @@ PASSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
         (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
         (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\{\s*,\s*\}", ","),
         (r"(?:,\s*)?\\text\s*\{\s*,?\s*(?:and|or)\s*\}", ","),
         (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree", "^\\\\circ"),

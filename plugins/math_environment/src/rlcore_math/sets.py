@@ -9,8 +9,8 @@ from attrs import frozen
 
 from rlcore_math.plain_numbers import plain_number
 
-SEPARATOR = r"(?:\\middle\s*)?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z]))"
-IN_REALS = r"\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R(?![A-Za-z]))"
+SEPARATOR = r"(?:(?:\\middle\s*)?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z]))|(?:\\text\s*\{\s*)?such that\s*\}?)"
+IN_REALS = r"\\in\s*(?:\\math(?:bb|bf|rm)\s*\{?\s*R\s*\}?|\\?(?:R|Reals|reals)(?![A-Za-z]))"
 BUILDER = re.compile(rf"\\?\{{\s*([A-Za-z])\s*(?:{IN_REALS})?\s*{SEPARATOR}((?:[^{{}}|]|\{{[^{{}}]*\}})*?)\\?\}}")
 BRACES = re.compile(r"\\?\{([^{}]*?)\\?\}")
 OR, AND = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")

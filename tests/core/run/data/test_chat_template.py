@@ -49,6 +49,28 @@ def test_a_role_that_the_template_passes_over_is_refused(load, role: str, before
     assert load(KNOWN).render_chat([{"role": "system", "content": ""}, USER]) == ";hi;"
 
 
+CALLS = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("look", "go")]
+CALLED = [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}]
+TWO = "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}"
+"""Shows one call a turn, as gpt-oss's does."""
+PARTS = "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %};{% endfor %}"
+"""Reads contents as lists of parts, as Idefics3's does."""
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "fault"),
+    [
+        (TWO, CALLED, "leaves out further calls of the role 'assistant' behind the first message. Set"),
+        (TWO.replace("[0]", "[1]"), CALLED, "leaves out the first call of the role 'assistant'"),
+        (PARTS, [USER], "leaves out what has the role 'user'. Set"),
+        (KNOWN.replace("'assistant'", "'model'"), [USER, ASSISTANT, USER], "leaves out what has the role 'assistant' behind"),
+    ],
+)
+def test_calls_and_texts_that_the_template_passes_over_are_refused(load, template, messages, fault) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(DataError, match=fault):
+        load(template).render_chat(messages)
+
+
 def test_a_template_that_looks_into_what_it_is_given_decides_itself(load) -> None:  # type: ignore[no-untyped-def]
     template = (
         "{% for m in messages %}{% if m.content not in ('{}', 'hi') %}{{ raise_exception('no JSON') }}{% endif %}{% endfor %}"

@@ -238,9 +238,9 @@ def test_all_bad_rows_are_told_at_once_by_line_and_the_rest_is_counted(tmp_path,
     ("template", "fault"),
     [
         ("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[think]{% endif %}", "go on from"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "does not write the answer"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out what has the role 'assistant'"),
         ("{{ raise_exception('no') }}", "refuses the messages"),
-        ("{% for m in messages %}{{ m.content[:4] }};{% endfor %}", "the same tokens"),
+        ("{% for m in messages %}{{ m.content.replace('-two', '') }};{% endfor %}", "the same tokens"),
     ],
 )
 def test_a_template_that_cannot_show_the_answers_is_refused(tokenizer_directory, template, fault):

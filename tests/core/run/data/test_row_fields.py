@@ -53,6 +53,8 @@ def read(row, form, **config):
 @pytest.mark.parametrize("name", ["prompt", "completion", "messages", "chosen", "rejected", "margin"])
 def test_a_mapped_field_is_there_in_every_row_or_named(tmp_path, source, form, name):
     usual = {"prompt": "p", "completion": "c", "messages": [USER, ANSWER], "chosen": "a", "rejected": "b", "margin": 1}
+    if name == "messages":
+        del usual["completion"]
     rows = [{**usual, "mine": usual[name]}, usual]
     with pytest.raises(DataError, match=rf"(row 1|line 2).*'mine'.*({name}_field|every row)"):
         load(source, rows, tmp_path, form, **{f"{name}_field": "mine"})
@@ -74,6 +76,26 @@ def test_rows_of_an_environment_keep_their_levels_where_their_fields_are_mapped(
     assert isinstance(rows, LazyRows)
     assert [row["prompt"] for row in rows] == ["a", "b"]
     assert rows.level_of(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "config", "fault"),
+    [
+        ({"prompt": "p", "completion": "c", "chat": [USER, ANSWER]}, {"messages_field": "chat"}, "'chat' and a completion"),
+        ({"ask": "p", "messages": [USER, ANSWER]}, {"prompt_field": "ask"}, "no completion; .*'ask' is learned"),
+    ],
+)
+def test_a_mapped_field_is_not_passed_over_for_the_other_form_of_row(row, config, fault):
+    with pytest.raises(DataError, match=fault):
+        read(row, LEARNED, **config)
+    assert read(row | {"prompt": "p"}, ASKED, **config)[0]["prompt"] == "p"
+    assert read({**row, "prompt": "p"}, LEARNED)[1] == {}
+
+
+@pytest.mark.parametrize(("form", "kept"), [(LEARNED, False), (COMPARED, False), (ASKED, True)])
+def test_rows_of_an_environment_are_read_where_they_are_learned(tmp_path, form, kept):
+    row = {"prompt": [USER], "completion": "c", "chosen": "a", "rejected": "b", "tools": json.dumps([TOOL])}
+    assert (load("environment", [row], tmp_path, form) == [row]) is kept
 
 
 @pytest.mark.parametrize(("name", "field"), REFUSED, ids=[name for name, _ in REFUSED])
@@ -116,6 +138,9 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         (COMPARED, {"margin": 1}, "margin"),
         (LEARNED, {"system_prompt": "s"}, "system_prompt"),
         (ASKED, {"system_prompt": "s"}, "system_prompt"),
+        (ASKED, {"prompt": [{"role": "user", "content": "<image>q"}]}, "prompt"),
+        (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
+        (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),
         (
             LEARNED,
             {"tools": [{"name": "f", "paramters": {"type": "object"}, "strict": True}]},

@@ -3,14 +3,14 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.chat.messages import OWN, THOUGHTS, read_messages, thought_of
+from rlcore.chat.messages import ASSISTANT, OWN, THOUGHTS, read_messages, thought_of
 from rlcore.images import Placeholders, image_parts, images_of, shown_message
 from rlcore.run.data.template_operators import bound_operators
 from rlcore.schema.suggestions import nearest
@@ -85,7 +85,7 @@ class ChatTemplate:
     placeholders: Callable[[], Placeholders | None]
     """What puts placeholders for images into prompts; None for a model of text alone."""
     _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
-    """Templates with a role whose messages they show, and whether as the first one."""
+    """Templates with a part of messages that they show, and whether in the first one."""
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
@@ -112,11 +112,11 @@ class ChatTemplate:
         text = self._render(conversation, tools, answered=answered)
         self._require_fields_shown(conversation, tools, text, answered=answered)
         for number, message in enumerate(conversation):
-            role = str(message.get("role"))
-            place = (template, role, number == 0)
-            if role not in ("user", "assistant") and place not in self._shown:
-                self._require_shown(conversation, number, role, tools)
-                self._shown.add(place)
+            for part, probed in _probes(message):
+                place = (template, f"{part} {message['role']!r}", number == 0)
+                if place not in self._shown:
+                    self._require_shown([*conversation[:number], probed, *conversation[number + 1 :]], number, part, tools)
+                    self._shown.add(place)
         return self._with_images(text, messages)
 
     def _template_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,19 +158,19 @@ class ChatTemplate:
             )
         return text if placeholders is None else placeholders.expanded(text, images_of(messages))
 
-    def _require_shown(self, conversation: Sequence[dict[str, Any]], number: int, role: str, tools: Sequence[Any]) -> None:
-        """Refuse, with a DataError, a message that the template leaves out: many templates know four roles only."""
-        probed = [*conversation[:number], conversation[number] | {"content": PROBE}, *conversation[number + 1 :]]
+    def _require_shown(self, probed: Sequence[dict[str, Any]], number: int, part: str, tools: Sequence[Any]) -> None:
+        """Refuse, with a DataError, a template that leaves out the part of a message that is PROBE in `probed`.
+
+        Many templates know four roles only, and some show one call a turn."""
         try:
-            is_shown = PROBE in self._render(probed, tools)
+            is_shown = PROBE in self._render(probed, tools, answered=probed[-1]["role"] == ASSISTANT)
         except DataError:  # it looks into the content
             return
         if not is_shown:
-            where = "" if number == 0 else " behind the first message"
-            raise DataError(
-                f"the chat template leaves out what has the role {role!r}{where}. Give it another role, such as 'system' or "
-                "'user', or set model.chat_template to one that shows it"
-            )
+            role, where = probed[number]["role"], "" if number == 0 else " behind the first message"
+            other = "" if role in ("user", ASSISTANT) else "give it another role, such as 'system' or 'user', or "
+            remedy = f"{other}set model.chat_template to one that shows it"
+            raise DataError(f"the chat template leaves out {part} {role!r}{where}. {remedy[0].upper()}{remedy[1:]}")
 
     def _render(
         self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
@@ -191,6 +191,19 @@ class ChatTemplate:
                 if form is not conversation or not any(message.get("tool_calls") for message in conversation):
                     raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
         raise AssertionError("the second form returns or raises")
+
+
+def _probes(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each part of a message that a template has to show, in words, with the message that has PROBE in its place. The
+    text of an answer with calls is no such part."""
+    content, calls = message.get("content"), message.get("tool_calls", ())
+    if not calls:
+        text = PROBE if isinstance(content, str) else [*image_parts(message), {"type": "text", "text": PROBE}]
+        yield "what has the role", {**message, "content": text}
+    for number, call in enumerate(calls):
+        named = {**call, "function": {**call["function"], "name": PROBE}}
+        part = f"{'the first call' if number == 0 else 'further calls'} of the role"
+        yield part, {**message, "tool_calls": [*calls[:number], named, *calls[number + 1 :]]}
 
 
 def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:

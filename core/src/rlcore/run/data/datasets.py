@@ -66,7 +66,7 @@ def row_name(rows: Sequence[Row], number: int) -> str:
 def _environment_rows(
     reader: RowReader, split: Split, environment: Environment | AgentEnvironment | None, owner: str
 ) -> Sequence[Row]:
-    """Return the environment's rows, unchanged unless the recipe names other fields."""
+    """Return the environment's rows, unchanged unless they are learned or the recipe names other fields."""
     config, key = reader.config, reader.key
     rows = None if environment is None else _rows_of(environment, split, owner)
     if rows is None:
@@ -76,7 +76,7 @@ def _environment_rows(
             f'"huggingface") and {key}.path'
         )
     own = rows if config.limit is None else rows[: config.limit]
-    if not reader.maps:
+    if not reader.maps and not reader.is_learned:
         return own
     read = partial(_read_own, own, reader)
     return LazyRows(len(own), read, getattr(own, "level_of", None))

@@ -11,7 +11,7 @@ from rlcore.chat.messages import ASSISTANT, IN_LOSS, has_value, read_messages, r
 from rlcore.chat.public_fields import FIELDS, names_of
 from rlcore.config.data import DatasetConfig
 from rlcore.half_characters import half_character
-from rlcore.run.data.row_images import column_images, with_images
+from rlcore.run.data.row_images import MARK, column_images, with_images
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError, Message, Row
 
@@ -41,6 +41,11 @@ class RowReader:
     """Collects fields that rows have and the core does not read, each with the note that is shown before the run."""
 
     @property
+    def is_learned(self) -> bool:
+        """Whether rows have the answers to learn from."""
+        return self.may_be_chats or not self.has_prompts
+
+    @property
     def maps(self) -> bool:
         """True where the recipe names a field other than the default."""
         return any(getattr(self.config, option) != usual for option, usual in _USUAL.items())
@@ -61,6 +66,8 @@ class RowReader:
                 self._read_columns(found, is_chat and found.get(COMPLETION) is None)
         except DataError as error:
             raise DataError(f"{self.key}: {where}: found {error}") from error
+        if is_chat and not self.for_agents:
+            self._require_one_form(found, where)
         is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
         if self.has_prompts and not is_chat and not is_agents:
             found[PROMPT] = self._prompt(found[PROMPT], where)
@@ -96,18 +103,29 @@ class RowReader:
                 raise no_such_field(self.key, where, name, list(map(str, row)), option)
             raise DataError(f"{self.key}: {where} has null as {name!r}; expected a value in every row ({self.key}.{option})")
 
+    def _require_one_form(self, row: Mapping[str, Any], where: str) -> None:
+        """DataError where the recipe names fields of one form, and a row with a chat is learned in the other."""
+        chat, has_completion = self.config.messages_field, row.get(COMPLETION) is not None
+        option = "messages_field" if has_completion else "prompt_field"
+        if (name := getattr(self.config, option)) == _USUAL[option]:
+            return
+        found = f"a chat as {chat!r} and {'a' if has_completion else 'no'} completion"
+        remedy = "Take one of the two out" if has_completion else f"Name it with completion_field, or leave {option} out"
+        raise DataError(
+            f"{self.key}: {where} has {found}; expected a row in which {name!r} is learned ({self.key}.{option}). {remedy}"
+        )
+
     def _require_known(self, row: Mapping[str, Any]) -> None:
         """Refuse fields that the table refuses, with a DataError, and collect those that it reports."""
-        is_learned = self.may_be_chats or not self.has_prompts
         for one in FIELDS:
             if one.level != "row" or one.decision not in ("refused", "reported"):
                 continue
             for name in one.names:
                 if not has_value(row.get(name)) or not self._applies(name, row[name]):
                     continue
-                if one.decision == "refused" and (is_learned or not one.for_environment):
+                if one.decision == "refused" and (self.is_learned or not one.for_environment):
                     raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
-                self.told[name] = one.meaning if is_learned else "the environment gets it, and the policy does not see it"
+                self.told[name] = one.meaning if self.is_learned else "the environment gets it, and the policy does not see it"
 
     def _applies(self, name: str, value: object) -> bool:
         """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
@@ -125,6 +143,8 @@ class RowReader:
             row["tools"] = read_tools(row["tools"])
         self._tell_of_calls(row)
         images = column_images(row)
+        if images is None and MARK in str(row.get(PROMPT)):
+            self.told[PROMPT] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
         if not self.has_prompts:
             if images:
                 raise DataError(
