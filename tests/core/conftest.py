@@ -18,7 +18,7 @@ class Config:
     size: int = 1
     \"\"\"A size.\"\"\"
 
-FIELDS = {{"name": {name!r}, "spi": (2, 0), "config": Config, "backend": "fake_backends:Backend"}}
+FIELDS = {{"name": {name!r}, "spi": (2, 0), "config": Config, "backend": "rlcore.testing.fakes.trainer:FakeTrainer"}}
 PROVIDER = Provider(**{{**FIELDS, **dict({options})}})
 """
 

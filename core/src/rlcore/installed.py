@@ -56,6 +56,18 @@ def is_installed(module: str) -> bool:
         return module in sys.modules
 
 
+def missing_module(path: str) -> str | None:
+    """The module of `package.module:Name` that is not there, or the package above it; None where all are. None of them is
+    imported: what is below a package that nobody has imported would be found by running that."""
+    packages = path.partition(":")[0].split(".")
+    for name in (".".join(packages[:depth]) for depth in range(1, len(packages) + 1)):
+        if not is_installed(name):
+            return name
+        if name not in sys.modules:
+            return None
+    return None
+
+
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     """Name and version of the distribution that an entry point belongs to."""
     if entry_point in CORE_ENTRY_POINTS:

@@ -160,7 +160,7 @@ def backends(monkeypatch) -> ModuleType:
 
 
 @pytest.fixture
-def make_provider() -> Callable[..., Provider]:
+def make_provider(backends) -> Callable[..., Provider]:
     def make(name: str = "fake", **options: Any) -> Provider:
         defaults = {"spi": (2, 0), "config": FakeConfig, "backend": "fake_backends:Trainer", "capabilities": ALL}
         return Provider(name=name, **{**defaults, **options})

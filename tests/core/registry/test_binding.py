@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 from types import FunctionType, ModuleType
 
 import attrs
@@ -16,8 +17,8 @@ from rlcore.registry.binding import (
     engine_tool_parser,
     import_object,
     max_concurrent,
-    require_module,
     run_check,
+    run_planner,
     shared_kernels,
 )
 from rlcore.registry.discovery import Registry
@@ -436,24 +437,6 @@ def test_nor_does_an_import(entry, tmp_path, monkeypatch, raised):
         import_object(entry, "ends_at_import:Backend")
 
 
-@pytest.mark.parametrize(
-    ("path", "missing"),
-    [("no_such_module.deep:T", "no_such_module"), ("rlcore.absent:T", "rlcore.absent"), ("sys.x:T", "sys.x")],
-)
-def test_a_backend_module_that_is_not_there_is_known_before_it_is_imported(make_provider, path, missing):
-    (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
-    with pytest.raises(PluginError, match=f"'{path}': no module named '{missing}'"):
-        require_module(entry)
-
-
-def test_a_backend_module_that_is_there_is_not_imported(make_provider, tmp_path, monkeypatch):
-    (tmp_path / "heavy_backend.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for path in ("heavy_backend:T", "heavy_backend.deep:T", "rlcore.spi:Provider"):
-        (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
-        require_module(entry)
-
-
 def test_the_config_must_be_the_providers(entry, backends):
     with pytest.raises(ContractError, match="dict.*FakeConfig"):
         build_trainer(entry, CONTEXT, {})
@@ -681,3 +664,34 @@ def test_a_check_that_raises_is_named(entry_with_check):
 
 def test_import_object_finds_what_a_path_names(entry, backends):
     assert import_object(entry, "fake_backends:Trainer") is backends.Trainer
+
+
+def late(*_: object) -> None:
+    time.sleep(60)
+
+
+LATE = {
+    "max_concurrent": ("environment", {"max_concurrent": late}, max_concurrent),
+    "shared_kernels": ("trainer", {"shared_kernels": late}, shared_kernels),
+    "the check": ("sink", {"check": f"{__name__}:late"}, lambda entry, config: run_check(entry, None, config)),
+    "the plan": ("trainer", {"plan": f"{__name__}:late"}, lambda entry, config: run_planner(entry, None, config)),
+    "the building": (
+        "algorithm",
+        {"backend": f"{__name__}:LateAlgorithm"},
+        lambda entry, config: build_algorithm(entry, None, config),
+    ),
+}
+
+
+class LateAlgorithm(GoodAlgorithm):
+    def __init__(self, context, config):
+        late()
+
+
+@pytest.mark.parametrize(("role", "options", "ask"), LATE.values(), ids=LATE)
+def test_what_a_plugin_is_asked_before_a_run_has_a_limit(make_provider, backends, monkeypatch, request, role, options, ask):
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
+    (entry,) = (one for one in Registry.from_providers({role: [make_provider(**options)]}).of(role) if one.name == "fake")
+    what = request.node.callspec.id
+    with pytest.raises(PluginError, match=rf"{what} of {role} 'fake' \(in-process 0\) took longer than 0.05 s"):
+        ask(entry, backends.Config())

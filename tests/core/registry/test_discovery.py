@@ -1,6 +1,7 @@
 """Discovery through real package metadata: what is installed, and what is wrong with it."""
 
 import sys
+import time
 
 import attrs
 import pytest
@@ -73,7 +74,7 @@ def test_a_malformed_entry_point_is_listed_and_does_not_stop_the_others(installe
     installer.trainer("good")
     entries = {entry.name: entry for entry in discover().of("trainer")}
     assert entries["good"].error is None
-    assert "import failed" in entries["odd"].error
+    assert entries["odd"].error == "the entry point names 'not a path'; expected package.module:attribute"
 
 
 def test_what_an_import_prints_is_no_part_of_what_a_command_tells(installer, capsys):
@@ -364,3 +365,36 @@ def test_a_plugin_whose_import_does_not_end_is_named_and_stops_no_other(installe
     assert entries["good"].error is None
     error = "import failed: the import of trainer 'late' (acme-late 1.0) took longer than 0.3 s (in late_provider, line "
     assert entries["late"].error.startswith(error)
+
+
+@pytest.mark.parametrize("field", ["backend", "check", "plan", "tool_parser"])
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [("no_such_module.deep:T", "no_such_module"), ("rlcore.absent:T", "rlcore.absent"), ("sys.x:T", "sys.x")],
+)
+def test_a_plugin_whose_module_is_not_there_is_not_usable_before_it_is_imported(make_provider, field, path, missing):
+    (entry,) = Registry.from_providers({"trainer": [make_provider(**{field: path})]}).of("trainer")
+    assert entry.unavailable() == f"{path!r} cannot be imported: there is no module {missing!r}"
+
+
+def test_a_module_that_is_there_is_not_imported(make_provider, tmp_path, monkeypatch):
+    (tmp_path / "heavy_backend.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in ("heavy_backend:T", "heavy_backend.deep:T", "rlcore.spi:Provider"):
+        (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
+        assert entry.unavailable() is None
+
+
+def test_a_probe_that_is_late_is_ended_once_and_prints_nothing(make_provider, monkeypatch, capsys):
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.05)
+    calls = []
+
+    def late():
+        calls.append(print("found a driver"))
+        time.sleep(60)
+
+    entry, again = (Registry.from_providers({"trainer": [make_provider(unavailable=late)]}).of("trainer")[0] for _ in range(2))
+    assert entry.unavailable().startswith(f"its probe `unavailable` took longer than 0.05 s (in {__name__}, line ")
+    assert again.unavailable() == entry.unavailable()
+    assert len(calls) == 1
+    assert capsys.readouterr().out == ""

@@ -47,6 +47,8 @@ def of_kind(kind, role):
             return entry(role, unavailable=lambda: "x is not installed: pip install x")
         case "probe raises":
             return entry(role, unavailable=raising)
+        case "module":
+            return entry(role, backend="no_such_module:Backend")
         case "interface":
             return entry(role, spi=(1, 0))
         case "description":
@@ -58,6 +60,7 @@ KINDS = {
     "import": "not usable: import failed in acme, line 1: no x",
     "probe": "not usable: x is not installed: pip install x",
     "probe raises": "not usable: its probe `unavailable` raised OSError: driver library not found",
+    "module": "not usable: 'no_such_module:Backend' cannot be imported: there is no module 'no_such_module'",
     "interface": "of another interface: written for SPI 1.0",
     "description": "not usable: backend is 'no path'",
     "disabled": "disabled",
@@ -106,7 +109,11 @@ def test_each_state_is_called_the_same_everywhere(role, kind, text):
     assert plain["state"] == name
     section = "sinks" if role == "sink" else role
     named = {"names": ["fake"]} if role == "sink" else {"name": "fake"}
-    if kind not in ("probe", "probe raises"):  # whose options are known, so that only the selection has something to say
+    if kind not in (
+        "probe",
+        "probe raises",
+        "module",
+    ):  # whose options are known, so that only the selection has something to say
         with pytest.raises(ConfigError) as refused:
             convert(raw(**{section: named, "run": {"num_stepz": 1}}), {section: {}} | sections(registry), unchecked(registry))
         assert f'"fake", which is {text}' in " ".join(problem.found for problem in refused.value.problems)

@@ -49,11 +49,10 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     from rlcore.installed import installed_entry_points
     from rlcore.published_plugins import how_to_install
     from rlcore.registry.discovery import importers
-    from rlcore.registry.plugin_errors import attributed
+    from rlcore.registry.plugin_errors import attributed, in_time
     from rlcore.registry.states import named_state, states_of
     from rlcore.spi import PluginError
     from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
-    from rlcore.time_limit import LateError, loading
 
     state = named_state(states_of(importers(library)), library)
     if state is None:
@@ -67,11 +66,8 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     assert function is not None
 
     def read(file: Path, overrides: Sequence[str]) -> ImportedRecipe:
-        try:
-            with attributed("raised by", entry.label), loading(entry.label):
-                found = function(file, overrides)
-        except LateError as error:
-            raise PluginError(str(error)) from error
+        with attributed("raised by", entry.label), in_time(entry.label):
+            found = function(file, overrides)
         if not isinstance(found, ImportedRecipe):
             raise PluginError(f"{entry.label} returned {found!r:.60}; expected an ImportedRecipe")
         return found

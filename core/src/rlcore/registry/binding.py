@@ -4,7 +4,6 @@ A fresh pluggy manager per role holds the one backend and the observers around i
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -13,7 +12,6 @@ from typing import Any, Protocol, cast
 import pluggy
 from attrs import evolve
 
-from rlcore.installed import is_installed
 from rlcore.model_files import config_number
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry
@@ -29,7 +27,7 @@ from rlcore.registry.hooks import (
     observer_problems,
     recorded,
 )
-from rlcore.registry.plugin_errors import attributed, is_outside, listing_error
+from rlcore.registry.plugin_errors import attributed, in_time, is_outside, listing_error
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
@@ -146,8 +144,9 @@ def build_generator(
 
 def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:
     """Build an algorithm, a plain object whose method is called directly."""
-    backend = _build(entry, "algorithm", context, config)
-    with attributed("raised by needs of", entry.label):
+    with in_time(f"the building of {entry.label}", _TIMES):
+        backend = _build(entry, "algorithm", context, config)
+    with attributed("raised by needs of", entry.label), in_time(f"needs of {entry.label}", _TIMES):
         needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):
         _require_fit(entry, [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
@@ -196,7 +195,7 @@ def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str,
 
 def max_concurrent(entry: Entry, config: object) -> int | None:
     """Return the most concurrent calls of an environment, from its provider. PluginError where that is no such number."""
-    with attributed("raised by max_concurrent of", entry.label):
+    with attributed("raised by max_concurrent of", entry.label), in_time(f"max_concurrent of {entry.label}", _TIMES):
         found = _provider(entry).max_concurrent(config)
     if found is not None and (type(found) is not int or found < 1):
         raise PluginError(
@@ -207,7 +206,7 @@ def max_concurrent(entry: Entry, config: object) -> int | None:
 
 def shared_kernels(entry: Entry, config: object) -> str | None:
     """The kernels that a backend computes by and others have too, by its provider. PluginError where that is no name."""
-    with attributed("raised by shared_kernels of", entry.label):
+    with attributed("raised by shared_kernels of", entry.label), in_time(f"shared_kernels of {entry.label}", _TIMES):
         found = _provider(entry).shared_kernels(config)
     if not (found is None or isinstance(found, str)):
         raise PluginError(f"{entry.label}: shared_kernels returned {found!r:.60}; expected a name, or None")
@@ -236,7 +235,7 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
         kind = "an async def" if callable(found) else f"a {type(found).__name__}"
         raise PluginError(f"{entry.label}: check {path!r} is {kind}; expected a function")
     _require_arguments(entry, f"check {path!r}", found)
-    with attributed("raised by the check of", entry.label):
+    with attributed("raised by the check of", entry.label), in_time(f"the check of {entry.label}", _TIMES):
         returned = found(context, config)
         findings = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
     if findings is None or not all(isinstance(one, Problem | Note) for one in findings):
@@ -253,23 +252,12 @@ def run_planner(entry: Entry, context: PlanContext, config: object) -> tuple[Pla
     if not callable(found):
         raise PluginError(f"{entry.label}: plan {path!r} is a {type(found).__name__}; expected a function")
     _require_arguments(entry, f"plan {path!r}", found)
-    with attributed("raised by the plan of", entry.label):
+    with attributed("raised by the plan of", entry.label), in_time(f"the plan of {entry.label}", _TIMES):
         returned = found(context, config)
         options = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
     if options is None or not all(isinstance(option, PlanOption) for option in options):
         raise PluginError(f"{entry.label}: plan {path!r} returned {returned!r:.60}; expected a sequence of PlanOption")
     return options
-
-
-def require_module(entry: Entry) -> None:
-    """PluginError where the backend's module is not there at all, which is known without importing anything heavy."""
-    path = _provider(entry).backend
-    packages = path.partition(":")[0].split(".")
-    for name in (".".join(packages[:depth]) for depth in range(1, len(packages) + 1)):
-        if not is_installed(name):
-            raise PluginError(f"{entry.label} cannot be imported from {path!r}: no module named {name!r}")
-        if name not in sys.modules:
-            return  # a module below it would be found by running this one
 
 
 def import_object(entry: Entry, path: str) -> Any:

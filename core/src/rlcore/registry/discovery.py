@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import EntryPoint, EntryPoints
 from inspect import iscoroutine
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
+from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points, missing_module
 from rlcore.registry.fitting import misfit
 from rlcore.registry.plugin_errors import is_outside, listing_error, message_of
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
@@ -25,6 +25,9 @@ from rlcore.time_limit import LateError, loading
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
+
+_LATE_PROBES: list[tuple[object, str]] = []
+"""Probes that were late, each with what is told of it: nobody waits for them a second time."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -81,11 +84,26 @@ class Entry(Installed):
         return self.provider is not None and spi_mismatch(self.provider.spi) is not None
 
     def unavailable(self) -> str | None:
+<<<<<<< HEAD
         """Return the reason that the provider's own probe gives, or the fault of the probe."""
+=======
+        """The reason that the provider's own probe gives, or what is wrong with the probe; a module that is not there."""
+>>>>>>> w-q2
         if self.provider is None:
             return self.error
+        return self._probed(self.provider) or self._without_module(self.provider)
+
+    @staticmethod
+    def _probed(provider: Provider) -> str | None:
+        for probe, told in _LATE_PROBES:
+            if probe is provider.unavailable:
+                return told
         try:
-            reason = self.provider.unavailable()
+            with _loading("its probe `unavailable`"):
+                reason = provider.unavailable()
+        except LateError as error:
+            _LATE_PROBES.append((provider.unavailable, str(error)))
+            return str(error)
         except BaseException as error:
             if is_outside(error):
                 raise
@@ -95,6 +113,14 @@ class Entry(Installed):
         if iscoroutine(reason):
             reason.close()  # or Python prints a warning of its own
         return f"its probe `unavailable` returned {reason!r}; expected a reason or None"
+
+    @staticmethod
+    def _without_module(provider: Provider) -> str | None:
+        """Which of its paths names a module that is not there. The modules themselves may be heavy: none is imported."""
+        paths = (provider.backend, provider.check, provider.plan, provider.tool_parser)
+        missing = {path: module for path in paths if path is not None and (module := missing_module(path)) is not None}
+        told = (f"{path!r} cannot be imported: there is no module {module!r}" for path, module in missing.items())
+        return "; ".join(told) or None
 
 
 @frozen(kw_only=True, eq=False)
@@ -269,16 +295,35 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     if disabled.covers(entry):
         return evolve(entry, disabled=True)
     loaded, problem = load_object(entry_point, entry.label)
-    return evolve(entry, error=problem) if problem is not None else entry.holding(loaded)
+    if problem is not None:
+        return evolve(entry, error=problem)
+    try:
+        with _loading(f"the description of {entry.label}"):  # whose defaults are computed
+            return entry.holding(loaded)
+    except LateError as error:
+        return evolve(entry, error=str(error))
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Limits what a plugin does while it is listed. What it prints is no part of what a command tells."""
+    with redirect_stdout(sys.stderr), loading(what):
+        yield
 
 
 def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
     """Import the object that an entry point names. Return the object and None, or None and the reason of the failure."""
     if problem := misfit(entry_point.dist):
         return None, problem
+    if EntryPoint.pattern.match(entry_point.value) is None:
+        return None, f"the entry point names {entry_point.value!r}; expected package.module:attribute"
     try:
+<<<<<<< HEAD
         # Output of the import goes to stderr: stdout belongs to the command.
         with redirect_stdout(sys.stderr), loading(f"the import of {label}"):
+=======
+        with _loading(f"the import of {label}"):
+>>>>>>> w-q2
             return entry_point.load(), None
     # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:

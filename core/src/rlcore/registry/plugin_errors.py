@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 
 from rlcore.spi.errors import PluginError
+from rlcore.time_limit import LateError, loading
 
 
 def listing_error(headline: str, problems: Iterable[str]) -> PluginError:
@@ -52,6 +53,16 @@ def blame(error: BaseException, owner: str) -> None:
 def owner_of(error: BaseException) -> str | None:
     """Whose own error it is, where that is known."""
     return getattr(error, "rlcore_owner", None)
+
+
+@contextmanager
+def in_time(what: str, times: float = 1.0) -> Iterator[None]:
+    """Limits what a plugin is asked before a run, or has to build, as loading it is: PluginError names what is late."""
+    try:
+        with loading(what, times):
+            yield
+    except LateError as error:
+        raise PluginError(str(error)) from error
 
 
 @contextmanager

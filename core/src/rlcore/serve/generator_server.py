@@ -10,7 +10,7 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.gpu import Device
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
-from rlcore.registry.binding import build_generator, engine_tool_parser, require_module, run_check
+from rlcore.registry.binding import build_generator, engine_tool_parser, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
 from rlcore.run.data.hub_reach import absent_remedy
@@ -57,7 +57,6 @@ def serve_generator(
     ModelError or ConfigError where generator and model do not fit, before either is loaded."""
     chat = evolve(chat, path=model.path, revision=model.revision)
     limit = max_sequence_length or _own_limit(chat, entry)
-    require_module(entry)
     checked = spi.CheckContext(model=model, device=device, world_size=1, max_sequence_length=limit)
     for known in raise_problems(run_check(entry, checked, config), model):
         note(str(known))

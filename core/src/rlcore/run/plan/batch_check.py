@@ -26,6 +26,7 @@ from rlcore.spi import (
     TrainingBatch,
 )
 from rlcore.spi.arrays import AnyArray
+from rlcore.time_limit import loading
 
 NUM_GROUPS, LENGTH = 2, 4
 """Number of groups, and of tokens of each sample. The first half of the tokens is the prompt."""
@@ -41,7 +42,8 @@ def batch_problems(plan: RunPlan) -> Iterator[Problem]:
     algorithm = build_chosen_algorithm(plan.recipe, entry, plan.model.dtype)
     path, owner = "algorithm.name", f'"{entry.name}" ({entry.origin})'
     try:
-        training = algorithm.made_of(_samples(plan))
+        with loading(f"a batch of made-up samples, of {entry.label}"):
+            training = algorithm.made_of(_samples(plan))
     except BaseException as error:
         if is_outside(error):
             raise

@@ -9,7 +9,7 @@ from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
 from rlcore.model_files import config_number, model_problems
-from rlcore.registry.binding import require_module, run_check, shared_kernels
+from rlcore.registry.binding import run_check, shared_kernels
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.agent_check import agent_problems
@@ -67,7 +67,6 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         num_train_steps=plan.num_train_steps,
     )
     for entry in plugins:
-        require_module(entry)
         found = list(run_check(entry, context, plugin_config(recipe, entry)))
         if entry.role == "trainer" and plan.critic is not None:
             # The same plugin with the same options, for another model.

@@ -22,6 +22,7 @@ from rlcore.run.plan.sections import observer_options, plugin_config
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
+from rlcore.time_limit import loading
 
 DEFAULT_SINKS = ("curve",)
 """Sinks of a recipe that names none. A run leaves out those that cannot be used here."""
@@ -229,7 +230,8 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
     if not isinstance(options, provider.config):  # none, or those of another plugin of its name
         return entry
     try:
-        lost = frozenset(provider.disabled_capabilities(options))
+        with loading(f"`disabled_capabilities` of {entry.label}"):
+            lost = frozenset(provider.disabled_capabilities(options))
     except BaseException as error:
         if is_outside(error):
             raise

@@ -8,6 +8,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.spi import PluginError, Problem, Role
+from rlcore.time_limit import loading
 
 
 def separate(recipe: Recipe) -> bool:
@@ -22,7 +23,8 @@ def ranks_per_generator(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
         return 1
     options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
     try:
-        return max(1, int(entry.provider.num_devices(options)))  # what is wrong with less the plugin's own check says
+        with loading(f"`num_devices` of {entry.label}"):
+            return max(1, int(entry.provider.num_devices(options)))  # what is wrong with less the plugin's own check says
     except BaseException as error:
         if is_outside(error):
             raise
