@@ -7,12 +7,11 @@ from attrs import frozen
 
 from rlcore.testing.models import make_tokenizer
 
-from .chat_templates import set_chat_template  # type: ignore[import-not-found]
+from .chat_templates import begun_answer, set_chat_template, shown_tools  # type: ignore[import-not-found]
 
-QWEN_CALLS = """\
-{%- if tools %}
-    {{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}
-{%- endif %}
+QWEN_CALLS = (
+    shown_tools("<|im_start|>system\n", "<|im_end|>\n")
+    + """\
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
         {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
@@ -25,16 +24,14 @@ QWEN_CALLS = """\
         {{- '<|im_end|>\\n' }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
 """
+    + begun_answer("<|im_start|>assistant\n")
+)
 
-LLAMA_CALLS = """\
-{{- bos_token }}
-{%- if tools %}
-    {{- '<|start_header_id|>system<|end_header_id|>\\n\\nEnvironment: ipython\\n' + tools | tojson + '<|eot_id|>' }}
-{%- endif %}
+LLAMA_CALLS = (
+    "{{- bos_token }}\n"
+    + shown_tools("<|start_header_id|>system<|end_header_id|>\n\nEnvironment: ipython\n", "<|eot_id|>")
+    + """\
 {%- for message in messages %}
     {%- set role = 'ipython' if message.role == 'tool' else message.role %}
     {{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}
@@ -46,10 +43,9 @@ LLAMA_CALLS = """\
     {%- endif %}
     {{- '<|eot_id|>' }}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
 """
+    + begun_answer("<|start_header_id|>assistant<|end_header_id|>\n\n")
+)
 
 MISTRAL_CALLS = """\
 {{- bos_token }}
@@ -70,11 +66,10 @@ MISTRAL_CALLS = """\
 """
 """Shows tools with the last user's message, and so not twice in the same place."""
 
-GLM_4 = """\
-{{- '[gMASK]<sop>' }}
-{%- if tools %}
-    {{- '<|system|>\\n' + tools | tojson }}
-{%- endif %}
+GLM_4 = (
+    "{{- '[gMASK]<sop>' }}\n"
+    + shown_tools("<|system|>\n")
+    + """\
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
         {{- '<|observation|>\\n' + message.content }}
@@ -86,16 +81,14 @@ GLM_4 = """\
         {{- '<|' + message.role + '|>\\n' + message.content }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|assistant|>' }}
-{%- endif %}
 """
+    + begun_answer("<|assistant|>")
+)
 
-GLM_4_5 = """\
-{{- '[gMASK]<sop>' }}
-{%- if tools %}
-    {{- '<|system|>\\n# Tools\\n' + tools | tojson }}
-{%- endif %}
+GLM_4_5 = (
+    "{{- '[gMASK]<sop>' }}\n"
+    + shown_tools("<|system|>\n# Tools\n")
+    + """\
 {%- set last = namespace(user=-1) %}
 {%- for message in messages %}
     {%- set last.user = loop.index0 if message.role == 'user' else last.user %}
@@ -124,16 +117,14 @@ GLM_4_5 = """\
         {{- '<|' + message.role + '|>\\n' + message.content }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|assistant|>' }}
-{%- endif %}
 """
+    + begun_answer("<|assistant|>")
+)
 
-GEMMA_4 = """\
-{{- bos_token }}
-{%- if tools %}
-    {{- '<|turn>system\\n' + tools | tojson + '<turn|>\\n' }}
-{%- endif %}
+GEMMA_4 = (
+    "{{- bos_token }}\n"
+    + shown_tools("<|turn>system\n", "<turn|>\n")
+    + """\
 {%- set state = namespace(before='') %}
 {%- for message in messages %}
     {%- if message.role != 'tool' %}
@@ -162,10 +153,9 @@ GEMMA_4 = """\
     {%- endif %}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt and not state.before %}
-    {{- '<|turn>model\\n' }}
-{%- endif %}
 """
+    + begun_answer("<|turn>model\n", unless="state.before")
+)
 
 
 @frozen(kw_only=True)

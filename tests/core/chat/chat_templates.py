@@ -5,6 +5,17 @@ from pathlib import Path
 
 from attrs import frozen
 
+
+def begun_answer(opening: str, unless: str = "false") -> str:
+    """The end of a template: the beginning of an answer, where it is asked for."""
+    return f"{{%- if add_generation_prompt and not {unless} %}}\n    {{{{- {opening!r} }}}}\n{{%- endif %}}\n"
+
+
+def shown_tools(begin: str, end: str = "") -> str:
+    """What a template shows of all tools, as JSON."""
+    return f"{{%- if tools %}}\n    {{{{- {begin!r} + tools | tojson + {end!r} }}}}\n{{%- endif %}}\n"
+
+
 QWEN_TOOLS = """\
     {{- '# Tools\\n\\n<tools>' }}
     {%- for tool in tools %}
@@ -77,10 +88,7 @@ LLAMA_3_1 = """\
         {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}
-"""
+""" + begun_answer("<|start_header_id|>assistant<|end_header_id|>\n\n")
 
 GEMMA_2 = """\
 {{- bos_token }}
@@ -94,10 +102,7 @@ GEMMA_2 = """\
     {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
     {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<start_of_turn>model\n' }}
-{%- endif %}
-"""
+""" + begun_answer("<start_of_turn>model\n")
 
 GEMMA_3 = """\
 {{- bos_token }}
@@ -113,10 +118,7 @@ GEMMA_3 = """\
     {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
     {{- '<start_of_turn>' + role + '\n' + (prefix if loop.first else '') + message['content'] | trim + '<end_of_turn>\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<start_of_turn>model\n' }}
-{%- endif %}
-"""
+""" + begun_answer("<start_of_turn>model\n")
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
