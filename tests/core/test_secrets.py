@@ -72,6 +72,15 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         ("curl -H 'Authorization: token x1'", "curl -H 'Authorization: token ***'"),
         ("api_key: x1", "api_key: ***"),
         (r"api_key = 'a\'b', next", "api_key = ***, next"),
+        ("Cookie: a=x1; b=x1\nAccept: b", "Cookie: ***\nAccept: b"),
+        ("{'Cookie': 'a=x1; b=x1'}, next", "{'Cookie': ***}, next"),
+        ("[('X-Api-Key', 'x1'), ('Accept', 'b')]", "[('X-Api-Key', ***), ('Accept', 'b')]"),
+        ("{b'x-api-key': b'x1'}", "{b'x-api-key': ***}"),
+        (json.dumps(json.dumps({"api_key": "x1", "a": "b"})), r'"{\"api_key\": ***\", \"a\": \"b\"}"'),
+        ("export MY_TOKEN=x1 OTHER_KEY=x1", "export MY_TOKEN=*** OTHER_KEY=***"),
+        ("AccountName=a;AccountKey=x1;", "AccountName=a;AccountKey=***;"),
+        ("Ocp-Apim-Subscription-Key: x1", "Ocp-Apim-Subscription-Key: ***"),
+        (f"npm_{'a1' * 18} SG.{'a1' * 11}.{'a1' * 20} dop_v1_{'a1' * 32} pplx-{'a1' * 20}", "*** *** *** ***"),
     ],
 )
 def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expected: str) -> None:
@@ -85,6 +94,8 @@ def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expecte
         "environment.mine.api_key: found none; expected a text",
         "rollout.max_tokens = 5, eos_token = '</s>', token: 7",
         "a_" * 20_000,
+        "cookie_" * 10_000,
+        "expected one of 'password', 'text'",
         "http://host/path@2",
         "loss per-token: 0.5, https://host/v1?page=2&top_k=4, api_keys_seen",
     ],
@@ -153,18 +164,36 @@ def test_names_of_secrets(name: str, expected: bool) -> None:
 def test_a_table_keeps_what_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", KEY)
     table: dict[str, Any] = {
-        "mine": {"api_key": "x", "api_key_env": "X", "eos_token": "</s>", "number": 1, "none": None, "text": f"with {KEY}"},
+        "mine": {
+            "api_key": "x",
+            "password": 12345678,
+            "token": 7,
+            "api_key_env": "X",
+            "eos_token": "</s>",
+            "number": 1,
+            "none": None,
+            "text": f"with {KEY}",
+        },
         "environment": {"OPENAI_API_KEY": "k", "CUDA_VISIBLE_DEVICES": "0"},
         "command": ["--api-key", "q", "--api-key=q", "--model", "m"],
         "urls": ["http://u:p@host"],
     }
     assert masked_table(table) == {
-        "mine": {"api_key": "***", "api_key_env": "X", "eos_token": "</s>", "number": 1, "none": None, "text": "with ***"},
+        "mine": {
+            "api_key": "***",
+            "password": "***",
+            "token": 7,
+            "api_key_env": "X",
+            "eos_token": "</s>",
+            "number": 1,
+            "none": None,
+            "text": "with ***",
+        },
         "environment": {"OPENAI_API_KEY": "***", "CUDA_VISIBLE_DEVICES": "0"},
         "command": ["--api-key", "***", "--api-key=***", "--model", "m"],
         "urls": ["http://***@host"],
     }
-    places = ["mine.api_key", "environment.OPENAI_API_KEY", "command[1]", "command[2]", "urls[0]"]
+    places = ["mine.api_key", "mine.password", "environment.OPENAI_API_KEY", "command[1]", "command[2]", "urls[0]"]
     assert list(masked_keys(masked_table(table))) == places
     assert not list(masked_keys({"stop": ["***", "a***", "key=***"], "prompt": "***", "text": "**bold***"}))
 
@@ -174,6 +203,11 @@ def test_secrets_of_a_recipe_are_known_at_any_depth() -> None:
         {"a": {"api_key": "first1", "list": [{"token": "second2"}]}, "api_keys": ["third3", 4444444], "password": "none"}
     )
     assert masked("first1 second2 third3 4444444 none") == "*** *** *** *** none"
+
+
+def test_a_secret_that_was_cut_off_is_masked() -> None:
+    keep_secret("cut0123456789off")
+    assert masked("found cut012345678, and cut0123") == "found ***, and cut0123"
 
 
 def test_others_programs_get_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

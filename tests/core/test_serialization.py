@@ -138,6 +138,36 @@ def test_bytes_that_name_anything_but_data_are_refused(node: list[Any]) -> None:
     assert not CALLS
 
 
+DOUBLED: list[list[Any]] = [["tuple"], *(["tuple", [place], [place]] for place in range(60))]
+"""A tuple that holds another one twice, which holds another one twice: whoever hashes it takes years."""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        *([*DOUBLED, [kind, [60]]] for kind in ("set", "frozenset")),
+        [*DOUBLED, ["dict", [60], 1]],
+        [*DOUBLED, ["object", f"{__name__}:Record", {"name": [60], "parts": 1}], ["set", [61]]],
+        [*DOUBLED[:26], *[["set", [25]]] * 3],
+        [["bytes", 0, 8], ["bytes", 0, 8]],
+        [["bytes", 4, 4]],
+        [["bytes", 0, -1]],
+        [["array", "f4", [2], 0], ["array", "f4", [2], 0]],
+        [["array", "f4", [-1], 0]],
+        [["array", "S0", [10**12], 0]],
+        [["bytes", 0, 4], ["number", "f4", [], 0]],
+    ],
+    ids=lambda nodes: str(nodes[-1]),
+)
+def test_bytes_that_would_take_more_time_or_memory_than_their_own_length_are_refused(nodes: list[Any]) -> None:
+    with pytest.raises(SerializationError):
+        loads(written(nodes, data=bytes(8)))
+
+
+def test_a_tuple_that_is_in_others_often_and_nowhere_hashed_is_read() -> None:
+    assert len(loads(written([*DOUBLED, ["list", [60], [60]]]))) == 2
+
+
 def test_reading_calls_nothing_of_a_class() -> None:
     data = dumps(Record("a"))
     CALLS.clear()

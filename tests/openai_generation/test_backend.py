@@ -28,7 +28,7 @@ from rlcore.spi import (
 )
 from rlcore.testing.conformance.feeds import ScriptedFeed
 from rlcore.testing.conformance.fixtures import entry_of
-from rlcore_openai import backend, endpoints
+from rlcore_openai import backend, endpoint, endpoints
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.provider import PROVIDER
@@ -266,6 +266,25 @@ def test_an_answer_that_is_none_is_named(opened: Open, what: str, how: str) -> N
             handle.stream(StreamRequest(feed=ScriptedFeed(first=[request(1)], then=lambda: None), weight_version=0))
     assert named in str(raised.value)
     assert "http://127.0.0.1" in str(raised.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ([["1" * 4096]], "an event of more than 2,000 bytes"),
+        ({"status": 400, "text": "long " * 1000}, "status 400: long long"),
+        ({"status": 500, "text": "long " * 1000}, "status 500: long long"),
+    ],
+    ids=["event", "refusal", "failure"],
+)
+def test_an_answer_is_read_as_far_as_it_may_be_long(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, answer: Any, named: str
+) -> None:
+    monkeypatch.setattr(endpoint, "MAX_EVENT_BYTES", 2000)
+    monkeypatch.setattr(endpoint, "READ", 2000)
+    with pytest.raises((PluginError, WorkerError), match=named):
+        opened(Stub(answer=unless([answer])), max_attempts=1).generate(request(1))
 
 
 @pytest.mark.timeout(60)

@@ -1,6 +1,8 @@
 """Parts of tensors read from a model's files, and files that are missing or damaged."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import ModelError, ModelSpec
+from rlcore_torchkit.models import load_model
 from rlcore_torchkit.safetensors_files import MAX_NAMED, TensorFiles, model_file, open_tensors, weight_files
 
 TENSORS = {
@@ -88,6 +91,74 @@ def test_a_model_that_the_hub_does_not_have_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelError) as raised:
         weight_files(ModelSpec(path="acme/not-a-model"))
     assert [problem.path for problem in raised.value.problems] == ["acme/not-a-model"]
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub_model(model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The snapshot of acme/model in the Hub's cache, which the test may damage: links to files that are elsewhere."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--acme--model"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    shutil.copytree(model_directory("qwen3"), repository / "blobs")
+    for file in (repository / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    return snapshot
+
+
+def damage(snapshot: Path, what: str) -> None:
+    weights, index = snapshot / "model.safetensors", snapshot / "model.safetensors.index.json"
+    match what:
+        case "index beside a single file":
+            index.write_text(json.dumps({"weight_map": dict.fromkeys(load_file(weights), "model-1.safetensors")}))
+            shutil.copy(weights, snapshot / "model-1.safetensors")
+        case "index that names a file outside":
+            weights.rename(snapshot.parent / "other.safetensors")
+            index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+        case "index without a map":
+            index.write_text("{}")
+        case "index that is none":
+            index.write_text("[" * 100_000)
+        case "weights that are cut short":
+            weights.write_bytes(weights.read_bytes()[:-1])
+        case "config.json of another model":
+            config = snapshot / "config.json"
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1, "layer_types": None}))
+        case "adapter beside weights":
+            (snapshot / "adapter_config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("index beside a single file", "model.safetensors beside model.safetensors.index.json"),
+        ("index that names a file outside", "the file ../other.safetensors"),
+        ("index without a map", "no weight_map"),
+        ("index that is none", "no valid JSON"),
+        ("weights that are cut short", "bytes"),
+        ("config.json of another model", "weights of 2 layers"),
+        ("adapter beside weights", "adapter_config.json beside model.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("read", [weight_files, lambda spec: load_model(spec, dtype=torch.float32)], ids=["files", "model"])
+def test_files_from_the_hub_are_checked_as_directories_are(
+    read: Callable[[ModelSpec], object], what: str, found: str, hub_model: Path
+) -> None:
+    damage(hub_model, what)
+    with pytest.raises(ModelError, match=re.escape(found)):
+        read(ModelSpec(path="acme/model"))
+
+
+def test_a_model_in_the_cache_of_the_hub(hub_model: Path) -> None:
+    spec = ModelSpec(path="acme/model")
+    assert weight_files(spec) == [hub_model / "model.safetensors"]
+    assert sum(1 for _ in load_model(spec, dtype=torch.float32).parameters()) > 0
 
 
 @pytest.mark.parametrize(("count", "last"), [(1, "wrong 0"), (MAX_NAMED, f"wrong {MAX_NAMED - 1}"), (MAX_NAMED + 3, "3 more")])

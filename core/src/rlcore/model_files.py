@@ -145,24 +145,14 @@ def _generation_problems(directory: Path) -> Iterator[Problem]:
 def _weight_problems(directory: Path) -> Iterator[Problem]:
     """Yield the faults of the weights. The index counts where there is one, else the single file."""
     index = directory / INDEX_FILE
-    weight_map: dict[str, Any] = {}
-    if not index.exists():
-        if not (directory / SINGLE_FILE).exists():
-            yield _problem(directory, "no weights", f"{SINGLE_FILE} or {INDEX_FILE} with its shards")
-            return
-    else:
-        content = read_object(index)
-        if isinstance(content, Problem):
-            yield content
-            return
-        weight_map = content.get("weight_map")  # type: ignore[assignment]
-        if not isinstance(weight_map, dict) or not weight_map:
-            yield _problem(index, "no weight_map", "a table from tensor names to files")
-            return
-    shards = sorted({str(shard) for shard in weight_map.values()}) or [SINGLE_FILE]
-    outside = [shard for shard in shards if not _is_file_name(shard)]
-    if outside:
-        yield _problem(index, f"the file {outside[0]:.99}", "files in the model's own directory", AGAIN)
+    shards: list[str] | Problem = [SINGLE_FILE]
+    if index.exists():
+        shards = index_shards(index)
+    elif not (directory / SINGLE_FILE).exists():
+        yield _problem(directory, "no weights", f"{SINGLE_FILE} or {INDEX_FILE} with its shards")
+        return
+    if isinstance(shards, Problem):
+        yield shards
         return
     missing = [shard for shard in shards if not (directory / shard).exists()]
     if missing:
@@ -177,11 +167,26 @@ def _weight_problems(directory: Path) -> Iterator[Problem]:
             headers[file] = header
     if len(headers) < len(shards):
         return
-    if weight_map:
-        yield from index_problems(index, weight_map, headers)
+    if index.exists():
+        yield from index_problems(index, json.loads(read_file(index))["weight_map"], headers)
     config = read_object(directory / CONFIG_FILE)
     if not isinstance(config, Problem):
         yield from content_problems(directory, config, headers)
+
+
+def index_shards(index: Path) -> list[str] | Problem:
+    """The files that an index names, in order, or what is wrong with it."""
+    content = read_object(index)
+    if isinstance(content, Problem):
+        return content
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        return _problem(index, "no weight_map", "a table from tensor names to files")
+    shards = sorted({str(shard) for shard in weight_map.values()})
+    outside = next((shard for shard in shards if not _is_file_name(shard)), None)
+    return (
+        shards if outside is None else _problem(index, f"the file {outside:.99}", "files in the model's own directory", AGAIN)
+    )
 
 
 def _is_file_name(name: str) -> bool:
@@ -200,9 +205,14 @@ def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
     if (directory / ADAPTER_FILE).exists():
         found |= {ADAPTER_FILE}
     if found:
-        what = f"{', '.join(sorted(found))} beside {INDEX_FILE if (directory / INDEX_FILE).exists() else SINGLE_FILE}"
-        remedy = "Move what does not belong to the model to another directory"
-        yield _problem(directory, what, "the files of one model: each reader would take others", remedy)
+        yield several_models(directory, sorted(found), INDEX_FILE if (directory / INDEX_FILE).exists() else SINGLE_FILE)
+
+
+def several_models(path: object, others: list[str], beside: str) -> Problem:
+    """What is wrong where other files than the model's lie beside it."""
+    expected = "the files of one model: each reader would take others"
+    remedy = "Move what does not belong to the model to another directory"
+    return _problem(path, f"{', '.join(others)} beside {beside}", expected, remedy)
 
 
 def _read_header(file: Path) -> Header | Problem:

@@ -19,9 +19,10 @@ MIN_CHARACTERS = 8
 MIN_KEPT = 4
 """Shortest value that is masked where it is a whole word."""
 
-_TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|secret|security|session"
+_TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|sas|secret|security|session"
 _SECRET = (
     r"api[_-]?keys?|access[_-]?keys?(?:[_-]?id)?|secrets?(?:[_-]?keys?)?|(?:private|signing|encryption|license|ssh)[_-]?key"
+    r"|(?:account|auth|consumer|master|shared|subscription)[_-]?key"
     r"|passwords?|passwd|passphrase|passcode|credentials?|connection[_-]?string|webhook[_-]?url"
     rf"|(?:proxy[_-]?)?authorization|cookies?|(?:{_TOKENS})[_-]?token"
 )
@@ -43,16 +44,22 @@ _QUERY = re.compile(
 _FORMATS = re.compile(
     r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_\w{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
-    r"|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|(?<=Bearer )[\w.~+/=-]{8,}"
+    r"|npm_\w{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_\w{32,}|pplx-\w{32,}|tgp_v1_[\w-]{16,}|fw_[A-Za-z0-9]{20,}|whsec_[\w+/=]{16,}"
+    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|(?<=Bearer )[\w.~+/=-]{8,}"
     r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|\Z))"
 )
 """Keys that have the known form of a provider, such as `sk-…`, or of a PEM block."""
 _ASSIGNED = re.compile(
-    rf"(?i)(--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})['\"]?\s*[:=]\s*"
+    rf"(?i)(--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|\(b?['\"][\w.-]{{0,80}}?(?:{_SECRET})['\"],\s*"
+    r"|(?<![\w.-])(?-i:[A-Z][A-Z0-9_]{0,80}_(?:KEY|TOKEN|SECRET|PASS|PAT|AUTH|DSN)=)"
+    rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})\\*['\"]?\s*[:=]\s*"
     r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)"
-    r"(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\",;&}\]]+)"
+    r"(?:b?'(?:[^'\\]|\\.)*'|b?\"(?:[^\"\\]|\\.)*\"|\\+['\"][^'\"\\]*|[^\s'\",;&}\]]+)"
 )
-"""Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE"."""
+"""Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE",
+"('X-Api-Key', 'VALUE')", "MY_TOKEN=VALUE"."""
+_COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)(?=\S+=)[^'\"\r\n]+")
+"""All cookies of a header."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
 """Texts of a recipe in which MASK replaces a secret."""
 _USUAL = re.compile(
@@ -91,7 +98,7 @@ def is_secret_name(name: str) -> bool:
 
 def masked(text: str) -> str:
     """Return a text with MASK in place of secrets."""
-    return _ASSIGNED.sub(rf"\g<1>{MASK}", _without_values(text))
+    return _ASSIGNED.sub(rf"\g<1>{MASK}", _COOKIES.sub(rf"\g<1>{MASK}", _without_values(text)))
 
 
 def masked_arguments(arguments: Iterable[str]) -> str:
@@ -116,6 +123,8 @@ def masked_table(value: Any, name: str = "") -> Any:
                 if is_secret_name(one[2:]) and found[place + 1 : place + 2]:
                     found[place + 1] = MASK
         return found
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return MASK if is_secret_name(name) and len(str(value)) >= MIN_KEPT else value
     if not isinstance(value, str) or not value:
         return value
     return MASK if is_secret_name(name) else _without_values(value)
@@ -157,15 +166,25 @@ def unset_problems(section: str, names: Iterable[str]) -> list[Problem]:
 
 
 def _without_values(text: str) -> str:
-    values = [re.escape(one) if len(one) >= MIN_CHARACTERS else rf"(?<!\w){re.escape(one)}(?!\w)" for one in _forms()]
+    values = [
+        re.escape(one) if len(one) >= MIN_CHARACTERS else rf"(?<!\w){re.escape(one)}(?!\w)"
+        for one in sorted(_forms(), key=len, reverse=True)
+    ]
+    for one in _known():
+        if len(one) >= 2 * MIN_CHARACTERS and "://" not in one:
+            values.append(re.escape(one[: len(one) // 2]) + r"[\w+/=-]*")  # one that was cut off
     if values:
-        text = re.sub("|".join(sorted(values, key=len, reverse=True)), MASK, text)
+        text = re.sub("|".join(values), MASK, text)
     return _FORMATS.sub(MASK, _QUERY.sub(rf"\g<1>{MASK}", _LOGIN.sub(MASK, text)))
+
+
+def _known() -> set[str]:
+    return {*_kept, *_of_environment(), *_of_command_line()}
 
 
 def _forms() -> Iterator[str]:
     """Yield the secrets that this process knows, as written in texts, addresses and JSON."""
-    for value in {*_kept, *_of_environment(), *_of_command_line()}:
+    for value in _known():
         yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
         yield from {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
 

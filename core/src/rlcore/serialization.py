@@ -38,6 +38,8 @@ _TEXTS: Mapping[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
 _TEXT_CLASSES = (datetime, date, time, timedelta, Decimal, Fraction, UUID)
 MAX_DEPTH = 1000
 """Most objects within each other: hashing deeper tuples overflows the stack of the process."""
+MAX_HASHED = 10**8
+"""Most objects that keys and members of sets consist of together: a tuple that holds another one twice hashes it twice."""
 _NUMBERS = "biufcSUMm"
 """Kinds of numpy arrays that hold no objects."""
 _Node: TypeAlias = list[Any]
@@ -139,34 +141,47 @@ class _Reader:
         self._depths: list[int] = []
         self._depth = 0
         """Depth of the objects within the one that is being made."""
+        self._sizes: list[int] = []
+        self._size = 0
+        """Number of objects within that one, each counted as often as it occurs."""
+        self._num_hashed = 0
         self._data = data
+        self._num_read = 0
 
     def value(self, reference: Any) -> Any:
         if not isinstance(reference, list):
             return reference
         self._depth = max(self._depth, 1 + self._depths[reference[0]])
+        self._size += self._sizes[reference[0]]
         return self._made[reference[0]]
 
     def add(self, kind: str, rest: list[Any]) -> None:
         """Make the next object."""
-        self._depth = 0
-        self._made.append(self._made_of(kind, rest))
-        self._depths.append(self._depth)
+        self._depth, self._size = 0, 1
+        made = self._made_of(kind, rest)
         if self._depth > MAX_DEPTH:
             raise SerializationError(f"found more than {MAX_DEPTH} objects within each other")
+        self._made.append(made)
+        self._depths.append(self._depth)
+        self._sizes.append(self._size)
 
     def _made_of(self, kind: str, rest: list[Any]) -> Any:
         if kind in _SEQUENCES:
-            return _SEQUENCES[kind]([self.value(one) for one in rest])
+            members = [self.value(one) for one in rest]
+            if kind.endswith("set"):
+                self._will_hash()
+            return _SEQUENCES[kind](members)
         if kind == "dict":
-            values = [self.value(one) for one in rest]
-            return dict(zip(values[: len(values) // 2], values[len(values) // 2 :], strict=True))
+            keys = [self.value(one) for one in rest[: len(rest) // 2]]
+            self._will_hash()
+            return dict(zip(keys, [self.value(one) for one in rest[len(keys) :]], strict=True))
         if kind == "bytes":
             start, length = rest
-            return bytes(self._data[start : start + length])
+            return bytes(self._next(start, length))
         if kind in ("array", "number"):
             dtype, shape, start = rest
-            found = np.frombuffer(self._data, np.dtype(dtype), prod(shape), start).reshape(shape).copy()
+            data = self._next(start, prod(shape) * np.dtype(dtype).itemsize)
+            found = np.frombuffer(data, np.dtype(dtype)).reshape(shape).copy()
             return found if kind == "array" else found[()]
         if kind in _TEXTS:
             return _TEXTS[kind][1](rest[0])
@@ -174,6 +189,21 @@ class _Reader:
         if kind == "enum":
             return cls.__members__[rest[1]]
         return self._instance(cls, rest[0], rest[1])
+
+    def _will_hash(self) -> None:
+        """Count the objects that the values so far consist of, each of which is hashed. SerializationError where that would
+        take long."""
+        self._num_hashed += self._size
+        if self._num_hashed > MAX_HASHED:
+            raise SerializationError(f"found keys and members of sets that consist of more than {MAX_HASHED:,} objects")
+
+    def _next(self, start: int, length: int) -> memoryview:
+        """The bytes behind those that were read before: none are read twice, which would take more memory than there are."""
+        end = self._num_read + length
+        if start != self._num_read or not start <= end <= len(self._data):
+            raise SerializationError(f"found bytes {start} to {start + length}; expected those from {self._num_read} on")
+        self._num_read = end
+        return self._data[start:end]
 
     def _instance(self, cls: Any, name: str, values: Mapping[str, Any]) -> Any:
         expected = set(_fields_of(cls))

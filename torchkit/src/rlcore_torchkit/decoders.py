@@ -68,7 +68,7 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
 
 def is_image_model(config: Mapping[str, Any]) -> bool:
     """Return whether the model with this config.json is one of IMAGE_MODELS."""
-    return config.get("model_type") in IMAGE_MODELS and bool(config.get("vision_config"))
+    return str(config.get("model_type")) in IMAGE_MODELS and bool(config.get("vision_config"))
 
 
 def is_vision(name: str) -> bool:

@@ -12,14 +12,14 @@ from rlcore.model_files import CONFIG_FILE, model_problems, read_object
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
-from rlcore.spi.errors import ModelError, Problem
+from rlcore.spi.errors import ModelError, Problem, RlcoreError
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
 from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.decoders import decoder_problems, described_family, is_image_model
-from rlcore_torchkit.safetensors_files import not_finite, unknown_tensors
+from rlcore_torchkit.safetensors_files import check_hub_files, not_finite, unknown_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _MAX_NAMED = 3
+_MAX_SHOWN = 300
+"""Characters of what transformers says."""
 
 
 def architecture_problems(path: str, head: Head = "tokens", families: Families = NO_FAMILIES) -> list[Problem]:
@@ -133,6 +135,7 @@ def load_model(
             return kind.from_config(config, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     with model_errors(spec.path), _attention_errors(spec.path), _quiet():
+        check_hub_files(spec)
         model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
     if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
@@ -234,15 +237,17 @@ def _copy_code(spec: ModelSpec, config: Any) -> None:
 
 @contextmanager
 def model_errors(path: str) -> Iterator[None]:
-    """ModelError for what transformers raises when files are missing, damaged or unreachable."""
-    from safetensors import SafetensorError
-
+    """ModelError for whatever transformers raises of a model's files, or where they are unreachable."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        problem = _problem(path, reason, "a model that transformers can load", "Check the path, or that the Hub is reachable")
-        raise ModelError([problem]) from error
+    except RlcoreError:
+        raise
+    except Exception as error:  # classes of models fail on values of config.json with errors of any kind
+        told = " ".join(str(error).split())[:_MAX_SHOWN]
+        reason = told if told and not isinstance(error, LookupError) else f"{type(error).__name__}: {told}"
+        is_local = expanded(path).is_dir()
+        remedy = f"Check the values in {CONFIG_FILE}" if is_local else "Check the name, or that the Hub is reachable"
+        raise ModelError([_problem(path, reason, "a model that transformers can load", remedy)]) from error
 
 
 @contextmanager

@@ -1,15 +1,14 @@
 """Read parts of tensors from the safetensors files of a Hugging Face model."""
 
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
-from rlcore.model_files import AGAIN, INDEX_FILE, SINGLE_FILE
+from rlcore.model_files import AGAIN, CONFIG_FILE, INDEX_FILE, SINGLE_FILE, file_problems, index_shards, several_models
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
@@ -18,6 +17,7 @@ from rlcore.spi.errors import ModelError, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+_T = TypeVar("_T")
 MAX_NAMED = 20
 _MAX_LISTED = 3
 _OLD_BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$|^mtp\.")
@@ -118,16 +118,30 @@ def _unreadable(file: Path, found: str) -> Problem:
 
 
 def weight_files(spec: ModelSpec) -> list[Path]:
-    """The safetensors files of a directory or of a name on the Hub, from where they are fetched as needed; ModelError."""
+    """The safetensors files of a directory or of a name on the Hub, from where they are fetched as needed; ModelError. What is
+    fetched is checked as directories are."""
     index = model_file(spec, INDEX_FILE)
-    shards = [SINGLE_FILE]
-    if index is not None:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    shards = [SINGLE_FILE] if index is None else index_shards(index)
+    if isinstance(shards, Problem):
+        raise ModelError([shards])
+    is_local = expanded(spec.path).is_dir()
+    if index is not None and not is_local and _is_on_hub(spec, SINGLE_FILE):
+        raise ModelError([several_models(spec.path, [SINGLE_FILE], INDEX_FILE)])  # before gigabytes are fetched
     found = {shard: model_file(spec, shard) for shard in shards}
     missing = [shard for shard, file in found.items() if file is None]
     if missing:
         raise ModelError([Problem(path=spec.path, found=f"no {', '.join(missing)}", expected="the model's safetensors files")])
-    return [file for file in found.values() if file is not None]
+    files = [file for file in found.values() if file is not None]
+    if not is_local and model_file(spec, CONFIG_FILE) is not None:
+        raise_model_problems(spec.path, list(file_problems(files[0].parent)))
+    return files
+
+
+def check_hub_files(spec: ModelSpec) -> None:
+    """Raise ModelError where safetensors files of a name on the Hub contradict each other or config.json. A model without any
+    is transformers' to convert, and a directory is checked by its path."""
+    if not expanded(spec.path).is_dir() and any(model_file(spec, name) for name in (INDEX_FILE, SINGLE_FILE)):
+        weight_files(spec)
 
 
 def model_file(spec: ModelSpec, name: str) -> Path | None:
@@ -137,9 +151,24 @@ def model_file(spec: ModelSpec, name: str) -> Path | None:
         return directory / name if (directory / name).exists() else None
     from transformers.utils import cached_file
 
+    found = _asked_hub(
+        spec, lambda: cached_file(spec.path, name, revision=spec.revision, _raise_exceptions_for_missing_entries=False)
+    )
+    return None if found is None else Path(found)
+
+
+def _is_on_hub(spec: ModelSpec, name: str) -> bool:
+    """Whether a model on the Hub has a file of that name, which is not fetched."""
+    from transformers.utils.hub import has_file
+
+    return bool(_asked_hub(spec, lambda: has_file(spec.path, name, revision=spec.revision)))
+
+
+def _asked_hub(spec: ModelSpec, ask: Callable[[], _T]) -> _T:
+    from httpx import HTTPError
+
     try:
-        found = cached_file(spec.path, name, revision=spec.revision, _raise_exceptions_for_missing_entries=False)
-    except OSError as error:
+        return ask()
+    except (OSError, HTTPError) as error:
         problem = Problem(path=spec.path, found=str(error), expected="a model on the Hub, or a directory")
         raise ModelError([problem]) from error
-    return None if found is None else Path(found)

@@ -84,11 +84,7 @@ class Entry(Installed):
         return self.provider is not None and spi_mismatch(self.provider.spi) is not None
 
     def unavailable(self) -> str | None:
-<<<<<<< HEAD
-        """Return the reason that the provider's own probe gives, or the fault of the probe."""
-=======
-        """The reason that the provider's own probe gives, or what is wrong with the probe; a module that is not there."""
->>>>>>> w-q2
+        """Return the reason that the provider's own probe gives, the fault of the probe, or the module that is missing."""
         if self.provider is None:
             return self.error
         return self._probed(self.provider) or self._without_module(self.provider)
@@ -318,12 +314,7 @@ def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
     if EntryPoint.pattern.match(entry_point.value) is None:
         return None, f"the entry point names {entry_point.value!r}; expected package.module:attribute"
     try:
-<<<<<<< HEAD
-        # Output of the import goes to stderr: stdout belongs to the command.
-        with redirect_stdout(sys.stderr), loading(f"the import of {label}"):
-=======
         with _loading(f"the import of {label}"):
->>>>>>> w-q2
             return entry_point.load(), None
     # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:

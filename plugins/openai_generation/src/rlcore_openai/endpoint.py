@@ -17,7 +17,9 @@ from rlcore_openai.samples import Sample, Wanted
 AGAIN = (408, 409, 429)
 """Statuses besides 5xx that the same request may not meet again."""
 SHOWN, READ = 300, 2**16
-"""Most characters of an endpoint's text: shown in a message, and searched for secrets."""
+"""Limits of an endpoint's error text: characters in a message, and bytes that are searched for secrets."""
+MAX_EVENT_BYTES = 64 * 2**20
+"""Longest event of a stream, and longest list of models."""
 
 
 @define(kw_only=True, eq=False)
@@ -38,7 +40,7 @@ class Endpoint:
     async def models(self) -> list[dict[str, Any]]:
         """Return the models that it lists."""
         async with self._answered("GET", "/models") as response:
-            listed = await response.json(content_type=None)
+            listed = json.loads(await _beginning(response, MAX_EVENT_BYTES))
             return [dict(card) for card in listed["data"]]
 
     async def complete(self, wanted: Wanted, sample: Sample) -> None:
@@ -66,7 +68,8 @@ class Endpoint:
                 method, self.url + path, headers=headers, timeout=limit, allow_redirects=False, **options
             ) as response:
                 if response.status != 200:
-                    what = f"status {response.status}: {self._excerpt(await response.text(errors='replace'))}"
+                    text = (await _beginning(response, READ)).decode(errors="replace")
+                    what = f"status {response.status}: {self._excerpt(text)}"
                     if response.status in AGAIN or response.status >= 500:
                         raise LostAnswerError(what, _retry_after(response))
                     raise WrongAnswerError(what)
@@ -90,14 +93,31 @@ class Endpoint:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. A line may be of any length: some servers send an answer as one."""
-    rest = b""
+    """The events of a stream. A line may be long: some servers send an answer as one."""
+    begun: list[bytes] = []
+    size = 0
     async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
+        *ends, rest = piece.split(b"\n")
+        if size + len(ends[0] if ends else rest) > MAX_EVENT_BYTES:
+            raise WrongAnswerError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
+        for end in ends:
+            line = b"".join([*begun, end])
+            begun, size = [], 0
             data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data and data != b"[DONE]":
                 yield json.loads(data)
+        begun.append(rest)
+        size += len(rest)
+
+
+async def _beginning(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The first bytes of a response, at most so many."""
+    found = bytearray()
+    async for piece in response.content.iter_any():
+        found += piece
+        if len(found) >= most:
+            break
+    return bytes(found[:most])
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
