@@ -211,8 +211,8 @@ def test_a_server_that_fails_fails_the_episode(
 
 def test_what_the_policy_refused_is_said(gym: Gym) -> None:
     task = row()
-    task["responses_create_params"]["truncation"] = "auto"
-    with pytest.raises(RewardError, match=r'status 500.*truncation: found "auto"'):
+    task["responses_create_params"]["background"] = True
+    with pytest.raises(RewardError, match=r"status 500.*background: found true"):
         Played(backend_of(gym), Script(), task)
 
 

@@ -26,10 +26,15 @@ def counts():
 
 @pytest.fixture
 def nemo_rl(tmp_path: Path) -> Path:
-    """Two recipes, of which the layout of one cannot be; one without a model, one of another algorithm, and a fragment."""
+    """Two recipes that are imported, three that are refused, and a fragment."""
     configs = tmp_path / "examples" / "configs"
     configs.mkdir(parents=True)
-    for name, model, size in (("one", "acme/small", 1), ("three", "acme/small", 3), ("none", "null", 1)):
+    for name, model, size in (
+        ("one", "acme/small", 1),
+        ("two", "acme/other", 2),
+        ("three", "acme/small", 3),
+        ("none", "null", 1),
+    ):
         (configs / f"{name}.yaml").write_text(POLICY % (model, size) + REST)
     (configs / "ppo.yaml").write_text("policy: {model_name: x}\nppo: {seed: 1}\n")
     (configs / "fragment.yaml").write_text("sft: {seed: 1}\n")
@@ -37,16 +42,21 @@ def nemo_rl(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_recipe_passes_or_has_a_reason(counts, nemo_rl: Path, tmp_path: Path) -> None:
+def test_each_recipe_passes_or_has_a_reason(counts, nemo_rl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = counts.problem_of
+    monkeypatch.setattr(
+        counts, "problem_of", lambda found, name, scratch: checked(found, name, scratch) or ("wrong" if "two" in name else "")
+    )
     found = counts.counted("NeMo-RL", nemo_rl, tmp_path)
-    assert (found.commit, found.recipes, found.imported, found.passed) == ("0123456", 4, 2, 1)
+    assert (found.commit, found.recipes, found.imported, found.passed) == ("0123456", 5, 2, 1)
     assert sorted(found.refused) == [
+        "policy.dtensor_cfg.tensor_parallel_size: expected sizes whose product divides the trainer's 2 ranks; it is 3",
         "policy.model_name: expected a model",
         "the table ppo: a critic has its own options: write [algorithm.ppo] and [critic]",
     ]
-    assert [*found.wrong] == ["configs/three.yaml"]
+    assert found.wrong == {"configs/two.yaml": "wrong"}
     assert dict(found.unknown) == {"sft.brand_new": 2}
-    assert "| NeMo-RL | 0123456 | 4 | 2 | 1 | 0 | 1 |" in counts.table([found], "2026-01-01").splitlines()
+    assert "| NeMo-RL | 0123456 | 5 | 2 | 1 | 0 | 1 |" in counts.table([found], "2026-01-01").splitlines()
 
 
 def test_bash_says_the_arguments_of_a_script_and_runs_nothing(counts, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def run_rank(rank: int, address: str, store: str) -> None:
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=NUM_SENDERS + NUM_RECEIVERS)
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     # Held by rank 0 alone, as by the process that begins a refit.
-    kept = [listening_store(host, int(port), None, timedelta(seconds=60), wait_for_workers=False)] if rank == 0 else []
+    kept = [listening_store(host, int(port), None, timedelta(seconds=300), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
     for case, (specs, held, wanted) in CASES.items():
         run_case(case, specs, held, wanted, rank, f"{host}:{port}")
@@ -76,7 +76,7 @@ def run_rank(rank: int, address: str, store: str) -> None:
 
 def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, store: str) -> None:
     full = {spec.name: values_of(spec, number) for number, spec in enumerate(specs)}
-    route = ShardRoute(address=store, name=case, wanted=tuple(map(tuple, wanted)), timeout_s=60)
+    route = ShardRoute(address=store, name=case, wanted=tuple(map(tuple, wanted)), timeout_s=300)
     end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=1024, device=torch.device("cpu"))
     assert len(end.windows) > 1
     if rank < NUM_SENDERS:

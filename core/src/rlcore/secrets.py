@@ -45,7 +45,8 @@ _FORMATS = re.compile(
     r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_\w{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
     r"|npm_\w{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_\w{32,}|pplx-\w{32,}|tgp_v1_[\w-]{16,}|fw_[A-Za-z0-9]{20,}|whsec_[\w+/=]{16,}"
-    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|(?<=Bearer )[\w.~+/=-]{8,}"
+    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|(?<=Bearer )[\w.~+/=-]{8,}"
     r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|\Z))"
 )
 """Keys that have the known form of a provider, such as `sk-…`, or of a PEM block."""

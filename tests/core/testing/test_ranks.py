@@ -1,7 +1,6 @@
 """Ranks in processes of their own: none is left behind, and a port that someone else took fails nobody."""
 
 import os
-import pickle
 import sys
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
 
+from rlcore import serialization
 from rlcore.testing.conformance import trainer_ranks
 from rlcore.testing.conformance.rank_script import RankJob
 from rlcore.testing.ranks import launch
@@ -73,7 +73,7 @@ def test_a_port_that_someone_else_took_is_tried_anew(tmp_path, monkeypatch, num_
         if len(addresses) <= num_failures:
             raise ProcessRaisedException("OSError: [Errno 98] Address already in use", 0, 1)
         for rank in range(num_ranks):
-            (Path(tmp_path) / f"report-{rank}").write_bytes(pickle.dumps(rank))
+            (Path(tmp_path) / f"report-{rank}").write_bytes(serialization.dumps(rank))
 
     monkeypatch.setattr(trainer_ranks, "launch", launched)
     job = RankJob(provider=None, config=None, context=None, tolerance=0.0, directory=tmp_path, steps=(), refused={})

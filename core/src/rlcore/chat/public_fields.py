@@ -63,7 +63,10 @@ FIELDS = (
     PublicField("row", ("input", "context"), "refused", 'with prompt_field = "instruction": join the two texts'),
     PublicField("row", ("parallel_tool_calls",), "no effect", "an option of an API"),
     PublicField(
-        "row", ("assistant_masks", "completion_mask"), "reported", "the loss covers whole answers: set a message's `weight` to 0"
+        "row",
+        ("assistant_masks", "completion_mask"),
+        "reported",
+        "the loss covers whole answers: set a message's `weight` to 0",
     ),
     PublicField("row", ("ref_chosen_logps", "ref_rejected_logps"), "reported", "the run computes those of its own reference"),
     PublicField("row", ("input_ids", "attention_mask", "labels"), "no effect", "rlcore encodes the text itself"),
