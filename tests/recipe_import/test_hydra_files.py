@@ -152,3 +152,35 @@ def test_groups_go_where_hydra_puts_them(tmp_path: Path) -> None:
     assert read_hydra(tmp_path / "run.yaml") == {"actor": {"x": 1}, "b": {"x": 1}, "z": 3}
     (tmp_path / "run.yaml").write_text("defaults: [actor: all]\n")
     assert read_hydra(tmp_path / "run.yaml") == {"y": 2}
+
+
+@pytest.mark.usefixtures("by")
+@pytest.mark.parametrize(
+    ("entry", "head", "expected"),
+    [
+        ("/inner: one", "b", {"a": {"y": 2}, "b": {"x": 1}}),
+        ("/inner: one", "b.c", {"a": {"y": 2}, "b": {"c": {"x": 1}}}),
+        ("/inner: one", "_global_.b", {"a": {"y": 2}, "b": {"x": 1}}),
+        ("/inner/one", "b", {"a": {"y": 2}, "b": {"x": 1}}),
+        ("/inner@d: one", "b", {"a": {"y": 2, "d": {"x": 1}}}),
+        ("/inner@_here_: one", "b", {"a": {"y": 2, "x": 1}}),
+    ],
+)
+def test_a_head_names_a_table_of_the_whole_and_an_entry_one_within_its_file(
+    tmp_path: Path, entry: str, head: str, expected: dict[str, Any]
+) -> None:
+    for name, text in {"outer/o": f"defaults: [{entry}, _self_]\ny: 2\n", "inner/one": f"# @package {head}\nx: 1\n"}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "run.yaml").write_text("defaults: [outer@a: o, _self_]\n")
+    assert read_hydra(tmp_path / "run.yaml") == expected
+
+
+@pytest.mark.usefixtures("by")
+@pytest.mark.parametrize("override", ["part=[one,two]", "+part@part=[one, two]"])
+def test_a_group_takes_several_names(tmp_path: Path, override: str) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "one.yaml").write_text("x: 1\n")
+    (tmp_path / "part" / "two.yaml").write_text("y: 2\n")
+    (tmp_path / "run.yaml").write_text(f"defaults: [{'' if override[0] == '+' else 'part: one, '}_self_]\n")
+    assert read_hydra(tmp_path / "run.yaml", [override]) == {"part": {"x": 1, "y": 2}}

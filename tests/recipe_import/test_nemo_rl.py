@@ -73,6 +73,7 @@ def test_options_of_the_loss_have_their_counterparts(tmp_path: Path, valid, over
     ("kind", "bounds", "expected"),
     [
         ("null", ("null", "null"), {"importance_maximum": math.inf, "importance_bound": "truncate"}),
+        ("null", ("null", "0.5"), {"importance_maximum": math.inf, "importance_minimum": 0.0}),
         ("tis", ("2.0", "null"), {"importance_maximum": 2.0, "importance_bound": "truncate"}),
         ("icepop", ("5.0", "0.5"), {"importance_maximum": 5.0, "importance_minimum": 0.5, "importance_bound": "mask"}),
         ("seq-mask-tis", ("1.1", "0.9"), {"geometric_maximum": 1.1, "geometric_minimum": 0.9, "importance_maximum": math.inf}),
@@ -149,6 +150,29 @@ def test_megatrons_keys(tmp_path: Path, valid) -> None:
     assert (recipe.schedule.warmup_steps, recipe.schedule.decay) == (10, "cosine")
     assert recipe.schedule.min_learning_rate_ratio == pytest.approx(0.1)
     assert {"policy.megatron_cfg.freeze_moe_router", "policy.megatron_cfg.scheduler.lr_decay_iters"} <= reported(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out", "expected"),
+    [
+        (GRPO, "loss_fn.reference_policy_kl_penalty", {"algorithm.grpo.kl_coefficient": 0.01}),
+        (GRPO, "grpo.max_num_steps", {"run.num_steps": 1_000_000}),
+        (GRPO, "grpo.val_period", {"evaluation.every_n_steps": 10, "evaluation.max_prompts": 256}),
+        (SFT, "sft.max_num_steps", {"run.num_steps": 60}),
+        (DPO, "dpo.max_num_steps", {"run.num_steps": 150}),
+    ],
+)
+def test_a_key_that_is_left_out_has_nemo_rls_default(
+    tmp_path: Path, text: str, left_out: str, expected: dict[str, object]
+) -> None:
+    found = grpo(tmp_path, f"~{left_out}") if text is GRPO else imported(tmp_path, text, f"~{left_out}")
+    assert {key: found.values[key] for key in expected} == expected
+    assert left_out not in reported(found)
+
+
+def test_a_reward_model_has_a_number_of_steps(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rm\.max_num_steps"):
+        imported(tmp_path, DPO.replace("dpo:", "rm:"), "~rm.max_num_steps")
 
 
 def test_demonstrations_and_preferences(tmp_path: Path, valid) -> None:

@@ -88,7 +88,8 @@ def test_torchs_schedules_have_the_same_rate_at_each_step(
     found = torch_recipe(tmp_path, stages, f"policy.train_global_batch_size={batch}")
     assert found.values["training.updates_per_step"] == 128 // batch
     require_rates(found, warmup, start, style, 0.2 if "0.2" in stages else 0.1)
-    assert ("policy.scheduler" in reported(found)) is (start > 0)
+    moves = bool(warmup) or style != "constant"
+    assert ("policy.scheduler" in reported(found)) is (start > 0 or (batch == 32 and moves))
 
 
 @pytest.mark.parametrize("batch", [128, 32], ids=["one update", "four updates"])
@@ -99,8 +100,8 @@ def test_megatrons_schedules_have_the_same_rate_at_each_step(
     overrides = [f"grpo.max_num_steps={STEPS}", f"policy.megatron_cfg={MEGATRON % schedule}"]
     found = grpo(tmp_path, *overrides, f"policy.train_global_batch_size={batch}")
     require_rates(found, 12, start, style, 0.1)
-    keys = {key for key in reported(found) if key.startswith("policy.megatron_cfg.scheduler")}
-    assert keys == ({"policy.megatron_cfg.scheduler.lr_warmup_init"} if start else set())
+    keys = {key.rpartition(".")[2] for key in reported(found) if key.startswith("policy.megatron_cfg.scheduler")}
+    assert keys == {*(["lr_warmup_init"] if start else ["lr_warmup_iters"]), *(["lr_warmup_iters"] if batch == 32 else [])}
     assert not {"policy.scheduler", "policy.optimizer.name", "policy.optimizer.kwargs.lr"} & reported(found)
 
 
@@ -114,10 +115,25 @@ def test_megatrons_schedules_have_the_same_rate_at_each_step(
         "[{name: torch.optim.lr_scheduler.ConstantLR, kwargs: {factor: 1.0, brand_new: 9}}]",
         f"[{CONSTANT}, {{milestones: [3], brand_new: 1}}]".replace("kwargs", "brand_new: 1, kwargs", 1),
         "[{brand_new: 1}]",
+        f"[{CONSTANT}, {COSINE % 40}, {{milestones: [20]}}]",
     ],
 )
 def test_a_schedule_that_is_another_is_reported(tmp_path: Path, stages: str) -> None:
     assert "policy.scheduler" in reported(torch_recipe(tmp_path, stages))
+
+
+@pytest.mark.parametrize("between", ["", f"{CONSTANT}, "])
+def test_a_decay_that_begins_behind_the_warm_up_is_reported(tmp_path: Path, between: str) -> None:
+    milestones = "12, 40" if between else "40"
+    found = torch_recipe(tmp_path, f"[{LINEAR}, {between}{COSINE % (STEPS - 40)}, {{milestones: [{milestones}]}}]")
+    assert "the decay begins after 12 steps, where there it begins after 40" in {one.why for one in found.unmapped}
+
+
+@pytest.mark.parametrize("steps", [3, 30])
+def test_an_argument_changes_one_element_of_a_schedule(tmp_path: Path, steps: int) -> None:
+    stages = f"[{LINEAR}, {CONSTANT}, {{milestones: [30]}}]"
+    found = torch_recipe(tmp_path, stages, f"policy.scheduler.0.kwargs.total_iters={steps}")
+    assert found.values["schedule.warmup_steps"] == steps * found.values["training.updates_per_step"]
 
 
 def test_a_warm_up_that_a_milestone_cuts_is_as_long_as_there(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from rlcore_import.override_values import value_of
         ("'8'", "8"),
         ('"x, y"', "x, y"),
         (r"'it\'s'", "it's"),
+        (r"'a\b\\'", "a\\b\\"),
+        (r"'a\\\'b'", "a\\'b"),
         (r"a\,b", "a,b"),
         ("x#c", "x#c"),
         ("[]", []),

@@ -34,6 +34,16 @@ def test_clip_ranges_are_verls(read_verl: Read, verl_batch: Batch, override: str
     assert found == pytest.approx(peer_verl.aggregate(losses, verl_batch.mask, "token-mean", 40), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("scale", "is_newer", "is_reported"), [("null", True, True), ("null", False, False), ("64", True, False)]
+)
+def test_a_sum_that_the_newer_trainer_divides_by_each_microbatchs_longest_answer_is_reported(
+    read_verl: Read, scale: str, is_newer: bool, is_reported: bool
+) -> None:
+    overrides = [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"++{ACTOR}.loss_scale_factor={scale}"]
+    assert (f"{ACTOR}.loss_agg_mode" in reported(read_verl(*overrides, f"++trainer.use_v1={is_newer}"))) is is_reported
+
+
 def test_one_clip_range_counts_where_the_others_are_not_set(read_verl: Read, verl_batch: Batch) -> None:
     found = read_verl(f"{ACTOR}.clip_ratio=0.1", f"~{ACTOR}.clip_ratio_low", f"~{ACTOR}.clip_ratio_high")
     losses = peer_verl.policy_loss(verl_batch, "vanilla", low=0.1, high=0.1)

@@ -116,6 +116,47 @@ def test_rates_that_move_once_a_step_and_decay_of_biases_are_reported(read: Read
     assert {f"{ACTOR}.optim.{key}"} == {one.key for one in found.unmapped if one.changes_meaning and "optim." in one.key}
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron", "torchtitan"])
+@pytest.mark.parametrize(("options", "warmup"), [({"lr_warmup_steps": 10}, 10), ({"lr_warmup_steps_ratio": 0.25}, 40)])
+def test_separate_trainers_count_updates(read: Read, strategy: str, options: dict[str, Any], warmup: int) -> None:
+    mode = ["+trainer.use_v1=true", "+trainer.v1.trainer_mode=separate_async"]
+    decay = {"lr_scheduler_type": "cosine", "lr_decay_style": "cosine", "decay_type": "cosine"}
+    found = read(f"{ACTOR}.strategy={strategy}", *mode, *optim(**decay, **options))
+    assert found.values["schedule.warmup_steps"] == warmup  # of 40 steps of 4 updates
+    whys = {one.why for one in found.unmapped if one.key.startswith(f"{ACTOR}.optim")}
+    assert not [why for why in whys if "once a training step" in why]
+    older = read(f"{ACTOR}.strategy={strategy}", mode[1], *optim(**options))
+    assert older.values["schedule.warmup_steps"] == (40 if warmup == 10 else warmup)
+
+
+@pytest.mark.parametrize(("strategy", "betas", "is_reported"), [("fsdp", [0.9, 0.95], False), ("megatron", [0.9, 0.999], True)])
+def test_betas_are_those_that_the_engine_gets(read: Read, strategy: str, betas: list[float], is_reported: bool) -> None:
+    """verl's OptimizerConfig of Megatron has no betas."""
+    found = read(f"{ACTOR}.strategy={strategy}", *optim(betas=[0.9, 0.95]))
+    assert found.values["optimizer.betas"] == betas
+    assert (f"{ACTOR}.optim.betas" in reported(found)) is is_reported
+    assert f"{ACTOR}.optim.betas" not in reported(read(f"{ACTOR}.strategy={strategy}", *optim(betas=[0.9, 0.999])))
+
+
+def test_an_engine_that_nobody_knows_is_reported_as_one_that_trains_otherwise(read: Read) -> None:
+    found = read(f"{ACTOR}.strategy=automodel")
+    assert f"{ACTOR}.strategy" in {one.key for one in found.unmapped if one.changes_meaning}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "prompts"),
+    [
+        ([], 32),
+        (["+trainer.use_v1=false"], 32),
+        (["+trainer.use_v1=true"], 64),
+        (["+algorithm.filter_groups={enable: true, metric: score}"], 64),
+    ],
+)
+def test_the_older_trainer_draws_a_step_of_its_own_size(read: Read, overrides: list[str], prompts: int) -> None:
+    found = read("+data.gen_batch_size=32", *overrides)
+    assert (found.values["training.prompts_per_step"], found.values["training.updates_per_step"]) == (prompts, prompts // 16)
+
+
 def test_megatrons_ratio_of_warm_up_is_one_of_the_decay(read: Read) -> None:
     options = optim(lr_warmup_steps_ratio=0.1, lr_decay_steps=100)
     assert read(f"{ACTOR}.strategy=megatron", *options).values["schedule.warmup_steps"] == 10 * 4

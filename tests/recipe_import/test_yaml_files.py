@@ -15,7 +15,7 @@ def test_numbers_are_those_of_yaml_12(tmp_path: Path) -> None:
     assert read_yaml(file) == {"a": 1e-6, "b": 5e-7, "c": 3, "d": 1.5, "e": "no_number", "f": -2000.0, "g": "2026-01-01"}
 
 
-@pytest.mark.parametrize("text", ["- 1", "a: [", "a: !!python/object:os.system {}"])
+@pytest.mark.parametrize("text", ["- 1", "a: [", "a: !!python/object:os.system {}", "a: 1\nb: {c: 1, c: 2}", "a: 1\na: 1"])
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text)
@@ -41,6 +41,16 @@ def test_overrides_are_hydras() -> None:
     assert with_overrides({}, ["a={k:1}", "b=on", "c=2026-01-01"]) == {"a": {"k": 1}, "b": "on", "c": "2026-01-01"}
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         with_overrides({}, ["nothing"])
+
+
+def test_a_number_names_an_element_of_a_list() -> None:
+    values = {"a": [{"b": 1, "c": 2}, 3], "d": {"0": 1}}
+    assert with_overrides(values, ["a.0.b=5", "a.1=[4]", "d.0=2"]) == {"a": [{"b": 5, "c": 2}, [4]], "d": {"0": 2}}
+    assert with_overrides(values, ["a.1=7", "a=8"]) == {"a": 8, "d": {"0": 1}}
+    assert values["a"] == [{"b": 1, "c": 2}, 3]
+    for nothing in ("a.2=1", "a.x=1", "a.x.y=1"):
+        with pytest.raises(ConfigError, match="below a list of 2"):
+            with_overrides(values, [nothing])
 
 
 def test_tables_merge_and_other_values_replace() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import field, frozen
 from yaml import YAMLError
 
+from rlcore_import.override_values import value_of
 from rlcore_import.yaml_files import DEFAULTS, MOST_FILES, below, error, merge, read_yaml, with_overrides
 
 SELF = "_self_"
@@ -108,11 +109,11 @@ class _Choices:
     """The name that each group takes, from arguments, `override` entries and `defaults`."""
 
     roots: Sequence[Path]
-    named: dict[str, str] = field(factory=dict)
-    """Names by group, or group@package, from arguments GROUP=NAME."""
+    named: dict[str, Any] = field(factory=dict)
+    """Names by group, or group@package, from arguments GROUP=NAME; several in a list."""
     overridden: dict[str, str] = field(factory=dict)
     """Names by group from `override` entries of `defaults`; the outermost file wins."""
-    added: list[tuple[str, str | None, str]] = field(factory=list)
+    added: list[tuple[str, str | None, Any]] = field(factory=list)
     removed: list[str] = field(factory=list)
     made: dict[str, str] = field(factory=dict)
     """Names by group that files have chosen so far; references read them."""
@@ -121,19 +122,20 @@ class _Choices:
     def takes(self, override: str) -> bool:
         """Record an argument that chooses, adds or removes a group; False for any other."""
         if removal := _REMOVAL.fullmatch(override):
-            group, package = removal[1], removal[2]
+            (group, package), sign, name = removal.groups(), "~", ""
         elif match := _CHOICE.fullmatch(override):
-            group, package = match[2], match[3]
+            sign, group, package, name = match.groups()
         else:
             return False
         if not any((root / group).is_dir() for root in self.roots):
             return False
-        if removal:
+        names = value_of(name) if name.strip().startswith("[") else name.strip()
+        if sign == "~":
             self.removed.append(_key(group, package))
-        elif match[1]:
-            self.added.append((group, package, match[4].strip()))
+        elif sign:
+            self.added.append((group, package, names))
         else:
-            self.named[_key(group, package)] = match[4].strip()
+            self.named[_key(group, package)] = names
         return True
 
     def of(self, key: str, written: Any) -> Any:
@@ -147,7 +149,7 @@ class _Choices:
         return None if name == "null" else name
 
     def _made(self, key: str, written: str) -> str:
-        return self.named.get(key) or self.overridden.get(key) or self.made.get(key, written)
+        return str(self.named.get(key) or self.overridden.get(key) or self.made.get(key, written))
 
 
 def _key(group: str, package: str | None) -> str:
@@ -191,7 +193,8 @@ def _added_parts(path: Path, choices: _Choices) -> Iterator[tuple[str, dict[str,
     """Yield the tables that +GROUP=NAME adds after all others."""
     for group, package, name in choices.added:
         entry = _Entry(group=group, written=group, package=package, is_group=True)
-        yield from _file_parts(entry, name, path, "", choices, (path,))
+        for one in name if isinstance(name, list) else [name]:
+            yield from _file_parts(entry, str(one), path, "", choices, (path,))
 
 
 @frozen(kw_only=True)
@@ -254,11 +257,16 @@ def _file_parts(
             return
         found = f"no such file, which defaults of {path.name} name"
         raise error(files[0], found, "the file of a group in defaults", "Import from a whole checkout")
-    yield from _parts(file, entry.group, _inner(package, entry.package or _head(file), entry.written), choices, above)
+    head = None if entry.package else _head(file)
+    inner = _inner("" if head else package, entry.package or head, entry.written)
+    yield from _parts(file, entry.group, inner, choices, above)
 
 
 def _inner(package: str, named: str | None, group: str) -> str:
-    """Return the dotted table of a file included by one of `package`: named by its entry or its head, else by its group."""
+    """Return the dotted table of a file included by one of `package`: named by its entry or its head, else by its group.
+
+    A head names an absolute table: `package` is then empty.
+    """
     if named is None or named == "_group_":
         named = ".".join(part for part in group.split("/") if part not in ("", ".."))
     if named.startswith("_global_"):
@@ -267,10 +275,10 @@ def _inner(package: str, named: str | None, group: str) -> str:
 
 
 def _head(file: Path) -> str | None:
-    """Return the package in the comment `# @package` of a file."""
+    """Return the package in the comment `# @package` of a file; None for `_group_`, which is that without a comment."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     heads = (_PACKAGE.match(line) for line in lines if line.lstrip().startswith("#"))
-    return next((head[1] for head in heads if head), None)
+    return next((head[1] for head in heads if head and head[1] != "_group_"), None)
 
 
 def _joined(*packages: str) -> str:

@@ -14,10 +14,18 @@ from rlcore_import.nemo_rl_optimizer import import_optimizer
 from rlcore_import.nemo_rl_policy import check_layout, import_cluster, import_policy
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
-from rlcore_import.yaml_files import error, read_inherited, with_overrides
+from rlcore_import.yaml_files import error, merge, read_inherited, with_overrides
 
 KINDS: Mapping[str, str] = {"grpo": "grpo", "sft": "sft", "dpo": "dpo", "rm": "bradley_terry"}
 """rlcore's algorithm for each of NeMo-RL's tables."""
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {"max_num_steps": 1_000_000, "val_period": 10, "max_val_samples": 256},
+    "sft": {"max_num_steps": 60, "val_period": 10, "val_batches": 8, "val_global_batch_size": 32, "val_at_start": True},
+    "dpo": {"max_num_steps": 150, "val_period": 25, "val_batches": 8, "val_global_batch_size": 8, "val_at_start": True},
+    "rm": {"max_num_steps": -1, "val_period": 16},
+}
+"""NeMo-RL's values of the keys that a recipe leaves out, by table; the importer's other defaults are NeMo-RL's, too."""
+DEFAULTS_OF_LOSS: Mapping[str, Any] = {"reference_policy_kl_penalty": 0.01}
 OTHERS: Mapping[str, str] = {
     "ppo": "a critic has its own options: write [algorithm.ppo] and [critic]",
     "distillation": "its loss is over the teacher's likeliest tokens at each position, and [algorithm.distill] learns from one "
@@ -30,7 +38,7 @@ def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
     """Import a file of NeMo-RL's with the files that it inherits and the arguments KEY=VALUE."""
     tables = resolved(with_overrides(read_inherited(path), overrides))
     kind = _kind(path, tables)
-    tables, reports = first_sets(tables)
+    tables, reports = first_sets(_completed(tables, kind))
     source = Source(values=tables, mapped=MAPPED, dropped=DROPPED, reports=reports)
     values: dict[str, Any] = {"algorithm.name": KINDS[kind]}
     with source.checked():
@@ -60,8 +68,15 @@ def _kind(path: Path, tables: Mapping[str, Any]) -> str:
     raise error(path, named, expected, "; ".join(OTHERS[name] for name in found if name in OTHERS))
 
 
+def _completed(tables: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the recipe with NeMo-RL's defaults of the keys that it leaves out."""
+    defaults = {kind: DEFAULTS[kind]} | ({"loss_fn": DEFAULTS_OF_LOSS} if kind == "grpo" else {})
+    found = {name: tables.get(name) or {} for name in defaults}
+    return {**tables, **{name: merge(defaults[name], table) for name, table in found.items() if isinstance(table, Mapping)}}
+
+
 def _run(source: Source, values: dict[str, Any], kind: str) -> None:
-    values["run.num_steps"] = source.integer(f"{kind}.max_num_steps", 100, least=1)
+    values["run.num_steps"] = source.integer(f"{kind}.max_num_steps", 1, least=1)
     values["run.seed"] = source.integer(f"{kind}.seed", 42, least=0)
     values["evaluation.every_n_steps"] = max(0, source.integer(f"{kind}.val_period", 0))
     values["evaluation.at_start"] = source.flag(f"{kind}.val_at_start")

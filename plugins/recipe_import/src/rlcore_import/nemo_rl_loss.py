@@ -135,6 +135,8 @@ def _importance(source: Source, values: dict[str, Any], *, of_sequence: bool) ->
     kind = source.text(TRUNCATION)
     most = source.number(TRUNCATED, math.inf, least=0, infinite=True)
     least = source.number(f"{TRUNCATED}_min", 0.0, least=0)
+    if source.look(TRUNCATED) is None:
+        least = 0.0  # NeMo-RL reads the lower bound beside the upper one alone
     if not corrects:
         values[f"{GRPO}.importance_correction"] = "none"
         return

@@ -15,7 +15,7 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
     "CosineAnnealingLR": frozenset({"T_max", "eta_min"}),
 }
 """The arguments that the importer reads of each of torch's schedulers."""
-SCHEDULER = "policy.scheduler"
+SCHEDULER, MEGATRON = "policy.scheduler", "policy.megatron_cfg.scheduler"
 
 
 def import_optimizer(source: Source, values: dict[str, Any], updates: int) -> None:
@@ -23,8 +23,12 @@ def import_optimizer(source: Source, values: dict[str, Any], updates: int) -> No
     if values["trainer.name"] == "megatron":
         source.ignore("policy.optimizer", SCHEDULER, "policy.max_grad_norm")
         _megatron(source, values, updates)
+        key = f"{MEGATRON}.lr_{'warmup_iters' if values['schedule.warmup_steps'] else 'decay_style'}"
     else:
         _torch(source, values, updates)
+        key = SCHEDULER
+    if updates > 1 and (values.get("schedule.warmup_steps") or "schedule.decay" in values):
+        source.report(key, "the rate changes with each update, where there it changes once a training step")
 
 
 def _torch(source: Source, values: dict[str, Any], updates: int) -> None:
@@ -76,6 +80,8 @@ def _torch_schedule(source: Source, values: dict[str, Any], updates: int, rate: 
             warmup = _warmup(source, given, milestones)
         else:
             _decay(source, values, name, given, start=start, rate=rate)
+            if "schedule.decay" in values and start != warmup:
+                source.report(SCHEDULER, f"the decay begins after {warmup} steps, where there it begins after {start}")
     values["schedule.warmup_steps"] = warmup * updates
 
 
@@ -124,7 +130,7 @@ def _decay(source: Source, values: dict[str, Any], name: str, given: Mapping[str
 
 
 def _megatron(source: Source, values: dict[str, Any], updates: int) -> None:
-    prefix, schedule = "policy.megatron_cfg.optimizer", "policy.megatron_cfg.scheduler"
+    prefix, schedule = "policy.megatron_cfg.optimizer", MEGATRON
     if source.text(f"{prefix}.optimizer", "adam") != "adam":
         source.report(f"{prefix}.optimizer", "AdamW is the only optimizer")
     rate, least = source.number(f"{prefix}.lr", 1e-6, least=0), source.number(f"{prefix}.min_lr", 0.0, least=0)
@@ -145,6 +151,8 @@ def _megatron(source: Source, values: dict[str, Any], updates: int) -> None:
     values["schedule.warmup_steps"] = warmup * updates
     if source.number(f"{schedule}.lr_warmup_init", 0.0) and warmup:
         source.report(f"{schedule}.lr_warmup_init", "the warm-up begins at 0")
+    elif warmup:
+        source.report(f"{schedule}.lr_warmup_iters", "the first step has a part of the rate, where there it has none")
     style, steps = source.text(f"{schedule}.lr_decay_style", "constant"), source.integer(f"{schedule}.lr_decay_iters", least=1)
     if style in ("linear", "cosine"):
         values["schedule.decay"] = style

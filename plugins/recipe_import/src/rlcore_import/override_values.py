@@ -72,7 +72,8 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
     match = re.compile(rf"{quote}((?:\\.|[^\\{quote}])*){quote}", re.DOTALL).match(text, at)
     if match is None:
         raise ValueError("a text without its second quote")
-    return match[1].replace(f"\\{quote}", quote), match.end()
+    halved = re.sub(rf"(\\+)({quote}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], match[1])
+    return halved, match.end()
 
 
 def _list(text: str, at: int) -> tuple[list[Any], int]:

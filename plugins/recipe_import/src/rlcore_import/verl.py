@@ -70,6 +70,10 @@ def _run(source: Source, values: dict[str, Any]) -> None:
 
 def _step(source: Source, values: dict[str, Any]) -> None:
     prompts, samples = source.integer("data.train_batch_size", 1024, least=1), source.integer(f"{ROLLOUT}.n", 1, least=1)
+    refills = source.flag("algorithm.filter_groups.enable")
+    drawn = source.integer("data.gen_batch_size", least=1)
+    if drawn and not refills and not source.look("trainer.use_v1"):
+        prompts = drawn  # verl's older trainer draws this number and trains on all of it, unless it filters groups
     mini = source.integer(f"{ACTOR}.ppo_mini_batch_size", prompts, least=1)
     updates = max(1, prompts // mini)
     if prompts % mini:
@@ -89,7 +93,6 @@ def _step(source: Source, values: dict[str, Any]) -> None:
     longest = source.integer(f"{ROLLOUT}.max_model_len", prompt + answer)
     if longest < prompt + answer:
         source.report(f"{ROLLOUT}.max_model_len", "an answer may be as long as rollout.max_response_tokens behind any prompt")
-    refills = source.flag("algorithm.filter_groups.enable")
     if refills and samples == 1:
         source.report("algorithm.filter_groups.enable", "the rewards of a group of one are always equal: none is replaced")
         refills = False

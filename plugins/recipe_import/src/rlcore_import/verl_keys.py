@@ -25,6 +25,7 @@ PARTIAL_SWITCHES = ("reward_model.enable", "reward.reward_model.enable", f"{ROLL
 """Keys `enable` that switch off a part of their table."""
 MAPPED: dict[str, str] = {
     "data.train_batch_size": "training.prompts_per_step",
+    "data.gen_batch_size": "training.prompts_per_step, where neither trainer.use_v1 nor filter_groups is on",
     f"{ACTOR}.ppo_mini_batch_size": "training.updates_per_step = train_batch_size / this",
     f"{ROLLOUT}.n": "rollout.samples_per_prompt",
     "data.max_prompt_length": "rollout.max_prompt_tokens",
@@ -122,7 +123,7 @@ MAPPED: dict[str, str] = {
     f"{ACTOR}.torchtitan.optimizer_offload": 'residency.offload_trainer = "state"',
     f"{ACTOR}.optim.lr": "optimizer.learning_rate",
     f"{ACTOR}.optim.weight_decay": "optimizer.weight_decay",
-    f"{ACTOR}.optim.betas": "optimizer.betas",
+    f"{ACTOR}.optim.betas": "optimizer.betas, except with megatron, where verl does not read it",
     f"{ACTOR}.optim.eps": "optimizer.eps",
     f"{ACTOR}.optim.lr_warmup_steps": "schedule.warmup_steps = this x training.updates_per_step",
     f"{ACTOR}.optim.lr_warmup_steps_ratio": "schedule.warmup_steps, as a share of run.num_steps, x training.updates_per_step",

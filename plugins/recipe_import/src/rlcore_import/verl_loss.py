@@ -143,5 +143,8 @@ def _normalisation(source: Source, values: dict[str, Any], section: str, loss: L
         source.report(f"{ACTOR}.loss_agg_mode", "the sum over tokens is divided by the sequences of an update")
     if aggregation == "seq-mean-token-sum-norm":
         values |= {} if length is None else {f"{section}.constant_length": length}
+        if length is None and source.look("trainer.use_v1"):
+            what = "divided by rollout.max_response_tokens, where there by the longest answer of each microbatch"
+            source.report(f"{ACTOR}.loss_agg_mode", what)
     else:
         values[f"{section}.constant_length"] = 1

@@ -36,11 +36,11 @@ _TOOLS: Mapping[str, str] = {
 ALGORITHM_ROWS = (
     *rows(CLASS, "_target_ filter_groups._target_ kl_ctrl._target_", prefix="algorithm"),
     *rows(
-        "a group is replaced where its rewards are equal",
+        "a group is replaced where its rewards are equal, before penalties",
         "filter_groups.metric",
         prefix="algorithm",
         changes_meaning=True,
-        neutral=("score", "seq_reward", "seq_final_reward"),
+        neutral=("score",),
     ),
     *rows("replacements are asked for as they are needed", "filter_groups.max_inflight_gen_batches", prefix="algorithm"),
     *rows("of a coefficient that adapts, where it is fixed", "kl_ctrl.horizon kl_ctrl.target_kl", prefix="algorithm"),
@@ -56,7 +56,7 @@ ALGORITHM_ROWS = (
 DATA_ROWS = (
     *rows(
         SPEED,
-        "use_shm val_batch_size gen_batch_size dataloader_num_workers filter_overlong_prompts_workers trust_remote_code",
+        "use_shm val_batch_size dataloader_num_workers filter_overlong_prompts_workers trust_remote_code",
         prefix="data",
     ),
     *rows(

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from rlcore_import.source import Source
 from rlcore_import.verl_keys import ACTOR, ENGINES, MODEL, ROLLOUT
 
+ADAMS_BETAS = [0.9, 0.999]
 DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 MEGATRON_LAYERS: Mapping[str, tuple[str, ...]] = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -157,9 +158,12 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     values["optimizer.weight_decay"] = decay = source.number(f"{prefix}.weight_decay", 0.01, least=0)
     if decay and engine_of(source) is not _MEGATRON and "lora.rank" not in values:
         source.report(f"{prefix}.weight_decay", "biases and norms are not decayed")
-    values["optimizer.betas"] = betas = [float(beta) for beta in source.take(f"{prefix}.betas", (0.9, 0.999))]
+    values["optimizer.betas"] = betas = [float(beta) for beta in source.take(f"{prefix}.betas", ADAMS_BETAS)]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         source.refuse(f"{prefix}.betas", "two numbers of at least 0 and below 1")
+    elif engine_of(source) is _MEGATRON and betas != ADAMS_BETAS:
+        source.report(f"{prefix}.betas", f"{ADAMS_BETAS}: verl does not pass betas on to Megatron")
+        values["optimizer.betas"] = ADAMS_BETAS
     if eps := source.number(f"{prefix}.eps", above=0):
         values["optimizer.eps"] = eps
     # Engines since 2026 read optim.clip_grad; FSDP's workers before them grad_clip.
@@ -174,11 +178,16 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
 
 
 def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
-    """Import the schedule. verl changes the rate once a training step and counts lengths in training steps."""
+    """Import the schedule. verl changes the rate once a training step and counts lengths in training steps.
+
+    Its trainer `separate_async` changes the rate once an update and counts updates.
+    """
     engine, updates = engine_of(source), values["training.updates_per_step"]
+    counts_updates = bool(source.look("trainer.use_v1")) and source.look("trainer.v1.trainer_mode") == "separate_async"
+    whole = values["run.num_steps"] * (updates if counts_updates else 1)
     length = source.integer(f"{prefix}.lr_decay_steps", least=1)
-    warmup = _warmup(source, prefix, engine, length if engine is _MEGATRON and length else values["run.num_steps"])
-    values["schedule.warmup_steps"] = warmup * updates
+    warmup = _warmup(source, prefix, engine, length if engine is _MEGATRON and length else whole, counts_updates=counts_updates)
+    values["schedule.warmup_steps"] = warmup * (1 if counts_updates else updates)
     key = f"{prefix}.{engine.decay}"
     if engine.section == _FSDP.section and source.text(f"{prefix}.warmup_style"):
         key = f"{prefix}.warmup_style"  # the older name, which counts where it is set
@@ -196,24 +205,24 @@ def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
         source.report(f"{prefix}.{engine.least}", "a decay ends at the peak at most")
     if values.get("critic.warmup_steps"):
         source.report("trainer.critic_warmup", "the policy's decay ends with the run, there as many steps behind it")
-    if updates > 1:
+    if updates > 1 and not counts_updates:
         source.report(key, "the rate falls with each update, where there it falls once a training step")
-    if engine is _MEGATRON and length not in (None, values["run.num_steps"]):
+    if engine is _MEGATRON and length not in (None, whole):
         source.report(f"{prefix}.lr_decay_steps", f"the decay ends with the run, where there it ends after {length} steps")
 
 
-def _warmup(source: Source, prefix: str, engine: Engine, length: int) -> int:
-    """Return the training steps of the warm-up; its ratio is a share of `length`."""
+def _warmup(source: Source, prefix: str, engine: Engine, length: int, *, counts_updates: bool) -> int:
+    """Return the steps of the warm-up; its ratio is a share of `length`."""
     steps = source.integer(f"{prefix}.lr_warmup_steps", -1)
     share = source.number(f"{prefix}.lr_warmup_steps_ratio", 0.0, least=0, most=1)
     if not engine.counts_warmup and steps > 0:
         source.report(f"{prefix}.lr_warmup_steps", "this engine reads lr_warmup_steps_ratio alone", changes_meaning=False)
     is_counted = engine.counts_warmup and steps > 0
     steps = steps if is_counted else int(share * length)
-    if steps:
-        what = "the rate rises with each update, where there it rises once a training step"
-        what += "" if engine is _TORCHTITAN else ", the first of which has none of it"
-        source.report(f"{prefix}.lr_warmup_steps{'' if is_counted else '_ratio'}", what)
+    notes = [] if counts_updates else ["the rate rises with each update, where there it rises once a training step"]
+    notes += [] if engine is _TORCHTITAN else ["the first step has a part of the rate, where there it has none"]
+    if steps and notes:
+        source.report(f"{prefix}.lr_warmup_steps{'' if is_counted else '_ratio'}", "; ".join(notes))
     return steps
 
 
@@ -221,7 +230,7 @@ def import_trainer(source: Source, values: dict[str, Any]) -> None:
     """Import the trainer, its layout and its offloading."""
     name, engine = source.text(f"{ACTOR}.strategy", "fsdp"), engine_of(source)
     if name not in STRATEGIES:
-        source.report(f"{ACTOR}.strategy", "no such engine: fsdp2 is taken", changes_meaning=False)
+        source.report(f"{ACTOR}.strategy", "no such engine: fsdp2 is taken, and the schedule is read as that of fsdp")
     elif name not in ("fsdp", "fsdp2", "megatron"):
         source.report(f"{ACTOR}.strategy", "its layout is that of fsdp2", changes_meaning=False)
     source.ignore(*(f"{ACTOR}.{section}" for section in ENGINES if section != engine.section))

@@ -20,12 +20,22 @@ _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """A SafeLoader that reads 1e-6 as a number and a date as a text, as OmegaConf does; it uses libyaml where available."""
+    """A SafeLoader that reads 1e-6 as a number and a date as a text, and refuses a key that comes twice, as OmegaConf does.
+
+    It uses libyaml where available.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         sign: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
         for sign, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise yaml.constructor.ConstructorError(problem=f"found twice: {', '.join(twice)}", problem_mark=node.start_mark)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _Loader.add_implicit_resolver(
@@ -108,9 +118,22 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         match = _OVERRIDE.fullmatch(text)
         if match is None:
             raise error(override, "no KEY=VALUE", "such as algorithm.adv_estimator=grpo, or ~KEY to leave a key out")
-        *names, last = match[1].split(".")
-        merged = merge(merged, below(".".join(names), {last: value_of(match[2])}))
+        merged = _with(merged, match[1].split("."), value_of(match[2]), text)
     return merged
+
+
+def _with(found: Any, names: Sequence[str], value: Any, override: str) -> Any:
+    """Return what is found at a key with a value set below it; a number names an element of a list."""
+    if not names:
+        return merge(found, value) if isinstance(found, Mapping) and isinstance(value, Mapping) else value
+    first, *others = names
+    if isinstance(found, list):
+        if not first.isdecimal() or int(first) >= len(found):
+            raise error(override, f"{first} below a list of {len(found)}", "the number of an element, from 0")
+        number = int(first)
+        return [*found[:number], _with(found[number], others, value, override), *found[number + 1 :]]
+    table = found if isinstance(found, Mapping) else {}
+    return {**table, first: _with(table.get(first), others, value, override)}
 
 
 def _without(values: Mapping[str, Any], names: Sequence[str], override: str) -> dict[str, Any]:
