@@ -33,6 +33,8 @@ def test_terms_of_kl_and_entropy_are_verls(read_verl: Read, verl_batch: Batch, k
 def test_where_a_divergence_of_the_reward_goes(read_verl: Read, overrides: list[str], expected: str | None) -> None:
     found = read_verl("algorithm.use_kl_in_reward=True", *overrides)
     assert found.values.get("algorithm.grpo.kl_placement") == expected
+    numerics = [one.key for one in found.unmapped if "generator's log-probabilities" in one.why]
+    assert numerics == ([] if expected is None else ["algorithm.kl_penalty"])
 
 
 def test_a_kl_type_with_a_plus_has_the_gradient_of_the_square(read_verl: Read) -> None:

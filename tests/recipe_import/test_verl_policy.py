@@ -138,6 +138,23 @@ def test_betas_are_those_that_the_engine_gets(read: Read, strategy: str, betas: 
     assert f"{ACTOR}.optim.betas" not in reported(read(f"{ACTOR}.strategy={strategy}", *optim(betas=[0.9, 0.999])))
 
 
+@pytest.mark.parametrize(
+    ("override", "is_reported"),
+    [("algorithm.use_kl_in_reward=true", True), (f"{ACTOR}.use_kl_loss=true", True), (f"{ACTOR}.use_kl_loss=false", False)],
+)
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron"])
+def test_a_reference_without_the_first_adapters_is_reported(
+    read: Read, strategy: str, override: str, is_reported: bool
+) -> None:
+    prefix = f"++{MODEL}.lora" if strategy == "megatron" else f"++{MODEL}"
+    names = ("rank", "adapter_path") if strategy == "megatron" else ("lora_rank", "lora_adapter_path")
+    adapters = [f"{prefix}.{name}={value}" for name, value in zip(names, (8, "first"), strict=True)]
+    found = read(f"{ACTOR}.strategy={strategy}", *adapters, f"++{override}")
+    assert found.values["lora.init_from"] == "first"
+    keys = {one.key for one in found.unmapped if "the reference begins with these adapters" in one.why}
+    assert keys == ({f"{prefix[2:]}.{names[1]}"} if is_reported else set())
+
+
 def test_an_engine_that_nobody_knows_is_reported_as_one_that_trains_otherwise(read: Read) -> None:
     found = read(f"{ACTOR}.strategy=automodel")
     assert f"{ACTOR}.strategy" in {one.key for one in found.unmapped if one.changes_meaning}
@@ -150,6 +167,7 @@ def test_an_engine_that_nobody_knows_is_reported_as_one_that_trains_otherwise(re
         (["+trainer.use_v1=false"], 32),
         (["+trainer.use_v1=true"], 64),
         (["+algorithm.filter_groups={enable: true, metric: score}"], 64),
+        (["+async_training.staleness_threshold=0"], 64),
     ],
 )
 def test_the_older_trainer_draws_a_step_of_its_own_size(read: Read, overrides: list[str], prompts: int) -> None:

@@ -118,7 +118,8 @@ def _divergence(source: Source, values: dict[str, Any], *, of_sequence: bool) ->
         values[f"{GRPO}.kl_placement"] = "reward_to_go"
         source.report(
             f"{LOSS}.use_kl_in_reward",
-            "an advantage loses the estimates from its token to the end of the answer, where there it loses the token's own",
+            "an advantage loses the generator's estimates from its token to the end of the answer, where there it loses the "
+            "token's own, of the trainer",
         )
         return
     values[f"{GRPO}.kl_gradient"] = "expectation"

@@ -72,7 +72,7 @@ def _step(source: Source, values: dict[str, Any]) -> None:
     prompts, samples = source.integer("data.train_batch_size", 1024, least=1), source.integer(f"{ROLLOUT}.n", 1, least=1)
     refills = source.flag("algorithm.filter_groups.enable")
     drawn = source.integer("data.gen_batch_size", least=1)
-    if drawn and not refills and not source.look("trainer.use_v1"):
+    if drawn and not refills and not source.look("trainer.use_v1") and source.look("async_training") is None:
         prompts = drawn  # verl's older trainer draws this number and trains on all of it, unless it filters groups
     mini = source.integer(f"{ACTOR}.ppo_mini_batch_size", prompts, least=1)
     updates = max(1, prompts // mini)

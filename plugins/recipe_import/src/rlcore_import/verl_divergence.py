@@ -6,6 +6,7 @@ from rlcore_import.source import Source
 from rlcore_import.verl_keys import ACTOR, GRPO, PPO
 
 SUMS_REWARDS = "the sum of the episode's estimates is taken off its reward there"
+OF_GENERATOR = "of the generator's log-probabilities, whose numerics are others than the trainer's"
 KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
@@ -56,7 +57,7 @@ def _in_reward(source: Source, values: dict[str, Any], estimator: str) -> None:
     else:
         values[f"{GRPO}.kl_placement"] = "reward_to_go"
         if estimator != "reinforce_plus_plus":
-            what = "taken off the advantages of tokens, undivided"
-            source.report(
-                "algorithm.use_kl_in_reward", f"{what}: {SUMS_REWARDS}, before rewards are divided by their deviation"
-            )
+            what = f"an advantage loses the estimates from its token on: {SUMS_REWARDS}, before rewards are compared"
+            source.report("algorithm.use_kl_in_reward", what)
+    if f"{GRPO}.kl_placement" in values:
+        source.report("algorithm.kl_penalty", OF_GENERATOR, changes_meaning=False)

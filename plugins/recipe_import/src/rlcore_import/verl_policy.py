@@ -138,6 +138,8 @@ def _adapters(source: Source, values: dict[str, Any]) -> None:
         source.report(excluded_key, f"lora.targets names what has adapters, {excluded!r:.40} too")
     if path:
         values["lora.init_from"] = path
+        if source.look(f"{ACTOR}.use_kl_loss") or source.look("algorithm.use_kl_in_reward"):
+            source.report(path_key, "the reference begins with these adapters, too, where there it has none")
     if is_megatron and (dropout := source.number(f"{table}.dropout", 0.0, least=0)):
         values["lora.dropout"] = dropout
 
