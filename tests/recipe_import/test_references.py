@@ -16,6 +16,8 @@ def test_references_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         "text": "x-${a.b}-y",
         "list": [{"n": "${a.c}"}],
         "first": "${list.0.n}",
+        "indexed": "${list[0].n}${a['e'][f]}",
+        "none": "${nothing}x",
         "file": "${oc.env:FOLDER}/rows",
         "unset": "${oc.env:NOTHING}/rows",
         "chosen": "${oc.select:a.z,5}",
@@ -31,8 +33,14 @@ def test_references_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolved(values)
     assert found["a"] == {"b": 3, "c": 3, "d": 3, "e": {"f": 3}}
     assert (found["product"], found["text"], found["list"], found["first"]) == (6, "x-3-y", [{"n": 3}], 3)
-    assert (found["file"], found["unset"], found["chosen"], found["quotient"]) == ("/data/rows", "${oc.env:NOTHING}/rows", 5, 3)
+    assert (found["file"], found["unset"], found["chosen"], found["quotient"]) == (
+        "/data/rows",
+        "${oc.env:NOTHING}/rows",
+        5,
+        3.5,
+    )
     assert (found["nothing"], found["folder"]) == (None, "runs/${now:%H-%M}")
+    assert (found["indexed"], found["none"]) == ("33", "Nonex")
     assert (found["made"], found["decoded"], found["older"]) == ({"x": [1, 2]}, 8, 3)
     assert (found["keys"], found["values"]) == (["x"], [3])
 

@@ -55,6 +55,8 @@ def test_a_number_names_an_element_of_a_list() -> None:
 
 def test_tables_merge_and_other_values_replace() -> None:
     assert merge({"a": {"b": 1}, "c": {"d": 1}}, {"a": {"e": 2}, "c": None}) == {"a": {"b": 1, "e": 2}, "c": None}
+    missing = {"a": {"b": "???", "e": "???"}, "c": "???"}
+    assert merge({"a": {"b": 1}, "c": {"d": 1}}, missing) == {"a": {"b": 1, "e": "???"}, "c": {"d": 1}}
 
 
 def test_overrides_leave_keys_out() -> None:

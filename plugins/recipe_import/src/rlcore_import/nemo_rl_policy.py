@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore_import.source import Source
+from rlcore_import.yaml_files import MISSING
 
 TEACHERS = "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.num_nodes"
 FSDP2 = "trainer.fsdp2"
@@ -12,8 +13,6 @@ LAYOUTS = {
     "trainer.megatron": "policy.megatron_cfg.tensor_model_parallel_size",
 }
 """The key that a problem with a trainer's layout names."""
-MISSING = "???"
-"""OmegaConf's mark of a value that the user must set."""
 BRADLEY_TERRY = "bradley_terry"
 TEXTS_ALONE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The template with which NeMo-RL joins messages where the chat template is null."""

@@ -1,4 +1,4 @@
-"""Resolves references of OmegaConf (${a.b}, ${.a}, ${oc.env:NAME,default}) and of NeMo-RL (${mul:x,y})."""
+"""Resolves references of OmegaConf (${a.b}, ${a[0]}, ${.a}, ${oc.env:NAME,default}) and of NeMo-RL (${mul:x,y})."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from rlcore_import.yaml_files import error
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mul": lambda *values: math.prod(values),
-    "div": lambda first, second: first // second if isinstance(first, int) and isinstance(second, int) else first / second,
+    "div": lambda first, second: first / second,
     "add": lambda *values: sum(values),
     "sub": lambda first, second: first - second,
     "max": max,
@@ -22,6 +22,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 AS_WRITTEN = ("now", "hydra")
 """Functions whose values exist only at run time; their references stay unresolved."""
 MOST_STEPS = 64
+_INDEX = re.compile(r"\[['\"]?([^\[\]'\"]+)['\"]?\]")
+"""A name or number in brackets, which means the same as one behind a point."""
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def _resolve(value: Any, place: tuple[str, ...], root: Mapping[str, Any], depth:
         found = _one(behind[start + 2 : end].strip(), place, root, depth + 1)
         if start == 0 and not text and end == len(behind) - 1:
             return found
-        text += f"{behind[:start]}{'' if found is None else found}"
+        text += f"{behind[:start]}{found}"
         behind = behind[end + 1 :]
     return text + behind
 
@@ -112,6 +114,7 @@ _MISSING = object()
 
 def _look(key: str, place: tuple[str, ...], root: Mapping[str, Any], depth: int, default: Any = _MISSING) -> Any:
     """Return the value at a key. Each leading point goes one table up from the value that holds the reference."""
+    key = _INDEX.sub(r".\1", key)
     points = len(key) - len(key.lstrip("."))
     path = (*place[: len(place) - points], *key.lstrip(".").split(".")) if points else tuple(key.split("."))
     found: Any = root

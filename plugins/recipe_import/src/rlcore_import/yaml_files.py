@@ -14,6 +14,8 @@ from rlcore_import.override_values import value_of
 DEFAULTS = "defaults"
 OVERRIDE = "_override_"
 """NeMo-RL's key that stops a table from inheriting."""
+MISSING = "???"
+"""OmegaConf's mark of a value that the user must set."""
 MOST_FILES = 32
 _OVERRIDE = re.compile(r"\+{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
 _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
@@ -99,9 +101,11 @@ def below(package: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; any other value of `above` replaces that of `base`."""
+    """Merge nested tables; any other value of `above` but `???` replaces that of `base`, as in OmegaConf."""
     merged = dict(base)
     for key, value in above.items():
+        if key in merged and value == MISSING:
+            continue
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
