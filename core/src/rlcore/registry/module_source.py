@@ -54,7 +54,7 @@ def columns_read(path: str) -> ColumnsRead:
     tree = _tree(module)
     if tree is None:
         return ColumnsRead()
-    constants = {name: value for name, value in vars(spi).items() if isinstance(value, str)} | _constants(tree)
+    constants = _constants(tree)
     found: dict[str, set[str]] = {"token_columns": set(), "sequence_columns": set()}
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name):
         for node in _always_run(function.body):
@@ -63,8 +63,9 @@ def columns_read(path: str) -> ColumnsRead:
                     match key:
                         case ast.Constant(value=str(column)):
                             found.get(kind, set()).add(column)
-                        case ast.Name(id=constant) | ast.Attribute(attr=constant) if constant in constants:
-                            found.get(kind, set()).add(constants[constant])
+                        case ast.Name(id=constant) | ast.Attribute(attr=constant):
+                            value = constants.get(constant, getattr(spi, constant, None))
+                            found.get(kind, set()).update([value] if isinstance(value, str) else [])
     return ColumnsRead(token=frozenset(found["token_columns"]), sequence=frozenset(found["sequence_columns"]))
 
 
