@@ -4,7 +4,9 @@ import importlib.util
 import sys
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
+from itertools import accumulate
 
 from attrs import frozen
 from packaging.utils import canonicalize_name
@@ -47,25 +49,34 @@ def installed_entry_points() -> Installed:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is installed, without importing it. The packages above it are imported."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:  # what should be its package is a module
-        return False
-    except ValueError:  # no name of a module, or one that was made by hand
-        return module in sys.modules
+    """Return whether a module is installed. Nothing is imported."""
+    if module in sys.modules:
+        return sys.modules[module] is not None  # None forbids the import
+    return module_spec(module) is not None
 
 
-def missing_module(path: str) -> str | None:
-    """The module of `package.module:Name` that is not there, or the package above it; None where all are. None of them is
-    imported: what is below a package that nobody has imported would be found by running that."""
-    packages = path.partition(":")[0].split(".")
-    for name in (".".join(packages[:depth]) for depth in range(1, len(packages) + 1)):
-        if not is_installed(name):
-            return name
-        if name not in sys.modules:
-            return None
-    return None
+def module_spec(name: str) -> ModuleSpec | None:
+    """Return the spec of a module, without importing it or a package above it; None where it has none."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__spec__", None)
+    package, _, last = name.rpartition(".")
+    if not last.isidentifier():
+        return None
+    if not package:
+        return importlib.util.find_spec(name)
+    if package in sys.modules:
+        folders = getattr(sys.modules[package], "__path__", None)
+    else:
+        spec = module_spec(package)
+        folders = spec and spec.submodule_search_locations
+    if folders is None:  # a module, which has no others in it
+        return None
+    return next(filter(None, (finder.find_spec(name, folders) for finder in sys.meta_path)), None)
+
+
+def missing_module(module: str) -> str | None:
+    """Return the module, or the first package above it, that is not installed; None where all are. Nothing is imported."""
+    return next((name for name in accumulate(module.split("."), "{}.{}".format) if not is_installed(name)), None)
 
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:

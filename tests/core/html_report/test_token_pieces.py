@@ -66,6 +66,9 @@ def test_why_there_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(token_pieces, "load_tokenizer", refuse)
     run = SavedRun.find(make_run(tmp_path / "run", 2))
     assert pieces_of(run) == (None, "the recipe names no model")
+    for other in ("model = 1", "model = [1]", "model.path = 1", "[other]"):
+        (run.path / "recipe.toml").write_text(other)
+        assert pieces_of(run) == (None, "the recipe names no model")
     (run.path / "recipe.toml").write_text('[model]\npath = "gone"\n')
     assert pieces_of(run) == (None, "model.path: found gone, without a tokenizer")
 

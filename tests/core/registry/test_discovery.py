@@ -367,22 +367,55 @@ def test_a_plugin_whose_import_does_not_end_is_named_and_stops_no_other(installe
     assert entries["late"].error.startswith(error)
 
 
+PATHS = {
+    "no_such_module.deep:T": "there is no module 'no_such_module'",
+    "rlcore.absent:T": "there is no module 'rlcore.absent'",
+    "sys.x:T": "there is no module 'sys.x'",
+    "heavy_package.absent:T": "there is no module 'heavy_package.absent'",
+    "heavy_package.backend:U": "heavy_package.backend has no 'U'",
+    "heavy_package:T": "heavy_package has no 'T'",
+    "rlcore.installed:Absent": "rlcore.installed has no 'Absent'",
+    "heavy_package.backend:T": None,
+    "rlcore.spi:Provider": None,
+}
+
+
 @pytest.mark.parametrize("field", ["backend", "check", "plan", "tool_parser"])
-@pytest.mark.parametrize(
-    ("path", "missing"),
-    [("no_such_module.deep:T", "no_such_module"), ("rlcore.absent:T", "rlcore.absent"), ("sys.x:T", "sys.x")],
-)
-def test_a_plugin_whose_module_is_not_there_is_not_usable_before_it_is_imported(make_provider, field, path, missing):
-    (entry,) = Registry.from_providers({"trainer": [make_provider(**{field: path})]}).of("trainer")
-    assert entry.unavailable() == f"{path!r} cannot be imported: there is no module {missing!r}"
-
-
-def test_a_module_that_is_there_is_not_imported(make_provider, tmp_path, monkeypatch):
-    (tmp_path / "heavy_backend.py").write_text("1 / 0\n")
+@pytest.mark.parametrize(("path", "fault"), PATHS.items())
+def test_a_path_that_names_nothing_is_found_and_nothing_is_imported(make_provider, field, path, fault, tmp_path, monkeypatch):
+    (tmp_path / "heavy_package").mkdir()
+    (tmp_path / "heavy_package" / "__init__.py").write_text("1 / 0\n")
+    (tmp_path / "heavy_package" / "backend.py").write_text("1 / 0\n\n\nclass T: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for path in ("heavy_backend:T", "heavy_backend.deep:T", "rlcore.spi:Provider"):
-        (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
-        assert entry.unavailable() is None
+    (entry,) = Registry.from_providers({"trainer": [make_provider(**{field: path})]}).of("trainer")
+    assert entry.unavailable() == (fault and f"it names {path!r}, but {fault}")
+
+
+SHOWN = "class Odd:\n    def __repr__(self): raise OSError('odd')\n"
+ODD = {
+    "error": "class Odd(BaseException):\n    def __str__(self): raise OSError('odd')\nraise Odd\n",
+    "object": "class Odd:\n    __class__ = property(lambda self: 1 / 0)\nPROVIDER = Odd()\n",
+    "default": f"{SHOWN}@attrs.frozen(kw_only=True)\nclass C:\n    x: int = Odd()\n"
+    "PROVIDER = Provider(name='odd', spi=(2, 0), config=C, backend='attrs:frozen')\n",
+    "probe": f"{SHOWN}@attrs.frozen(kw_only=True)\nclass C: ...\n"
+    "PROVIDER = Provider(name='odd', spi=(2, 0), config=C, backend='attrs:frozen', unavailable=lambda: Odd())\n",
+}
+TOLD = {
+    "error": "import failed in odd_provider, line 5: Odd: <its text raises OSError>",
+    "object": "its description raised ZeroDivisionError: division by zero",
+    "default": "its description raised OSError: odd",
+    "probe": "its probe `unavailable` raised OSError: odd",
+}
+
+
+@pytest.mark.parametrize(("source", "told"), [(ODD[one], TOLD[one]) for one in ODD], ids=ODD)
+def test_what_cannot_be_shown_of_a_plugin_does_not_stop_the_others(installer, source, told):
+    source = f"import attrs\nfrom rlcore.spi import Provider\n{source}"
+    installer.add("acme", {"rlcore.trainers": {"odd": "odd_provider:PROVIDER"}}, odd_provider=source)
+    installer.trainer("good")
+    good, odd = discover().of("trainer")
+    assert good.error is None
+    assert (odd.error or odd.unavailable()) == told
 
 
 def test_a_probe_that_is_late_is_ended_once_and_prints_nothing(make_provider, monkeypatch, capsys):

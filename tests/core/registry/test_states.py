@@ -49,6 +49,8 @@ def of_kind(kind, role):
             return entry(role, unavailable=raising)
         case "module":
             return entry(role, backend="no_such_module:Backend")
+        case "name":
+            return entry(role, backend="rlcore.installed:Backend")
         case "interface":
             return entry(role, spi=(1, 0))
         case "description":
@@ -60,7 +62,8 @@ KINDS = {
     "import": "not usable: import failed in acme, line 1: no x",
     "probe": "not usable: x is not installed: pip install x",
     "probe raises": "not usable: its probe `unavailable` raised OSError: driver library not found",
-    "module": "not usable: 'no_such_module:Backend' cannot be imported: there is no module 'no_such_module'",
+    "module": "not usable: it names 'no_such_module:Backend', but there is no module 'no_such_module'",
+    "name": "not usable: it names 'rlcore.installed:Backend', but rlcore.installed has no 'Backend'",
     "interface": "of another interface: written for SPI 1.0",
     "description": "not usable: backend is 'no path'",
     "disabled": "disabled",
@@ -113,6 +116,7 @@ def test_each_state_is_called_the_same_everywhere(role, kind, text):
         "probe",
         "probe raises",
         "module",
+        "name",
     ):  # whose options are known, so that only the selection has something to say
         with pytest.raises(ConfigError) as refused:
             convert(raw(**{section: named, "run": {"num_stepz": 1}}), {section: {}} | sections(registry), unchecked(registry))

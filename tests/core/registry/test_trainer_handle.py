@@ -112,7 +112,7 @@ def test_another_records_request_never_reaches_the_backend(make_trainer, batch):
     [
         (
             "nowhere.at_all:loss",
-            "the loss 'nowhere.at_all:loss', which the algorithm names, cannot be imported: No module",
+            "the loss 'nowhere.at_all:loss', which the algorithm names, cannot be imported: ModuleNotFoundError: No module",
         ),
         ("rlcore.testing.fakes.loss:nothing", "has no attribute 'nothing'"),
         ("rlcore.testing.fakes.loss:ADVANTAGES", "which the algorithm names, is a str; expected a function"),

@@ -52,11 +52,13 @@ class TokenPieces:
 
 def pieces_of(run: SavedRun) -> tuple[TokenPieces | None, str]:
     """What cuts the texts of a run's model; None where its tokenizer is not to be had, and why. No code of a model's runs."""
-    model = run.recipe.get("model", {})
     reasons = []
-    candidates = [(str(run.model), None)] if run.model is not None else []
-    if isinstance(model.get("path"), str):
-        candidates.append((model["path"], model.get("revision")))
+    candidates: list[tuple[str, str | None]] = [] if run.model is None else [(str(run.model), None)]
+    match run.recipe.get("model"):
+        case {"path": str(named), "revision": str(named_revision)}:
+            candidates.append((named, named_revision))
+        case {"path": str(named)}:
+            candidates.append((named, None))
     for path, revision in candidates:
         try:
             return TokenPieces(load_tokenizer(ModelConfig(path=path, revision=revision))), ""

@@ -27,7 +27,7 @@ from rlcore.registry.hooks import (
     observer_problems,
     recorded,
 )
-from rlcore.registry.plugin_errors import attributed, in_time, is_outside, listing_error
+from rlcore.registry.plugin_errors import attributed, fault_of, in_time, listing_error
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
@@ -267,9 +267,7 @@ def import_object(entry: Entry, path: str) -> Any:
         with loading(f"the import of {module}", _TIMES):
             return getattr(import_module(module), name)
     except BaseException as error:
-        if is_outside(error):
-            raise
-        raise PluginError(f"{entry.label} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
+        raise PluginError(f"{entry.label} cannot be imported from {path!r}: {fault_of(error)}") from error
 
 
 def _build(entry: Entry, role: Role, context: object, config: object) -> object:

@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve
 
-from rlcore.registry.loss_source import loss_problem
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.module_source import path_problem
+from rlcore.registry.plugin_errors import attributed, fault_of
 from rlcore.schema.listing import listed
 from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
 from rlcore.spi.batch import TokenBatch
@@ -267,9 +267,9 @@ def _check_size(owner: str, specs: tuple[TensorSpec, ...], max_bucket_bytes: int
 def check_loss_path(path: object) -> None:
     """Raise ContractError where a path names no loss.
 
-    Only the packages above the loss's module are imported. The module itself imports torch.
+    The loss's module is not imported: it imports torch.
     """
-    if problem := loss_problem(path):
+    if problem := path_problem(path, quick=True):
         raise ContractError(f"loss.path: found {problem}; expected 'package.module:function' of one that can be imported")
 
 
@@ -277,7 +277,7 @@ def require_loss(path: str) -> None:
     """Import a loss where it is computed; ContractError where there is no such function."""
     try:
         found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ContractError(f"the loss {path!r}, which the algorithm names, cannot be imported: {error}") from error
+    except BaseException as error:  # whatever a module raises that is imported
+        raise ContractError(f"the loss {path!r}, which the algorithm names, cannot be imported: {fault_of(error)}") from error
     if not callable(found):
         raise ContractError(f"the loss {path!r}, which the algorithm names, is a {type(found).__name__}; expected a function")

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points, missing_module
+from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
 from rlcore.registry.fitting import misfit
-from rlcore.registry.plugin_errors import is_outside, listing_error, message_of
+from rlcore.registry.module_source import path_problem
+from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
 from rlcore.registry.states import named_state, states_of
 from rlcore.schema.suggestions import did_you_mean
@@ -84,10 +85,10 @@ class Entry(Installed):
         return self.provider is not None and spi_mismatch(self.provider.spi) is not None
 
     def unavailable(self) -> str | None:
-        """Return the reason that the provider's own probe gives, the fault of the probe, or the module that is missing."""
+        """Return the reason that the provider's own probe gives, the fault of the probe, or the path that names nothing."""
         if self.provider is None:
             return self.error
-        return self._probed(self.provider) or self._without_module(self.provider)
+        return self._probed(self.provider) or self._misnamed(self.provider)
 
     @staticmethod
     def _probed(provider: Provider) -> str | None:
@@ -97,26 +98,23 @@ class Entry(Installed):
         try:
             with _loading("its probe `unavailable`"):
                 reason = provider.unavailable()
+                if reason is None or (isinstance(reason, str) and reason):
+                    return reason and str(reason)
+                if iscoroutine(reason):
+                    reason.close()  # or Python prints a warning of its own
+                return f"its probe `unavailable` returned {reason!r}; expected a reason or None"
         except LateError as error:
             _LATE_PROBES.append((provider.unavailable, str(error)))
             return str(error)
         except BaseException as error:
-            if is_outside(error):
-                raise
-            return f"its probe `unavailable` raised {type(error).__name__}: {message_of(error)}"
-        if reason is None or (isinstance(reason, str) and reason):
-            return reason
-        if iscoroutine(reason):
-            reason.close()  # or Python prints a warning of its own
-        return f"its probe `unavailable` returned {reason!r}; expected a reason or None"
+            return f"its probe `unavailable` raised {fault_of(error)}"
 
     @staticmethod
-    def _without_module(provider: Provider) -> str | None:
-        """Which of its paths names a module that is not there. The modules themselves may be heavy: none is imported."""
+    def _misnamed(provider: Provider) -> str | None:
+        """Return which of its paths name nothing. The modules may be heavy: none is imported."""
         paths = (provider.backend, provider.check, provider.plan, provider.tool_parser)
-        missing = {path: module for path in paths if path is not None and (module := missing_module(path)) is not None}
-        told = (f"{path!r} cannot be imported: there is no module {module!r}" for path, module in missing.items())
-        return "; ".join(told) or None
+        problems = dict.fromkeys(path_problem(path, quick=True) for path in paths if path is not None)
+        return "; ".join(f"it names {problem}" for problem in problems if problem is not None) or None
 
 
 @frozen(kw_only=True, eq=False)
@@ -298,6 +296,8 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
             return entry.holding(loaded)
     except LateError as error:
         return evolve(entry, error=str(error))
+    except BaseException as error:  # whatever its objects raise where they are shown
+        return evolve(entry, error=f"its description raised {fault_of(error)}")
 
 
 @contextmanager
@@ -318,8 +318,6 @@ def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
             return entry_point.load(), None
     # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:
-        if is_outside(error):
-            raise
         return None, _import_failure(entry_point, error)
 
 
@@ -340,7 +338,7 @@ def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
     frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in walk_tb(error.__traceback__)]
     places = [(name, line) for name, line in frames if name != __name__ and not name.startswith("importlib")]
     where = f"in {places[-1][0]}, line {places[-1][1]}" if places else f"of {entry_point.value}"
-    return f"import failed {where}: {type(error).__name__}: {error}"
+    return f"import failed {where}: {fault_of(error)}"
 
 
 def _sorted(entry_points: Iterable[EntryPoint]) -> list[EntryPoint]:

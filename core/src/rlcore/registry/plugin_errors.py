@@ -40,6 +40,13 @@ def message_of(error: BaseException) -> str:
         return f"<its text raises {type(failure).__name__}>"
 
 
+def fault_of(error: BaseException) -> str:
+    """Return the class and message of an error of a plugin's. One that comes from outside is raised."""
+    if is_outside(error):
+        raise error
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its class where it has none."""
     return message_of(error).partition("\n")[0] or type(error).__name__

@@ -16,7 +16,7 @@ import attrs
 
 from rlcore.gpu import Device
 from rlcore.registry.hooks import arguments_problem, observer_problems
-from rlcore.registry.plugin_errors import is_outside
+from rlcore.registry.plugin_errors import fault_of
 from rlcore.schema.describe import SCALARS, default_of, expectation
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.schema.types import (
@@ -191,9 +191,7 @@ def field_problems(config: type) -> Iterator[str]:
         try:
             config()
         except BaseException as error:
-            if is_outside(error):
-                raise
-            found = f"refuses its defaults: {type(error).__name__}: {error}"
+            found = f"refuses its defaults: {fault_of(error)}"
             yield f"config class {config.__qualname__} {found}; expected defaults that it accepts, or required fields"
 
 
@@ -231,7 +229,7 @@ def _unresolved(cls: type) -> str | None:
     try:
         attrs.resolve_types(cls)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return fault_of(error)
     return None
 
 

@@ -283,4 +283,4 @@ def unknown_key(path: str, names: Sequence[str], remedy: str = "") -> Problem:
     near = nearest(name, names)
     if near:
         remedy = f"Did you mean {section}.{near}?" if section else f"Did you mean {near}?"
-    return Problem(path=path, found="an unknown key", expected=f"one of {', '.join(names)}", remedy=remedy)
+    return Problem(path=path, found="an unknown key", expected=f"one of {', '.join(names)}" if names else "none", remedy=remedy)

@@ -67,7 +67,7 @@ WRONG = {
     "no path": (naming("nowhere"), "whose loss is 'nowhere'"),
     "no module": (
         naming("nowhere.at_all:loss"),
-        "whose loss is 'nowhere.at_all:loss', but there is no module 'nowhere.at_all'",
+        "whose loss is 'nowhere.at_all:loss', but there is no module 'nowhere'",
     ),
     "no function": (naming("acme_losses:declarde"), "but acme_losses has no 'declarde'; did you mean 'declared'?"),
     "no function of ours": (naming(f"{LOSS}s"), "has no 'fake_policy_gradients'; did you mean 'fake_policy_gradient'?"),

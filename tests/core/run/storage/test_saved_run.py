@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,22 @@ import pytest
 
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import CheckpointError
+
+
+def samples(step: int) -> pa.Table:
+    """The table of a step's two samples."""
+    floats, texts, truths = [0.5, -0.5], ["a", "b"], [True, False]
+    return pa.table(
+        {
+            **{name: [step, step] for name in ("step", "group", "num_generated")},
+            **dict.fromkeys(("prompt", "response", "finish_reason"), texts),
+            **dict.fromkeys(("success", "valid"), truths),
+            "reward": floats,
+            "tokens": [[1, 2], [3]],
+            "loss_mask": [truths, truths[:1]],
+            "generation_logprobs": [floats, floats[:1]],
+        }
+    )
 
 
 @pytest.fixture
@@ -21,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
     records = [{"step": 0, "evaluation/pass@1": 0.5}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     for step in (1, 10):
-        parquet.write_table(pa.table({"step": [step]}), run / "rollouts" / f"step-{step:06d}.parquet")
+        parquet.write_table(samples(step), run / "rollouts" / f"step-{step:06d}.parquet")
     for step in (1, 10, 2):
         (run / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
         (run / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{}")
@@ -37,8 +54,8 @@ def test_everything_that_a_run_has_left(directory: Path) -> None:
     np.testing.assert_array_equal(run.metrics["evaluation/pass@1"], [0.5, np.nan, np.nan])
     assert [path.name for path in run.checkpoints] == ["step-000001", "step-000002", "step-000010"]
     assert run.saved_steps() == [1, 10]
-    assert run.samples()["step"].to_pylist() == [10]
-    assert run.samples(1)["step"].to_pylist() == [1]
+    assert run.samples()["step"].to_pylist() == [10, 10]
+    assert run.samples(1)["step"].to_pylist() == [1, 1]
     (directory / "model").mkdir()
     (directory / "summary.json").write_text('{"steps": 2}')
     assert (run.summary, run.model) == ({"steps": 2}, directory / "model")
@@ -53,3 +70,31 @@ def test_what_is_not_there_is_said_with_what_is(directory: Path) -> None:
         SavedRun.find(directory).samples()
     with pytest.raises(CheckpointError, match="no run in"):
         SavedRun.find(directory / "rollouts")
+
+
+def replaced(name: str, values: list[Any]) -> pa.Table:
+    table = samples(1)
+    return table.set_column(table.column_names.index(name), name, pa.array(values))
+
+
+TABLES = {
+    "nothing": (pa.table({}), "no columns 'step', no columns 'group'"),
+    **{f"no {name}": (samples(1).drop_columns([name]), f"no columns {name!r}") for name in samples(1).column_names},
+    "text for numbers": (replaced("reward", ["1", "2"]), "'reward' of type string"),
+    "a number for tokens": (replaced("tokens", [1, 2]), "'tokens' of type int64"),
+    "texts for tokens": (replaced("tokens", [["a"], ["b"]]), "'tokens' of type list<element: string>"),
+    "lists for numbers": (replaced("group", [[1], [2]]), "'group' of type list<element: int64>"),
+    "a null": (replaced("prompt", ["a", None]), "nulls in 'prompt'"),
+    "nulls alone": (replaced("valid", [None, None]), "'valid' of type null"),
+    "a null in a list": (replaced("loss_mask", [[True, None], [True]]), "nulls in 'loss_mask'"),
+    "other lengths": (replaced("generation_logprobs", [[0.5], [0.5]]), "'generation_logprobs' of other lengths than 'tokens'"),
+}
+
+
+@pytest.mark.parametrize(("table", "found"), TABLES.values(), ids=TABLES)
+def test_a_table_of_other_columns_names_them(directory: Path, table: pa.Table, found: str) -> None:
+    parquet.write_table(table, directory / "rollouts" / "step-000001.parquet")
+    with pytest.raises(CheckpointError) as raised:
+        SavedRun.find(directory).samples(1)
+    assert found in str(raised.value)
+    assert "step-000001.parquet is damaged, or of another version: found " in str(raised.value)

@@ -54,11 +54,13 @@ def _loaded(point: EntryPoint, model_type: str) -> Architecture | str:
     try:
         with loading(f"the description {_owner(point)}"):
             family = point.load()
-    except (Exception, SystemExit) as error:  # whatever a module raises that is imported
+            if isinstance(family, Architecture) and family.model_type == model_type:
+                return family
+            return f"found {family!r:.200}; expected an Architecture of model_type {model_type}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a module raises that is imported, such as a panic in Rust
         return f"import failed: {type(error).__name__}: {error}"
-    if isinstance(family, Architecture) and family.model_type == model_type:
-        return family
-    return f"found {family!r:.200}; expected an Architecture of model_type {model_type}"
 
 
 def _owner(point: EntryPoint) -> str:

@@ -6,7 +6,7 @@ from traceback import walk_tb
 
 import numpy as np
 
-from rlcore.registry.loss_source import columns_read, loss_problem
+from rlcore.registry.module_source import columns_read, path_problem
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.run.plan.choice import build_chosen_algorithm
 from rlcore.run.plan.run_plan import RunPlan
@@ -57,7 +57,7 @@ def batch_problems(plan: RunPlan) -> Iterator[Problem]:
     for loss in (training.loss, training.critic_loss):
         if not isinstance(loss, LossSpec):
             continue
-        if problem := loss_problem(loss.path):
+        if problem := path_problem(loss.path):
             expected = "a function that can be imported, as package.module:function"
             yield Problem(path=path, found=f"{owner}, whose loss is {problem}", expected=expected, remedy=_REMEDY)
             continue

@@ -14,7 +14,7 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.missing_roles import missing_text
-from rlcore.registry.plugin_errors import first_line, is_outside, message_of
+from rlcore.registry.plugin_errors import fault_of, first_line
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
@@ -233,10 +233,7 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
         with loading(f"`disabled_capabilities` of {entry.label}"):
             lost = frozenset(provider.disabled_capabilities(options))
     except BaseException as error:
-        if is_outside(error):
-            raise
-        problem = f"its function `disabled_capabilities` raised {type(error).__name__}: {message_of(error)}"
-        return evolve(entry, error=problem)
+        return evolve(entry, error=f"its function `disabled_capabilities` raised {fault_of(error)}")
     provider, lost = evolve(provider, capabilities=provider.capabilities - lost), provider.capabilities & lost
     return evolve(entry, provider=provider, taken_away=lost)
 

@@ -6,7 +6,7 @@ from typing import Literal
 from rlcore.config.convert import selected_options
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry
-from rlcore.registry.plugin_errors import is_outside
+from rlcore.registry.plugin_errors import fault_of
 from rlcore.spi import PluginError, Problem, Role
 from rlcore.time_limit import loading
 
@@ -26,9 +26,7 @@ def ranks_per_generator(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
         with loading(f"`num_devices` of {entry.label}"):
             return max(1, int(entry.provider.num_devices(options)))  # what is wrong with less the plugin's own check says
     except BaseException as error:
-        if is_outside(error):
-            raise
-        raise PluginError(f"{entry.label}: its function `num_devices` raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{entry.label}: its function `num_devices` raised {fault_of(error)}") from error
 
 
 def sharing_problems(recipe: Recipe, num_ranks: int) -> Iterator[Problem]:

@@ -100,7 +100,7 @@ class ReferenceStore:
     def _read(self, key: bytes, length: int) -> Float32Array | None:
         """The values of one sequence; None where they are not there, or not what was written."""
         row = self._connection.execute("select value, crc from logprobs where tokens = ?", (key,)).fetchone()
-        if row is None or len(row[0]) != 4 * length or zlib.crc32(row[0]) != row[1]:
+        if row is None or type(row[0]) is not bytes or len(row[0]) != 4 * length or zlib.crc32(row[0]) != row[1]:
             return None
         return np.frombuffer(row[0], np.float32)
 

@@ -1,10 +1,12 @@
 """Reads the directory of a run: figures as columns, samples as tables, checkpoints."""
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from attrs import frozen
 
 from rlcore.reading import read_json, read_parquet, read_toml
@@ -14,6 +16,20 @@ from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError
 
 Float64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+_COLUMNS: Mapping[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(("step", "group", "num_generated"), pa.types.is_integer),
+    **dict.fromkeys(
+        ("prompt", "response", "finish_reason"), lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    ),
+    **dict.fromkeys(("success", "valid"), pa.types.is_boolean),
+    "reward": pa.types.is_floating,
+}
+_TOKEN_COLUMNS: Mapping[str, Callable[[pa.DataType], bool]] = {
+    "tokens": pa.types.is_integer,
+    "loss_mask": pa.types.is_boolean,
+    "generation_logprobs": pa.types.is_floating,
+}
+"""Columns that every table of samples has, with the type of their values."""
 Kind: TypeAlias = Literal["step", "evaluation"]
 
 
@@ -83,4 +99,31 @@ class SavedRun:
             wanted = "any step" if step is None else f"step {step}"
             raise CheckpointError(f"{self.path} has no {what} of {wanted}; found {kept}. {remedy}")
         number = steps[-1] if step is None else step
-        return read_parquet(RunDirectory(path=self.path).rollouts / f"{kind}-{number:06d}.parquet")
+        path = RunDirectory(path=self.path).rollouts / f"{kind}-{number:06d}.parquet"
+        table = read_parquet(path)
+        if problems := list(_column_problems(table)):
+            expected = "the columns of samples, which docs/run-directory.md lists"
+            raise CheckpointError(f"{path} is damaged, or of another version: found {', '.join(problems)}; expected {expected}")
+        return table
+
+
+def _column_problems(table: pa.Table) -> Iterator[str]:
+    """Yield what `report` and `show` could not read of a table of samples."""
+    lengths: dict[str, pa.ChunkedArray] = {}
+    for name, is_kind in {**_COLUMNS, **_TOKEN_COLUMNS}.items():
+        places = table.schema.get_all_field_indices(name)
+        if len(places) != 1:
+            yield f"{len(places) or 'no'} columns {name!r}"
+            continue
+        column, of_tokens = table.column(places[0]), name in _TOKEN_COLUMNS
+        kind = column.type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if is_list != of_tokens or not is_kind(kind.value_type if is_list else kind):
+            yield f"{name!r} of type {kind}"
+        elif column.null_count or (of_tokens and pc.list_flatten(column).null_count):
+            yield f"nulls in {name!r}"
+        elif of_tokens:
+            lengths[name] = pc.list_value_length(column)
+    for name, length in lengths.items():
+        if length != lengths.get("tokens", length):
+            yield f"{name!r} of other lengths than 'tokens'"

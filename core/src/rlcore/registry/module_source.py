@@ -1,7 +1,7 @@
-"""Check a loss by its source code, without importing it: the import of a loss imports torch."""
+"""Check what a path of `package.module:name` names by the source code of its module. Nothing is imported, such as torch."""
 
 import ast
-import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -9,7 +9,7 @@ from functools import lru_cache
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.installed import is_installed
+from rlcore.installed import missing_module, module_spec
 from rlcore.schema.suggestions import did_you_mean
 
 _MAYBE = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match, ast.For, ast.While, ast.Lambda, ast.FunctionDef, ast.comprehension)
@@ -24,18 +24,28 @@ class ColumnsRead:
     sequence: frozenset[str] = frozenset()
 
 
-def loss_problem(path: object) -> str | None:
-    """Return the fault of a loss's path, in its form, its module or its function; None without one."""
+def path_problem(path: object, *, quick: bool = False) -> str | None:
+    """Return the fault of a path, in its form, its module or its name; None without one.
+
+    A `quick` look parses no module that has a line which begins a class or function of the name.
+    """
     if not isinstance(path, str) or not all(path.partition(":")):
         return f"{path!r}"
     module, _, name = path.partition(":")
-    if not is_installed(module):
-        return f"{path!r}, but there is no module {module!r}"
+    if (missing := missing_module(module)) is not None:
+        return f"{path!r}, but there is no module {missing!r}"
+    name = name.partition(".")[0]
     if module in sys.modules:
-        return None if hasattr(sys.modules[module], name.partition(".")[0]) else _absent(path, dir(sys.modules[module]))
-    tree = _tree(module)
+        found = vars(sys.modules[module])
+        return None if name in found or "__getattr__" in found else _absent(path, found)
+    try:
+        if quick and re.search(rf"^(class|def) {name}\b", _source(module) or "", re.MULTILINE):
+            return None
+        tree = _tree(module)
+    except (SyntaxError, ValueError) as error:
+        return f"{path!r}, but {module} is no Python: {error}"
     names = None if tree is None else _names(tree)
-    return None if names is None or name.partition(".")[0] in names else _absent(path, names)
+    return None if names is None or name in names else _absent(path, names)
 
 
 def columns_read(path: str) -> ColumnsRead:
@@ -44,17 +54,18 @@ def columns_read(path: str) -> ColumnsRead:
     tree = _tree(module)
     if tree is None:
         return ColumnsRead()
-    constants = {name: value for name, value in vars(spi).items() if isinstance(value, str)} | _constants(tree)
+    constants = _constants(tree)
     found: dict[str, set[str]] = {"token_columns": set(), "sequence_columns": set()}
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name):
         for node in _always_run(function.body):
             match node:
-                case ast.Subscript(value=ast.Attribute(value=ast.Name(), attr=kind), slice=ast.Constant(value=str(column))):
-                    found.get(kind, set()).add(column)
-                case ast.Subscript(
-                    value=ast.Attribute(value=ast.Name(), attr=kind), slice=ast.Name(id=key) | ast.Attribute(attr=key)
-                ) if key in constants:
-                    found.get(kind, set()).add(constants[key])
+                case ast.Subscript(value=ast.Attribute(value=ast.Name(), attr=kind), slice=key, ctx=ast.Load()):
+                    match key:
+                        case ast.Constant(value=str(column)):
+                            found.get(kind, set()).add(column)
+                        case ast.Name(id=constant) | ast.Attribute(attr=constant):
+                            value = constants.get(constant, getattr(spi, constant, None))
+                            found.get(kind, set()).update([value] if isinstance(value, str) else [])
     return ColumnsRead(token=frozenset(found["token_columns"]), sequence=frozenset(found["sequence_columns"]))
 
 
@@ -63,15 +74,29 @@ def _absent(path: str, names: Iterable[str]) -> str:
     return f"{path!r}, but {module} has no {name!r}{did_you_mean(name, names)}"
 
 
-@lru_cache
 def _tree(module: str) -> ast.Module | None:
     """Return the syntax tree of a module's source; None where the source cannot be read."""
+    source = _source(module)
+    return None if source is None else _parsed(source)
+
+
+@lru_cache
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def _source(module: str) -> str | None:
+    spec = module_spec(module)
+    return None if spec is None else _read_source(spec.loader, module)
+
+
+@lru_cache
+def _read_source(loader: object, module: str) -> str | None:
     try:
-        spec = importlib.util.find_spec(module)
-        source = None if spec is None or spec.loader is None else getattr(spec.loader, "get_source", lambda _: None)(module)
-        return None if source is None else ast.parse(source)
-    except (ImportError, ValueError, SyntaxError):  # the import of the loss reports the fault
+        source: str | None = getattr(loader, "get_source", lambda _: None)(module)
+    except ImportError:  # the import reports the fault
         return None
+    return source
 
 
 def _names(tree: ast.Module) -> set[str] | None:
@@ -79,7 +104,7 @@ def _names(tree: ast.Module) -> set[str] | None:
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(name="__getattr__") | ast.ImportFrom(names=[ast.alias(name="*")]):
+            case ast.ImportFrom(names=[ast.alias(name="*")]) | ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
                 return None
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -87,9 +112,13 @@ def _names(tree: ast.Module) -> set[str] | None:
                 names.add(alias or name.partition(".")[0])
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
-            case ast.Call(func=ast.Name(id="globals" | "setattr" | "exec")):
+            case ast.Global(names=more):
+                names.update(more)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+            case ast.Call(func=ast.Name(id="globals" | "locals" | "vars" | "setattr" | "exec")):
                 return None
-    return names
+    return None if "__getattr__" in names else names
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
@@ -106,7 +135,7 @@ def _constants(tree: ast.Module) -> dict[str, str]:
 def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """Yield the nodes of a function that run in every call, up to the first branch that may return or raise."""
     for statement in body:
-        if isinstance(statement, _MAYBE):
+        if isinstance(statement, _MAYBE) or (isinstance(statement, ast.With) and _suppresses(statement)):
             if any(isinstance(node, ast.Return | ast.Raise) for node in ast.walk(statement)):
                 return
             continue
@@ -117,3 +146,9 @@ def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
                 continue
             yield node
             waiting += ast.iter_child_nodes(node)
+        if isinstance(statement, ast.Return | ast.Raise):
+            return
+
+
+def _suppresses(block: ast.With) -> bool:
+    return any("suppress" in ast.unparse(item) for item in block.items)
