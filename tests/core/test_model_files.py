@@ -29,7 +29,7 @@ SOUND: dict[str, Any] = {
     "tokenizer.json": TOKENIZER,
     "tokenizer_config.json": {},
 }
-INDEX = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors"}}
+INDEX = {"metadata": {}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors"}}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore.transformers_import import import_transformers
 from rlcore.weight_headers import TEXT_KEYS
 from rlcore_torchkit.hf_directory import copy_companions, model_storage_errors
-from rlcore_torchkit.safetensors_files import model_file, weight_files
+from rlcore_torchkit.safetensors_files import model_file, unknown_tensors, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,10 +118,11 @@ def _tensor_problems(path: str, directory: Path) -> Iterator[Problem]:
     with torch.device("meta"):
         expected = checkpoint_shapes(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)))
     found = set(json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"])
-    for what, names in (("no", expected.keys() - found), ("another tensor,", found - expected.keys() - {"lm_head.weight"})):
-        if names:
-            given = f"{what} {min(names)} among the tensors of its language model"
-            yield Problem(path=path, found=given, expected="each tensor of its class in transformers, and no other")
+    if missing := expected.keys() - found:
+        given = f"no {min(missing)} among the tensors of its language model"
+        yield Problem(path=path, found=given, expected="each tensor of its class in transformers")
+    config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    yield from unknown_tensors(found - expected.keys() - {"lm_head.weight"}, config, path)
 
 
 def main() -> int:
