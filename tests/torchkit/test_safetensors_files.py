@@ -116,7 +116,9 @@ def damage(snapshot: Path, what: str) -> None:
     weights, index = snapshot / "model.safetensors", snapshot / "model.safetensors.index.json"
     match what:
         case "index beside a single file":
-            index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), "model-1.safetensors")}))
+            index.write_text(
+                json.dumps({"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), "model-1.safetensors")})
+            )
             shutil.copy(weights, snapshot / "model-1.safetensors")
         case "index that names a file outside":
             weights.rename(snapshot.parent / "other.safetensors")

@@ -81,14 +81,15 @@ def file_problems(directory: Path) -> Iterator[Problem]:
     yield from _weight_problems(directory)
 
 
-def tensor_names(directory: Path) -> frozenset[str]:
-    """Return the names of all tensors in a directory in which `file_problems` found no fault."""
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a directory, by its name; without those of files that are missing or damaged."""
     index = directory / INDEX_FILE
-    if index.exists():
-        return frozenset(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    with (directory / SINGLE_FILE).open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        return frozenset(json.loads(opened.read(length))) - {"__metadata__"}
+    shards = index_shards(index) if index.exists() else [SINGLE_FILE]
+    files = [] if isinstance(shards, Problem) else [directory / shard for shard in shards]
+    headers = [_read_header(file) for file in files]
+    return {
+        name: tuple(entry["shape"]) for header in headers if not isinstance(header, Problem) for name, entry in header.items()
+    }
 
 
 def is_hub_name(path: str) -> bool:

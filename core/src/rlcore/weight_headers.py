@@ -96,7 +96,7 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
 
 
 def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
-    """Refuse floats of at most 8 bits, complex numbers, and integers, without a quantization_config, which says how they are scaled."""
+    """Refuse floats of at most 8 bits, complex numbers and integers without a quantization_config, which says their scales."""
     if config.get("quantization_config"):
         return
     for file, header in headers.items():

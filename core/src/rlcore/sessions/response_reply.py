@@ -57,7 +57,7 @@ class ResponseReply:
         begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         yield from ({"type": f"response.{name}", "response": begun} for name in ("created", "in_progress"))
         for index, item in enumerate(whole["output"]):
-            empty = {"content": []} if item["type"] == "message" else {"arguments": ""}
+            empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
             yield {
                 "type": "response.output_item.added",
                 "output_index": index,
