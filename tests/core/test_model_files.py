@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_problems, read_object, tensor_names
+from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_problems, read_object, stored_shapes
 from rlcore.spi import Problem
 
 
@@ -29,7 +29,7 @@ SOUND: dict[str, Any] = {
     "tokenizer.json": TOKENIZER,
     "tokenizer_config.json": {},
 }
-INDEX = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors"}}
+INDEX = {"metadata": {}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors"}}
 
 
 @pytest.fixture
@@ -81,12 +81,15 @@ def test_a_tokenizer_may_be_of_other_files(model, files: tuple[str, ...]) -> Non
     assert problem.found == "no tokenizer"
 
 
-def test_the_names_of_tensors_are_those_of_the_file_or_the_index(model) -> None:
-    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    directory = model(model__safetensors=struct.pack("<Q", len(header)) + header)
-    assert tensor_names(directory) == {"w"}
+def test_the_shapes_of_tensors_are_those_of_the_file_or_the_files_of_the_index(model) -> None:
+    directory = model()
+    assert stored_shapes(directory) == {"w": (8,)}
     (directory / "model.safetensors.index.json").write_text(json.dumps(INDEX))
-    assert tensor_names(directory) == {"x", "y", "z"}
+    (directory / "a.safetensors").write_bytes(safetensors(4, "x"))
+    (directory / "b.safetensors").write_bytes(b"damaged")
+    assert stored_shapes(directory) == {"x": (4,)}
+    (directory / "model.safetensors.index.json").write_text("{}")
+    assert stored_shapes(directory) == {}
 
 
 def test_shards_are_those_of_the_index(model) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.model_files import model_problems
 
-SIZES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I64": 8}
+SIZES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I64": 8, "C64": 8, "BOOL": 1}
 EMBEDDING = "model.embed_tokens.weight"
 CONFIG = {"vocab_size": 3, "hidden_size": 2, "num_hidden_layers": 2, "tie_word_embeddings": False}
 GEMMA = {"vocab_size": 3, "hidden_size": 2, "num_hidden_layers": 2, "model_type": "gemma"}
@@ -46,7 +46,7 @@ TWO_FILES: dict[str, Any] = {
     "model.safetensors": None,
     "a.safetensors": part(*NAMES[:2]),
     "b.safetensors": part(*NAMES[2:]),
-    INDEX: {"weight_map": {name: "a.safetensors" if name in NAMES[:2] else "b.safetensors" for name in NAMES}},
+    INDEX: {"metadata": {}, "weight_map": {name: "a.safetensors" if name in NAMES[:2] else "b.safetensors" for name in NAMES}},
 }
 SECOND = {**TENSORS, "model.layers.2.mlp.up_proj.weight": ("F32", [2])}
 NARROW = {**TENSORS, "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [2])}
@@ -71,7 +71,7 @@ def write(directory: Path, changes: Mapping[str, Any]) -> list[str]:
         TWO_FILES,
         {**TWO_FILES, "model-00009-of-00009.safetensors": part(EMBEDDING)},
         {"pytorch_model.bin": b"x"},
-        {"consolidated.safetensors": part(EMBEDDING)},
+        {"._model.safetensors": b"x"},
         {**TWO_FILES, "consolidated.safetensors": part(EMBEDDING)},
         {"config.json": {**CONFIG, "tie_word_embeddings": True}},
         {"config.json": {"text_config": CONFIG}},
@@ -96,11 +96,27 @@ def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, An
     [
         ({**TWO_FILES, "model.safetensors": safetensors(TENSORS)}, "model.safetensors beside model.safetensors.index.json"),
         ({"model-00001-of-00002.safetensors": part(EMBEDDING)}, "model-00001-of-00002.safetensors beside model.safetensors"),
+        ({"consolidated.safetensors": part(EMBEDDING)}, "consolidated.safetensors beside model.safetensors"),
         ({"adapter_config.json": {}}, "adapter_config.json beside model.safetensors"),
-        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "../a.safetensors"}}}, "the file ../a.safetensors"),
-        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "/a.safetensors"}}}, "the file /a.safetensors"),
-        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: ""}}}, "the file "),
-        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "a" * 300}}}, f"the file {'a' * 99}"),
+        ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "../a.safetensors"}}}, "the file ../a.safetensors"),
+        ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "/a.safetensors"}}}, "the file /a.safetensors"),
+        ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: ""}}}, "the file "),
+        ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "a" * 300}}}, f"the file {'a' * 99}"),
+        ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "pytorch_model.bin"}}}, "the file pytorch_model.bin"),
+        ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "a\0.safetensors"}}}, "the file a\0.safetensors"),
+        ({**TWO_FILES, INDEX: {"weight_map": {EMBEDDING: "a.safetensors"}}}, "no metadata"),
+        ({**TWO_FILES, INDEX: {"metadata": None, "weight_map": {EMBEDDING: "a.safetensors"}}}, "no metadata"),
+        (
+            {"model.safetensors": safetensors({**TENSORS, "norm.weight": ("F32", [2]), "model.norm.weight": ("F32", [2])})},
+            "model.norm.weight, and the same without model.",
+        ),
+        *(
+            (
+                {"model.safetensors": safetensors({**TENSORS, NAMES[2]: (dtype, [2])})},
+                f"{NAMES[2]} in {dtype}, without a quantization_config in config.json",
+            )
+            for dtype in ("C64", "BOOL")
+        ),
         ({**TWO_FILES, "b.safetensors": part(NAMES[2])}, f"{NAMES[3]} in no file that it names"),
         (
             {**TWO_FILES, "a.safetensors": part(*NAMES[:3]), "b.safetensors": part(NAMES[3])},

@@ -23,10 +23,11 @@ def test_a_written_directory_is_the_same_model(dtype, model_directory, tmp_path)
     assert all(mx.array_equal(again[name], weight) for name, weight in weights.items())
 
 
-def test_a_tied_head_that_is_stored_again_is_left_out(model_directory, tmp_path):
+def test_a_tied_head_that_is_stored_again_and_what_no_reader_takes_are_left_out(model_directory, tmp_path):
     _, weights = loaded(model_directory())
     target = edited(model_directory(), tmp_path / "model")
-    twice = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
+    twice = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"], "mtp.norm.weight": mx.ones(32)}
+    twice["model.layers.0.self_attn.rotary_emb.inv_freq"] = mx.ones(4)
     mx.save_safetensors(str(target / "model.safetensors"), twice)
     assert loaded(target)[1].keys() == weights.keys()
 

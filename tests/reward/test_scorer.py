@@ -1,11 +1,13 @@
 """The scores of the reward model's process equal the model called on each sequence by itself."""
 
+import shutil
 import string
 
 import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -112,6 +114,22 @@ def test_what_is_too_long_fails_alone(scoring):
     assert isinstance(long, Failure)
     assert not long.is_the_models
     assert "102 tokens" in long.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"model.norm.weight": torch.full((32,), torch.nan)}, "NaN or infinite numbers in model.norm.weight"),
+        ({"v_head.weight": torch.ones(1, 32)}, "v_head.weight in the weights"),
+        ({"lm_head.weight": torch.ones(1, 32), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, ""),
+    ],
+)
+def test_weights_are_held_to_the_rule_of_trained_models(reward_model, tmp_path, changes, found):
+    shutil.copytree(reward_model, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    save_file(load_file(file) | changes, file, metadata={"format": "pt"})
+    (scored,) = score(Scoring(path=str(tmp_path / "model"), device="cpu", dtype="float32"), CONVERSATIONS[:1])
+    assert found in scored.reason if found else not isinstance(scored, Failure)
 
 
 def test_a_model_that_cannot_be_loaded_fails_for_all(tmp_path):

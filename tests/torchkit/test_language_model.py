@@ -1,6 +1,7 @@
 """The language model of a model of images, taken alone."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def test_it_says_what_the_whole_says_of_text(whole: Path, tmp_path: Path, monkey
 )
 def test_names_of_its_tensors(name: str, own: str | None) -> None:
     assert own_name(name) == own
+
+
+def test_the_whole_model_decides_whether_the_head_is_the_embedding(whole: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(whole, model)
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = False  # which classes of transformers write beside a head that is tied
+    (model / "config.json").write_text(json.dumps(config))
+    take_language_model(ModelSpec(path=str(model), dtype="float32"), tmp_path / "alone")
+    assert json.loads((tmp_path / "alone" / "config.json").read_text())["tie_word_embeddings"] is True
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """Faults of a recipe's model are found, for trainers and generators alike."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckContext, ModelSpec
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.model_check import (
     config_file,
@@ -65,6 +69,65 @@ def test_sequences_longer_than_the_model_has_positions(context: CheckContext) ->
     (problem,) = trained_model_problems(longer)
     assert problem == too_few_positions(config_file(context), "max_position_embeddings = 512", 513)
     assert (problem.path, problem.expected[:12]) == (str(config_file(context)), "at least 513")
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("removed", "added", "config", "expected"),
+    [
+        ([], {}, {}, []),
+        ([], {"lm_head.weight": None, "model.layers.0.self_attn.rotary_emb.inv_freq": [4], "mtp.norm.weight": [4]}, {}, []),
+        ([UP], {}, {}, [f"no {UP} in the weights"]),
+        ([], {UP: [96, 31]}, {}, [f"{UP} of shape [96, 31]"]),
+        ([], {BIAS: [32]}, {}, [f"{BIAS} in the weights"]),
+        ([], {BIAS: [32]}, {"attention_bias": True}, []),
+        (
+            [],
+            {},
+            {"intermediate_size": 95},
+            ["down_proj.weight of shape", "gate_proj.weight of shape", "up_proj.weight of shape"],
+        ),
+        ([], {}, {"num_key_value_heads": 1}, ["k_proj.weight of shape", "v_proj.weight of shape", "k_proj.weight of shape"]),
+    ],
+)
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_tensors_that_config_json_does_not_know_or_misses(
+    context: CheckContext,
+    tmp_path: Path,
+    removed: list[str],
+    added: dict[str, list[int] | None],
+    config: dict[str, Any],
+    expected: list[str],
+    has_prefix: bool,
+) -> None:
+    tensors = load_file(config_file(context).parent / "model.safetensors")
+    for name in removed:
+        del tensors[name]
+    for name, shape in added.items():
+        tensors[name] = tensors["model.embed_tokens.weight"].clone() if shape is None else torch.zeros(shape)
+    own = {name if has_prefix else name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(own, tmp_path / "model.safetensors")
+    problems = [problem for _, problem in found(edited(context, tmp_path, layer_types=None, **config))]
+    assert len(problems) == len(expected)
+    for part, problem in zip(expected, problems, strict=True):
+        assert part.removeprefix("no ").removeprefix("model.") in problem
+
+
+def test_what_the_core_reports_is_not_said_twice(context: CheckContext, tmp_path: Path) -> None:
+    shutil.copy(config_file(context).parent / "model.safetensors", tmp_path)
+    assert found(edited(context, tmp_path, num_hidden_layers=1, layer_types=None)) == []
+
+
+@pytest.mark.parametrize("head", ["tokens", "value"])
+def test_a_head_of_values_may_be_missing(context: CheckContext, tmp_path: Path, head: Head) -> None:
+    tensors = load_file(config_file(context).parent / "model.safetensors")
+    save_file({**tensors, VALUE_HEAD_WEIGHT: torch.zeros(1, 32)}, tmp_path / "model.safetensors")
+    assert found(evolve(context, head="value")) == []
+    problems = found(evolve(edited(context, tmp_path), head=head))
+    assert [problem for _, problem in problems] == ([] if head == "value" else ["score.weight in the weights"])
 
 
 def test_no_stated_limit_is_no_limit(context: CheckContext, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def damage(directory: Path, what: str) -> None:
         case "shard":
             weights.rename(directory / "a.safetensors")
             places = {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors"}
-            (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+            (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
         case "index":
             (directory / "model.safetensors.index.json").write_text("{}")
         case "tokenizer":

@@ -29,7 +29,7 @@ def sharded(tmp_path: Path) -> ModelSpec:
     places = {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}
     for file in set(places.values()):
         save_file({name: tensor for name, tensor in TENSORS.items() if places[name] == file}, tmp_path / file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return ModelSpec(path=str(tmp_path))
 
 
@@ -116,11 +116,13 @@ def damage(snapshot: Path, what: str) -> None:
     weights, index = snapshot / "model.safetensors", snapshot / "model.safetensors.index.json"
     match what:
         case "index beside a single file":
-            index.write_text(json.dumps({"weight_map": dict.fromkeys(load_file(weights), "model-1.safetensors")}))
+            index.write_text(
+                json.dumps({"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), "model-1.safetensors")})
+            )
             shutil.copy(weights, snapshot / "model-1.safetensors")
         case "index that names a file outside":
             weights.rename(snapshot.parent / "other.safetensors")
-            index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+            index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "../other.safetensors"}}))
         case "index without a map":
             index.write_text("{}")
         case "index that is none":
@@ -155,8 +157,12 @@ def test_files_from_the_hub_are_checked_as_directories_are(
         read(ModelSpec(path="acme/model"))
 
 
-def test_a_model_in_the_cache_of_the_hub(hub_model: Path) -> None:
+@pytest.mark.parametrize("has_index", [False, True])
+def test_a_model_in_the_cache_of_the_hub(has_index: bool, hub_model: Path) -> None:
     spec = ModelSpec(path="acme/model")
+    if has_index:  # of the one file
+        places = dict.fromkeys(load_file(hub_model / "model.safetensors"), "model.safetensors")
+        (hub_model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     assert weight_files(spec) == [hub_model / "model.safetensors"]
     assert sum(1 for _ in load_model(spec, dtype=torch.float32).parameters()) > 0
 

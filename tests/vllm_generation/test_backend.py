@@ -410,6 +410,16 @@ def test_memory_is_not_taken_away_from_samples_in_the_making(backend, standing_s
         assert len(call.result(60).offsets) == 7
 
 
+def test_the_files_of_own_weights_are_checked_before_an_engine_starts(two_models, monkeypatch):
+    asked = []
+    monkeypatch.setattr("rlcore_vllm.backend.check_hub_files", asked.append)
+    monkeypatch.setattr("rlcore_vllm.backend.make_replicas", lambda *_: pytest.fail("an engine"))
+    for channel in (None, "directory"):
+        with pytest.raises(pytest.fail.Exception):
+            VllmBackend(two_models.context(channel=channel), VllmConfig())
+    assert asked == [two_models.context().model]
+
+
 def test_an_in_process_engine_is_alone(backend, two_models):
     with pytest.raises(ContractError, match="engine in this process"):
         VllmBackend(two_models.context(), VllmConfig(cpu_kv_cache_gib=0.1))

@@ -112,7 +112,7 @@ def test_an_engine_that_no_trainer_refits_reads_the_model_as_it_is():
     settings = settings_of("cuda", channel=None, engine={"block_size": 32})
     assert not settings.in_process
     found = {name: settings.arguments[name] for name in ("load_format", "hf_overrides", "enable_sleep_mode", "block_size")}
-    assert found == {"load_format": "auto", "hf_overrides": {}, "enable_sleep_mode": False, "block_size": 32}
+    assert found == {"load_format": "hf", "hf_overrides": {}, "enable_sleep_mode": False, "block_size": 32}
     assert (arguments_of("cuda")["load_format"], arguments_of("cuda")["enable_sleep_mode"]) == ("dummy", True)
 
 
@@ -188,7 +188,7 @@ def test_weights_in_8_bits_are_all_but_the_routers(quantization, name):
 def test_a_model_of_images_reads_them_and_keeps_what_it_computes_for_them(tmp_path):
     directory = make_image_model(tmp_path / "model")
     found = image_arguments(ModelSpec(path=str(directory)))
-    assert (found["skip_tokenizer_init"], found["load_format"], found["mm_processor_cache_gb"]) == (False, "auto", 0)
+    assert (found["skip_tokenizer_init"], found["load_format"], found["mm_processor_cache_gb"]) == (False, "hf", 0)
     (directory / "config.json").write_text("{}")
     assert image_arguments(ModelSpec(path=str(directory))) == {}
 

@@ -81,14 +81,15 @@ def file_problems(directory: Path) -> Iterator[Problem]:
     yield from _weight_problems(directory)
 
 
-def tensor_names(directory: Path) -> frozenset[str]:
-    """Return the names of all tensors in a directory in which `file_problems` found no fault."""
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a directory, by its name; without those of files that are missing or damaged."""
     index = directory / INDEX_FILE
-    if index.exists():
-        return frozenset(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    with (directory / SINGLE_FILE).open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        return frozenset(json.loads(opened.read(length))) - {"__metadata__"}
+    shards = index_shards(index) if index.exists() else [SINGLE_FILE]
+    files = [] if isinstance(shards, Problem) else [directory / shard for shard in shards]
+    headers = [_read_header(file) for file in files]
+    return {
+        name: tuple(entry["shape"]) for header in headers if not isinstance(header, Problem) for name, entry in header.items()
+    }
 
 
 def is_hub_name(path: str) -> bool:
@@ -182,24 +183,22 @@ def index_shards(index: Path) -> list[str] | Problem:
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         return _problem(index, "no weight_map", "a table from tensor names to files")
+    if not isinstance(content.get("metadata"), dict):  # which transformers reads, and others do not
+        return _problem(index, "no metadata", "a table, which may be empty", 'Add "metadata": {} to it')
     shards = sorted({str(shard) for shard in weight_map.values()})
+    expected = "safetensors files in the model's own directory"
     outside = next((shard for shard in shards if not _is_file_name(shard)), None)
-    return (
-        shards if outside is None else _problem(index, f"the file {outside:.99}", "files in the model's own directory", AGAIN)
-    )
+    return shards if outside is None else _problem(index, f"the file {outside:.99}", expected, AGAIN)
 
 
 def _is_file_name(name: str) -> bool:
     is_short = len(name.encode(errors="replace")) <= _MAX_NAME_BYTES
-    return name not in ("", "..") and Path(name).name == name and is_short
+    return name.endswith(".safetensors") and Path(name).name == name and is_short and "\0" not in name
 
 
 def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
-    """Refuse further weight files, which transformers or an engine would read in place of the model's.
-
-    Mistral's consolidated files are allowed: they hold the same weights in its own form.
-    """
-    found = {file.name for file in directory.glob("*.safetensors") if not file.name.startswith("consolidated")} - set(shards)
+    """Refuse further weight files, which transformers or an engine would read in place of the model's."""
+    found = {file.name for file in directory.glob("[!.]*.safetensors")} - set(shards)
     if (directory / INDEX_FILE).exists():
         found &= {SINGLE_FILE}  # transformers prefers it to the index; no reader takes other files that the index does not name
     if (directory / ADAPTER_FILE).exists():

@@ -18,12 +18,15 @@ _EMBEDDING = re.compile(r"(?:language_model\.model|model\.language_model|model)\
 _HEAD = re.compile(r"(?:language_model\.)?lm_head\.weight")
 _TYING_TYPES = re.compile(r"(vault)?gemma|cohere|ernie4_5|lfm2|smollm3|starcoder2|jetmoe|minicpm3")
 """Beginnings of the model types that tie the head to the embedding where config.json lacks tie_word_embeddings."""
+_DECODER = "model."
+"""Begins the names of a language model's tensors, unless its decoder was saved without a head."""
 _BITS = re.compile(r"[A-Z]+(\d+)(_.*)?")
 """Names of dtypes, in which the number is the bits of a value."""
 _MAX_BYTES = 2**63
 _MAX_DIMENSIONS = 32
-_NARROW_FLOATS = re.compile(r"F(8|6|4)(_.*)?")
-_INTEGERS = re.compile(r"[IU]\d+")
+_OTHER_NUMBERS = re.compile(r"F(8|6|4)(_.*)?|C\d+")
+"""Narrow floats, which have scales, and complex numbers, of which a reader drops a part."""
+_INTEGERS = re.compile(r"[IU]\d+|BOOL")
 _INTEGER_WEIGHTS = ("weight", "_blocks", "_proj")
 """Endings of weights that are quantised where they are integers; others are buffers, such as positions and masks."""
 _CHUNK = 2**24
@@ -71,6 +74,9 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
     """Refuse weights whose names, shapes or dtypes contradict config.json."""
     tensors = {name: (file, entry) for file, header in headers.items() for name, entry in header.items()}
     yield from _dtype_problems(config, headers)
+    twice = [name for name in tensors if name.removeprefix(_DECODER) != name and name.removeprefix(_DECODER) in tensors]
+    if twice:
+        yield _problem(directory, f"{listed(twice)}, and the same without {_DECODER}", "each tensor once")
     text = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), config)
     yield from _layer_problems(directory, text, tensors)
     embedding = next((name for name in tensors if _EMBEDDING.fullmatch(name)), None)
@@ -90,7 +96,7 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
 
 
 def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -> Iterator[Problem]:
-    """Refuse floats of at most 8 bits, and integers, without a quantization_config, which says how they are scaled."""
+    """Refuse floats of at most 8 bits, complex numbers and integers without a quantization_config, which says their scales."""
     if config.get("quantization_config"):
         return
     for file, header in headers.items():
@@ -103,7 +109,7 @@ def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -
 
 def _is_narrow(name: str, entry: Mapping[str, Any]) -> bool:
     dtype = entry["dtype"]
-    return bool(_NARROW_FLOATS.fullmatch(dtype)) or bool(name.endswith(_INTEGER_WEIGHTS) and _INTEGERS.fullmatch(dtype))
+    return bool(_OTHER_NUMBERS.fullmatch(dtype)) or bool(name.endswith(_INTEGER_WEIGHTS) and _INTEGERS.fullmatch(dtype))
 
 
 def _layer_problems(directory: Path, text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from rlcore.sessions.session import Session, Sessions
 from .chat_model import END, ChatMl, Script, served
 
 TOOLS: list[Any] = [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}]
+DELTAS = ("output_text", "function_call_arguments")
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -109,6 +110,23 @@ def test_clients_that_nothing_is_recorded_of_are_answered_too() -> None:
     with serving(served(script), Sessions(Session(token="key", record=None))) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="key")
         assert client.responses.create(model="policy", input="hi").output_text == "a"
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(endpoint: Endpoint) -> None:
+    endpoint.script.texts = [f"let me see {CALL}{CALL}{END}", f"{CALL}{END}", f"é{END}", "cut"]
+    options: dict[str, Any] = {"tools": TOOLS, "include": ["message.output_text.logprobs"], "max_output_tokens": 200}
+    for status in (*["completed"] * 3, "incomplete"):
+        with endpoint.client.responses.stream(model="policy", input="hi", **options) as stream:
+            events = list(stream)
+        said = events[-1].response
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert (events[0].type, events[-1].type, said.status) == ("response.created", f"response.{status}", status)
+        deltas = {kind: "".join(event.delta for event in events if event.type == f"response.{kind}.delta") for kind in DELTAS}
+        calls = [item.arguments for item in said.output if item.type == "function_call"]
+        assert deltas == dict(zip(DELTAS, (said.output_text, "".join(calls)), strict=True))
+        done = [event.item.id for event in events if event.type == "response.output_item.done"]
+        assert done == [item.id for item in said.output]
+    assert len(endpoint.recorded()) == 4
 
 
 def test_errors_are_those_of_chats(endpoint: Endpoint) -> None:

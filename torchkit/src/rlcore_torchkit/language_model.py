@@ -7,7 +7,8 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore.transformers_import import import_transformers
 from rlcore.weight_headers import TEXT_KEYS
 from rlcore_torchkit.hf_directory import copy_companions, model_storage_errors
-from rlcore_torchkit.safetensors_files import model_file, weight_files
+from rlcore_torchkit.safetensors_files import model_file, unknown_tensors, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,9 @@ def take_language_model(spec: ModelSpec, directory: Path) -> None:
     with model_storage_errors(directory):
         directory.mkdir(parents=True)
         try:
-            _write_weights(weight_files(spec), directory)
+            names = _write_weights(weight_files(spec), directory)
+            if not any(name.startswith("lm_head.") for name in names) and _is_tied(spec):
+                config["tie_word_embeddings"] = True
             (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             copy_companions(spec, directory)
             problems = [*file_problems(directory), *_tensor_problems(spec.path, directory)]
@@ -80,6 +83,15 @@ def _language_config(spec: ModelSpec) -> dict[str, Any]:
     return {**text, **shared, "architectures": [class_name]}
 
 
+def _is_tied(spec: ModelSpec) -> bool:
+    """Return whether the whole model's head is its embedding, which its class decides where config.json does not say it."""
+    from transformers import AutoConfig
+
+    with suppress(Exception):  # of a class that comes with the model, or that transformers does not know
+        return bool(AutoConfig.from_pretrained(spec.path, revision=spec.revision).tie_word_embeddings)
+    return False
+
+
 def own_name(name: str) -> str | None:
     """Return a tensor's name in the language model's directory; None for a tensor of another part."""
     if name.startswith("lm_head."):
@@ -91,7 +103,8 @@ def own_name(name: str) -> str | None:
     return rest if rest.startswith(("lm_head.", "model.")) else f"model.{rest}"
 
 
-def _write_weights(files: list[Path], directory: Path) -> None:
+def _write_weights(files: list[Path], directory: Path) -> Collection[str]:
+    """Write the language model's tensors. Return their names."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -106,6 +119,7 @@ def _write_weights(files: list[Path], directory: Path) -> None:
             places |= dict.fromkeys(tensors, shard)
     index = {"metadata": {}, "weight_map": places}
     (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return places
 
 
 def _tensor_problems(path: str, directory: Path) -> Iterator[Problem]:
@@ -118,10 +132,11 @@ def _tensor_problems(path: str, directory: Path) -> Iterator[Problem]:
     with torch.device("meta"):
         expected = checkpoint_shapes(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)))
     found = set(json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"])
-    for what, names in (("no", expected.keys() - found), ("another tensor,", found - expected.keys() - {"lm_head.weight"})):
-        if names:
-            given = f"{what} {min(names)} among the tensors of its language model"
-            yield Problem(path=path, found=given, expected="each tensor of its class in transformers, and no other")
+    if missing := expected.keys() - found:
+        given = f"no {min(missing)} among the tensors of its language model"
+        yield Problem(path=path, found=given, expected="each tensor of its class in transformers")
+    config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    yield from unknown_tensors(found - expected.keys() - {"lm_head.weight"}, config, path)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
@@ -141,7 +141,7 @@ def load_model(
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
         loading["missing_keys"] = set(loading["missing_keys"]) - {VALUE_HEAD_WEIGHT}
     unknown = set(loading["unexpected_keys"]) - ({"lm_head.weight"} if head == "value" else set())
-    unfit = [*_loading_problems(spec.path, loading), *unknown_tensors(unknown, config.to_dict(), spec.path)]
+    unfit = [*loading_problems(spec.path, loading), *unknown_tensors(unknown, config.to_dict(), spec.path)]
     _raise_problems([*unfit, *_untied_problems(spec.path, model)])
     model = model.eval().to(device)
     _raise_problems(list(islice(not_finite(dict(model.named_parameters()), spec.path), _MAX_NAMED)))
@@ -171,8 +171,8 @@ def checkpoint_tensors(model: Any) -> dict[str, "Tensor"]:
     return dict(revert_weight_conversion(model, state))
 
 
-def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:
-    """Tensors that the weights lack or hold in another shape, which transformers fills with random numbers."""
+def loading_problems(path: str, loading: Mapping[str, Any]) -> list[Problem]:
+    """Refuse tensors that the weights lack or hold in another shape, which transformers fills with random numbers."""
     missing, problems = sorted(loading["missing_keys"]), []
     if missing:
         problems.append(_problem(path, f"no {listed(missing, _MAX_NAMED)} in the weights", "every tensor of the architecture"))

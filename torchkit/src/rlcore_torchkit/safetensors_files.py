@@ -125,7 +125,7 @@ def weight_files(spec: ModelSpec) -> list[Path]:
     if isinstance(shards, Problem):
         raise ModelError([shards])
     is_local = expanded(spec.path).is_dir()
-    if index is not None and not is_local and _is_on_hub(spec, SINGLE_FILE):
+    if SINGLE_FILE not in shards and not is_local and _is_on_hub(spec, SINGLE_FILE):
         raise ModelError([several_models(spec.path, [SINGLE_FILE], INDEX_FILE)])  # before gigabytes are fetched
     found = {shard: model_file(spec, shard) for shard in shards}
     missing = [shard for shard, file in found.items() if file is None]

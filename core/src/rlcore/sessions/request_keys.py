@@ -140,7 +140,7 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "previous_response_id": Key(only=(), why="but the whole conversation as input: this server keeps none"),
         "prompt": Key(only=(), why="but the text itself as instructions: this server keeps no prompts"),
         "reasoning": Key(only=(), why="but an object", passed_over=lambda value: isinstance(value, dict), note=_HINT.note),
-        "stream": Key(only=(False,)),
+        "stream": _READ,
         "stream_options": _NO_EFFECT,
         "text": Key(only=({"format": {"type": "text"}}, {}), passed_over=_asks_for_text, note=f"of verbosity: {_HINT.note}"),
         "top_logprobs": Key(only=(0,)),

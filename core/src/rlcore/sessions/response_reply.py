@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -47,6 +47,27 @@ class ResponseReply:
             **self._asked(),
         }
 
+    def chunks(self) -> Iterator[dict[str, Any]]:
+        """Yield the reply as the events of a stream: each item comes whole, since its generator hands it out at its end."""
+        for number, event in enumerate(self._events()):
+            yield {**event, "sequence_number": number}
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        whole = self.whole()
+        begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        yield from ({"type": f"response.{name}", "response": begun} for name in ("created", "in_progress"))
+        for index, item in enumerate(whole["output"]):
+            empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+            yield {
+                "type": "response.output_item.added",
+                "output_index": index,
+                "item": {**item, **empty, "status": "in_progress"},
+            }
+            place = {"item_id": item["id"], "output_index": index}
+            yield from ({**event, **place} for event in _item_events(item))
+            yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        yield {"type": f"response.{whole['status']}", "response": whole}
+
     def _output(self, choice: Choice, status: str) -> list[dict[str, Any]]:
         """A message, unless there are calls alone, and the calls."""
         message = [self._message(choice, status)] if choice.content or not choice.tool_calls else []
@@ -85,6 +106,21 @@ class ResponseReply:
             "top_p": self.request.sampling.top_p,
             "truncation": "disabled",
         }
+
+
+def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a stream says of an item between its beginning and its end."""
+    if item["type"] == "function_call":
+        yield {"type": "response.function_call_arguments.delta", "delta": item["arguments"]}
+        yield {"type": "response.function_call_arguments.done", "arguments": item["arguments"], "name": item["name"]}
+        return
+    (part,) = item["content"]
+    place = {"content_index": 0}
+    text = {**place, "logprobs": part.get("logprobs", [])}
+    yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+    yield {"type": "response.output_text.delta", **text, "delta": part["text"]}
+    yield {"type": "response.output_text.done", **text, "text": part["text"]}
+    yield {"type": "response.content_part.done", **place, "part": part}
 
 
 def _call_item(call: ToolCall, prefix: str) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from rlcore.spi import SamplingParams
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text")
-_TOOL = {"type", "name", "description", "parameters", "strict"}
+_SHOWN = ("name", "description", "parameters")
+"""Keys of a tool that chat templates show."""
+_TOOL = {"type", "strict", *_SHOWN}
 _ITEMS = "message, function_call, function_call_output"
 
 
@@ -146,12 +148,11 @@ def _wrong_tools(tools: Any) -> Iterator[str]:
         return
     for number, tool in enumerate(tools):
         is_function = isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("name"), str)
-        if not is_function or tool.keys() - _TOOL:
+        if not is_function or {key for key, value in tool.items() if value not in (None, False)} - _TOOL:
             expected = '{"type": "function", "name": …, "parameters": …}'
             yield f"tools[{number}]: found {shown(tool)}; expected {expected}"
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    function.pop("strict", None)  # whether calls must fit the schema: templates do not show it
+    function = {name: tool[name] for name in _SHOWN if tool.get(name) is not None}
     return {"type": "function", "function": function}

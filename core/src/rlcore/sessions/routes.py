@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -101,7 +101,7 @@ class Routes:
         reply = ResponseReply(
             body=body, request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name
         )
-        return await _whole(reply)
+        return await _stream(request, reply) if wanted.stream else await _whole(reply)
 
     async def _answered(self, request: web.Request, read: Read) -> tuple[Any, AnswerRequest, Answered]:
         """Return the request's JSON, the request that was read from it, and its answers."""
@@ -152,15 +152,21 @@ async def _whole(reply: Reply | ResponseReply) -> web.StreamResponse:
     return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole())))
 
 
-async def _stream(request: web.Request, reply: Reply) -> web.StreamResponse:
-    chunks = await off_loop(lambda: [json.dumps(chunk) for chunk in reply.chunks()])
+async def _stream(request: web.Request, reply: Reply | ResponseReply) -> web.StreamResponse:
+    events = await off_loop(lambda: [_event(chunk) for chunk in reply.chunks()])
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in chunks:
-        await response.write(f"data: {chunk}\n\n".encode())
+    for event in events:
+        await response.write(event)
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event, with the name that chunks of the Responses API have."""
+    name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+    return f"{name}data: {json.dumps(chunk)}\n\n".encode()
 
 
 @web.middleware

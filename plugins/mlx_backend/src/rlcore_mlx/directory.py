@@ -10,7 +10,7 @@ from rlcore.schema.listing import listed
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.decoder import Decoder, Weights
 from rlcore_torchkit.hf_directory import write_companions
-from rlcore_torchkit.safetensors_files import weight_files
+from rlcore_torchkit.safetensors_files import unknown_tensors, weight_files
 
 
 def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.array]:
@@ -29,7 +29,8 @@ def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.
     if decoder.dims.tied:  # some files hold a tied head a second time
         found.pop(f"{decoder.family.modules.head}.weight", None)
     shapes = decoder.shapes()
-    if problems := shape_problems({name: tuple(tensor.shape) for name, tensor in found.items()}, shapes):
+    known = {name for name in found if name in shapes or unknown_tensors([name], {}, spec.path)}
+    if problems := shape_problems({name: tuple(found[name].shape) for name in known}, shapes):
         raise ModelError(
             [Problem(path=spec.path, found=problem, expected="the tensors of config.json") for problem in problems]
         )

@@ -10,8 +10,9 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
-from rlcore.spi import Message, Problem, Tool
+from rlcore.spi import Message, ModelSpec, Problem, Tool
 from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.safetensors_files import check_hub_files, not_finite, raise_model_problems, unknown_tensors
 
 TODAY = date(2024, 7, 26)
 """The date that chat templates get on every day, in training too."""
@@ -164,6 +165,7 @@ def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import cached_file
 
+    check_hub_files(ModelSpec(path=scoring.path))
     tokenizer = AutoTokenizer.from_pretrained(scoring.path)
     model, report = AutoModelForSequenceClassification.from_pretrained(
         scoring.path, dtype=getattr(torch, scoring.dtype), output_loading_info=True, use_safetensors=True
@@ -172,6 +174,9 @@ def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
         raise ValueError(f"found {model.config.num_labels} labels; expected 1")
     if report["missing_keys"]:
         raise ValueError(f"found no {', '.join(sorted(report['missing_keys']))} in its weights")
+    unknown = set(report["unexpected_keys"]) - {"lm_head.weight"}
+    unfit = [*unknown_tensors(unknown, model.config.to_dict(), scoring.path), *not_finite(model.state_dict(), scoring.path)]
+    raise_model_problems(scoring.path, unfit)
     files = (cached_file(scoring.path, name, _raise_exceptions_for_missing_entries=False) for name in END_TOKEN_FILES)
     ends = eos_token_ids(Path(next(filter(None, files))))
     if isinstance(ends, Problem):

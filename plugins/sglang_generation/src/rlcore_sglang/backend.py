@@ -14,6 +14,7 @@ from rlcore_sglang.sampling import SMALLEST_TEMPERATURE, engine_sampling, finish
 from rlcore_sglang.settings import engine_arguments
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_torchkit.models import checkpoint_shapes, dims_of, load_model
+from rlcore_torchkit.safetensors_files import check_hub_files
 
 NO_WEIGHTS = -1
 """The version of a generator that holds no weights that count."""
@@ -37,6 +38,8 @@ class SglangBackend:
         self._refit: Refit | None = None
         self._away: list[str] = []
         """What the engine is to hold no device memory for: of "weights" and "kv_cache"."""
+        if context.channel is None:
+            check_hub_files(context.model)
         self._engine = self._start()
         if context.channel is None:
             self._version = OWN_VERSION

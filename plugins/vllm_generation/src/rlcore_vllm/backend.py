@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
+from rlcore_torchkit.safetensors_files import check_hub_files
 from rlcore_vllm.background_restart import BackgroundRestart, Restart
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
@@ -44,6 +45,8 @@ class VllmBackend:
         self._changing = threading.Lock()
         """Held while the engines are refitted or restarted, and while a request is handed to them."""
         self._vocab_size = vocab_size(context.model)
+        if context.channel is None:
+            check_hub_files(context.model)
         self._mirrors = Mirrors(config)
         self._replicas = make_replicas(context, config)
         self._places = Places(self._replicas)

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import fields
 
-from rlcore.model_files import TOKENIZER_FILE, file_problems, is_hub_name, read_object, tensor_names, vocabulary
+from rlcore.model_files import TOKENIZER_FILE, file_problems, is_hub_name, read_object, stored_shapes, vocabulary
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Problem
@@ -179,7 +179,7 @@ def _multi_token_problems(
     first = policy.get("num_hidden_layers")
     layers = range(first, first + num_heads) if isinstance(first, int) else ()  # else the model's own problems are said
     wanted = [f"model.layers.{layer}.eh_proj.weight" for layer in layers]
-    names = tensor_names(directory)
+    names = stored_shapes(directory)
     if missing := [name for name in wanted if name not in names]:
         found, expected = f"no {', '.join(missing)} in the files", f"the head that {NUM_HEADS} = {num_heads} speaks of"
         remedy = f"Some programs save models without it. Name a directory that has it by {KEY}"

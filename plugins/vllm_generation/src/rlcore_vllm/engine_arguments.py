@@ -42,6 +42,7 @@ OWNED: dict[str, str] = {
     "logprobs_mode": "Leave it out: training needs the log-probabilities of the distribution sampled from.",
     "max_logprobs": "Leave it out: training needs the sampled tokens' alone.",
     "load_format": "Leave it out: the trainer sends the weights.",
+    "config_format": "Leave it out: config.json says what the model is.",
     "skip_tokenizer_init": "Leave it out.",
     "generation_config": "Leave it out: [rollout] and [evaluation] say how to sample.",
     "override_generation_config": "Leave it out: [rollout] and [evaluation] say how to sample.",

@@ -100,7 +100,8 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         # A trainer's weights replace whatever would be read here, and before they have nothing is generated.
-        "load_format": "auto" if reads_weights else "dummy",
+        "load_format": "hf" if reads_weights else "dummy",
+        "config_format": "hf",  # "auto" takes Mistral's params.json and consolidated files in place of what is trained
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},
         **image_arguments(context.model),
@@ -166,7 +167,7 @@ def image_arguments(model: ModelSpec) -> dict[str, Any]:
         "mm_processor_cache_gb": 0,
         "limit_mm_per_prompt": {"video": 0},
         # Dummy weights would overwrite the processor's mean and deviation, which are no weights that a trainer sends.
-        "load_format": "auto",
+        "load_format": "hf",
     }
 
 

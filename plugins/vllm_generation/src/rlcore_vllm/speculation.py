@@ -38,7 +38,7 @@ def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
         how: dict[str, Any] = {"method": "ngram" if device == "cpu" else "ngram_gpu", **LOOKUP}
     else:
         # The policy's own format is "dummy", where a trainer sends its weights.
-        how = {"method": config.speculative_method, "draft_load_config": {"load_format": "auto"}}
+        how = {"method": config.speculative_method, "draft_load_config": {"load_format": "hf"}}
         if config.speculative_model is not None:  # else vLLM reads the head from the policy's files
             how["model"] = str(expanded(config.speculative_model))
     return {"speculative_config": {"num_speculative_tokens": num_guessed(config), **how}}

@@ -700,6 +700,22 @@ class ImprobableTokensNeverSampled(ChangedChoice):
 
 
 @killed_by(MANY)
+class MinPHidden(ChangedChoice):
+    def changed(self, values, asked, sampling):
+        return np.where(asked < asked.max(1, keepdims=True) + np.log(0.005), -1e9, values), sampling
+
+
+@killed_by(MANY)
+class TopKOfHalfTheVocabularyHidden(ChangedChoice):
+    """Of samples at a low temperature alone, which seldom have the other half."""
+
+    def changed(self, values, asked, sampling):
+        if sampling.temperature >= 1.0:
+            return values, sampling
+        return np.where(values < np.median(values, axis=1, keepdims=True), -1e9, values), sampling
+
+
+@killed_by(MANY)
 class RepetitionPenaltyHidden(ChangedChoice):
     """Tokens that a sample holds already are made less probable; how much so is not said."""
 

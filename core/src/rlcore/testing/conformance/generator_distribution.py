@@ -39,6 +39,8 @@ PROMPT = "tokens of the prompt"
 REPEATS = "tokens that came before in the sample or its prompt"
 OCCURRENCES = "how often tokens came before"
 IN_A_ROW = "tokens that equal the one before"
+RARE: Mapping[str, float] = {f"the least probable tokens, {share:.1%} of the probability": share for share in (0.003, 0.03)}
+"""The shares of the probability of tokens that a cut-off takes, such as a top_k, top_p or min_p of the sampler's own."""
 EFFECTS: Mapping[str, float] = {
     TEMPERATURE: 0.03,
     **dict.fromkeys(STAGES, 0.1),
@@ -46,6 +48,7 @@ EFFECTS: Mapping[str, float] = {
     REPEATS: 0.3,
     OCCURRENCES: 0.1,
     IN_A_ROW: 0.3,
+    **dict.fromkeys(RARE, 1.0),
 }
 """The smallest effect of each figure that the check finds: a share of the temperature, else nats added to or taken from the
 logits of such tokens, for each occurrence where these are counted."""
@@ -120,7 +123,10 @@ class Evidence:
         self.late_errors.append(np.abs(table[rows, tokens] - reported)[positions >= LATE])
         own = probabilities[rows, tokens]
         above = np.where(probabilities > own[:, None], probabilities, 0.0).sum(1)
-        self.ranks.append(above + own * random.random(len(tokens)))
+        ranks = above + own * random.random(len(tokens))
+        for name, share in RARE.items():
+            self.scores[name].add((ranks > 1.0 - share) * 1.0, np.array(share), np.full(len(ranks), share * (1.0 - share)))
+        self.ranks.append(ranks)
 
     def join(self, other: "Evidence") -> None:
         """Add the tokens of other evidence."""
@@ -181,7 +187,8 @@ class GeneratorDistribution(GeneratorFixtures):
         self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, name: str
     ) -> None:
         """Finds a temperature that is 3% off, a penalty of 0.3 nats on repeated tokens or those of the prompt, one of 0.1 nats
-        for each occurrence, and tokens that never come, in more than 99 of 100 samplers that have them."""
+        for each occurrence, a cut-off of 0.3% of the probability, and tokens that never come, in more than 99 of 100 samplers
+        that have them."""
         sampling, num_samples, needed = CASES[name]
         for capability in needed:
             require(provider, capability)
