@@ -7,7 +7,8 @@ from rlcore.thoughts import without_thoughts
 MARKS = [
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>")),
     *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<Think>", "</THINK>")),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    *(("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|START_THINKING|>", "<|END_THINKING|>")),
+    *(("<|channel>thought\n", "<channel|>"), ("<|inner_prefix|>", "<|inner_suffix|>")),
 ]
 
 
