@@ -8,6 +8,9 @@ MARKS = [
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>")),
     *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<Think>", "</THINK>")),
     *(("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|START_THINKING|>", "<|END_THINKING|>")),
+    *(("<mm:think>", "</mm:think>"), ("<longcat_think>", "</longcat_think>"), ("<think\n>", "</think >")),
+    *(("<scratchpad>", "</scratchpad>"), ("<thoughts>", "</thoughts>"), ('<think type="a">', "</think>")),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
     *(("<|channel>thought\n", "<channel|>"), ("<|inner_prefix|>", "<|inner_suffix|>")),
 ]
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from datetime import date
 
 import pytest
 
@@ -110,6 +111,9 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
         (said(tool_calls=[with_arguments("[1]")]), r"arguments that are list '\[1\]'; expected a JSON object"),
         (said(tool_calls=[with_arguments(json.dumps(TEXT))]), "arguments that are str"),
         (said(tool_calls=[with_arguments('{"a": "\\ud800"}')]), "half a character"),
+        (said(tool_calls=[with_arguments({"a": "\ud800"})]), "half a character"),
+        (said(tool_calls=[with_arguments({"a": float("nan")})]), "call 0 has arguments, which JSON cannot hold"),
+        (said(tool_calls=[with_arguments({"a": [{"b": date(2020, 1, 1)}]})]), "arguments, which JSON cannot hold: .*date"),
         (said(tool_calls=[{**CALL, "type": "custom"}]), "the type 'custom'; expected 'function'"),
         (said(tool_calls=[{**CALL, "strict": 1}]), "call 0 has the unknown field 'strict'"),
         (said(tool_calls=[{"function": {**CALL["function"], "parameters": {"a": 1}}}]), "the unknown field 'parameters'"),

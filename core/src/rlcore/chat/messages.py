@@ -106,7 +106,10 @@ def read_arguments(value: object) -> dict[str, Any]:
     arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, Mapping):
         raise DataError(f"arguments that are {type(arguments).__name__} {value!r:.60}; expected a JSON object")
-    return dict(arguments)
+    arguments = dict(arguments)
+    if not isinstance(value, str):  # a text has been parsed
+        _require_json(arguments, "arguments")
+    return arguments
 
 
 def thought_of(message: Message) -> str:
