@@ -126,6 +126,7 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
         (USER | {"train": True}, "of the role 'user' whose 'train' is True"),
         ({"role": "Assistant", "content": "a"}, "whose 'role' is 'Assistant'; expected one of human"),
         ({"role": "USER ", "content": "a"}, "whose 'role' is 'USER '"),
+        ({"role": "Tool_Call", "content": "{}"}, "whose 'role' is 'Tool_Call'"),
         (said(tool_calls=[{**CALL, "strict": False}]), "call 0 has the unknown field 'strict'"),
         (USER | {"prefix": True}, "with 'prefix'"),
         (USER | {"tool_calls": [CALL]}, "of the role 'user' with 'tool_calls', which only the assistant's"),

@@ -137,7 +137,7 @@ def _role(message: Mapping[str, Any]) -> str:
     name, role = _either(message, "role", "from")
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
-    usual = (*_ROLES, *_ROLES.values(), "system", "developer", "function")
+    usual = (*_ROLES, *_ROLES.values(), *_CALLS, "system", "developer", "function")
     if role not in usual and (name == "from" or role.strip().lower() in usual):
         raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
     return _ROLES.get(role, role)

@@ -1,5 +1,6 @@
 """Reads rows of data sets, of any source: checks fields, applies the recipe's field names, brings messages into one form."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
 _MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
 _USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
+_JSON_MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
 NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
 
 
@@ -97,7 +99,7 @@ class RowReader:
         """Refuse, with a DataError, a row without a field that the recipe names."""
         for option, usual in _USUAL.items():
             name = getattr(self.config, option)
-            if name == usual or has_value(row.get(name)):
+            if name == usual or has_value(row.get(name)) or (row.get(name) is not None and not self.is_learned):
                 continue
             if name not in row:
                 raise no_such_field(self.key, where, name, list(map(str, row)), option)
@@ -147,6 +149,9 @@ class RowReader:
         place = self.config.messages_field if is_chat else PROMPT
         if images is None and has_marks(row.get(place)):
             self.told[place] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
+        prompt: Any = row.get(PROMPT)
+        if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
+            self.told[PROMPT] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
         if not self.has_prompts:
             if images:
                 raise DataError(
@@ -155,7 +160,6 @@ class RowReader:
             self._read_rejected(row)
             return
         completion: Any = row.get(COMPLETION)
-        prompt: Any = row.get(PROMPT)
         if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
             row[self.config.messages_field] = behind_prompt([*map(_unlearned, prompt)], completion)
             del row[COMPLETION]
