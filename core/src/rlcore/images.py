@@ -18,7 +18,7 @@ from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 
 RECORD = ("bytes", "path", "image", "url")
-"""Fields of a record of an image: of `datasets`, verl and OpenAI."""
+"""Fields of an image that is a record."""
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
 
 

@@ -67,7 +67,7 @@ def test_a_mapped_field_is_there_in_every_row_or_named(tmp_path, source, form, n
 @pytest.mark.parametrize("source", ["jsonl", "csv", "parquet", "python"])
 def test_a_mapped_field_has_a_value_in_every_row(tmp_path, source):
     rows = [{"prompt": "p", "completion": "c", "mine": value} for value in ("m", "")]
-    with pytest.raises(DataError, match=r"(row 1|line 2|line 3).*an empty value as 'mine'"):
+    with pytest.raises(DataError, match=r"(row 1|line 2|line 3).*'mine'"):
         load(source, rows, tmp_path, LEARNED, completion_field="mine")
 
 
@@ -213,7 +213,7 @@ def test_messages_as_completion_are_a_chat_whose_prompt_is_not_learned():
     ],
 )
 def test_an_answer_that_begins_with_the_prompt_again_is_refused(prompt, answer):
-    with pytest.raises(DataError, match="begins with a message of the role"):
+    with pytest.raises(DataError, match="role '(user|system|developer)'"):
         behind_prompt(prompt, answer)
 
 
