@@ -7,7 +7,11 @@ from rlcore.thoughts import without_thoughts
 MARKS = [
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>")),
     *(("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<Think>", "</THINK>")),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    *(("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|START_THINKING|>", "<|END_THINKING|>")),
+    *(("<mm:think>", "</mm:think>"), ("<longcat_think>", "</longcat_think>"), ("<think\n>", "</think >")),
+    *(("<scratchpad>", "</scratchpad>"), ("<thoughts>", "</thoughts>"), ('<think type="a">', "</think>")),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    *(("<|channel>thought\n", "<channel|>"), ("<|inner_prefix|>", "<|inner_suffix|>")),
 ]
 
 

@@ -151,11 +151,16 @@ CALLED = ({"role": "assistant", "content": "", "tool_calls": [{"function": {"nam
         (CALLED, (), "{{ messages[0].tool_calls }}", None),
         (CALLED, (), "", "tool_calls"),
         (({**CHAT[0], "reasoning_content": "r"},), (), "", "reasoning_content"),
+        (({**CHAT[0], "thinking": "r"},), (), "{{ enable_thinking }}", "thinking"),
+        (CALLED, (), {"default": "", "tool_use": "{{ messages[0].tool_calls }}"}, "tool_calls"),
+        (CALLED, (TOOL,), {"default": "", "tool_use": "{{ messages[0].tool_calls }}{{ tools }}"}, None),
     ],
 )
 def test_what_the_reward_models_template_never_shows_is_refused(reward_model, prompt, tools, template, fault):
     tokenizer = AutoTokenizer.from_pretrained(reward_model)
-    tokenizer.chat_template = template + "{% for m in messages %}{{ m.content }};{% endfor %}"
+    named = template if isinstance(template, dict) else {"default": template}
+    texts = {name: text + "{% for m in messages %}{{ m.content }};{% endfor %}" for name, text in named.items()}
+    tokenizer.chat_template = texts if isinstance(template, dict) else texts["default"]
     conversation = Conversation(prompt=prompt, answer="word", tools=tools)
     if fault is None:
         assert "look" in tokenizer.decode(tokens_of(conversation, tokenizer, ()))

@@ -79,6 +79,7 @@ OTHERS = {
     "ensure_weight_tying": True,
     "use_a_later_form": True,
     "scale_of_a_later_form": 0.5,
+    "number_of_a_later_form": 0,
 }
 """A value of each key of PEFT 0.21.2's LoraConfig that makes the adapters another kind, and keys that it does not know."""
 CHECKED = {"r", "lora_alpha", "base_model_name_or_path", "revision", "init_lora_weights"}

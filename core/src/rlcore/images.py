@@ -17,6 +17,8 @@ from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 
+RECORD = ("bytes", "path", "image", "url")
+"""Fields of an image that is a record."""
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
 
 
@@ -75,12 +77,12 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
 
 
 def image_source(value: object, *, is_base64: bool = False) -> object:
-    """An image as a data set names it: what a data: URL or base64 holds as bytes, a file: URL as its path, a record's bytes or
-    path, and anything else as it is. DataError for an address, since nothing is downloaded."""
+    """An image as a data set names it: what a data: URL or base64 holds as bytes, a file: URL as its path, the first value of a
+    record's RECORD fields, and anything else as it is. DataError for an address, since nothing is downloaded."""
     if isinstance(value, Mapping):
-        if odd := value.keys() - {"bytes", "path"}:
-            raise DataError(f"an image with the unknown field {min(map(str, odd))!r}; expected bytes or path")
-        value = value.get("bytes") or value.get("path")
+        if odd := [name for name, field in value.items() if field is not None and name not in RECORD]:
+            raise DataError(f"an image with the unknown field {odd[0]!r}; expected one of {', '.join(RECORD)}")
+        value = next(filter(None, map(value.get, RECORD)), None)
     if not isinstance(value, str):
         return value
     scheme, _, rest = value.partition(":")

@@ -3,13 +3,20 @@
 import re
 
 _MARKS = re.compile(
-    r"[<◁](/?)(?:seed:)?(?:think|thinking|thought|reasoning)[>▷]|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>"
+    r"[<◁](/?)(?:[a-z]+[:_])?(?:think|thinking|thoughts?|reasoning|scratchpad)(?:\s+[\w-]+=[^<>]*)?\s*[>▷]"
+    r"|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>|<\|channel\|>(analysis|final)<\|message\|>"
+    r"|<\|(START|END)_THINKING\|>|<(?:\|channel|channel(\|))>|<\|inner_(prefix|suffix)\|>"
     r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)",
     re.IGNORECASE,
 )
 """Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without
 special tokens."""
-_ENDS = ("/", "end", "final")
+_ENDS = ("/", "|", "end", "suffix", "final")
+
+
+def is_mark(text: str) -> bool:
+    """Return whether a text is the mark of the beginning or the end of a thought."""
+    return _MARKS.fullmatch(text) is not None
 
 
 def without_thoughts(response: str, *, is_thinking: bool = False) -> str:

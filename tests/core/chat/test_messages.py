@@ -2,6 +2,7 @@
 
 import base64
 import json
+from datetime import date
 
 import pytest
 
@@ -59,6 +60,9 @@ def with_arguments(value):
         (said(content="a", thinking="r", reasoning="r"), said(content="a", thinking="r", reasoning="r")),
         (said(content="a", weight=0), said(content="a", weight=0)),
         (said(content="a", loss=False), said(content="a", weight=0)),
+        (said(content="a", loss_scale=0.0), said(content="a", weight=0)),
+        (said(content="a", loss_scale=1.0), said(content="a")),
+        (said(content="a", train_on_turn=False), said(content="a", train_on_turn=False)),
         (said(content="a", train=True, weight=1.0), said(content="a")),
         (USER | {"weight": 0, "loss": None}, USER),
         (said(content="a", prefix=True), said(content="a")),
@@ -107,6 +111,9 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
         (said(tool_calls=[with_arguments("[1]")]), r"arguments that are list '\[1\]'; expected a JSON object"),
         (said(tool_calls=[with_arguments(json.dumps(TEXT))]), "arguments that are str"),
         (said(tool_calls=[with_arguments('{"a": "\\ud800"}')]), "half a character"),
+        (said(tool_calls=[with_arguments({"a": "\ud800"})]), "half a character"),
+        (said(tool_calls=[with_arguments({"a": float("nan")})]), "call 0 has arguments, which JSON cannot hold"),
+        (said(tool_calls=[with_arguments({"a": [{"b": date(2020, 1, 1)}]})]), "arguments, which JSON cannot hold: .*date"),
         (said(tool_calls=[{**CALL, "type": "custom"}]), "the type 'custom'; expected 'function'"),
         (said(tool_calls=[{**CALL, "strict": 1}]), "call 0 has the unknown field 'strict'"),
         (said(tool_calls=[{"function": {**CALL["function"], "parameters": {"a": 1}}}]), "the unknown field 'parameters'"),
@@ -115,7 +122,12 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
         (said(content="a", reasoning=["r"]), "whose 'reasoning' is list"),
         (said(content="a", weight=0.5), "whose 'weight' is 0.5; expected 0, 1"),
         (said(content="a", weight=1, loss=False), "'weight' and 'loss', which contradict each other"),
+        (said(content="a", loss_scale=0.3), "whose 'loss_scale' is 0.3; expected 0, 1"),
         (USER | {"train": True}, "of the role 'user' whose 'train' is True"),
+        ({"role": "Assistant", "content": "a"}, "whose 'role' is 'Assistant'; expected one of human"),
+        ({"role": "USER ", "content": "a"}, "whose 'role' is 'USER '"),
+        ({"role": "Tool_Call", "content": "{}"}, "whose 'role' is 'Tool_Call'"),
+        (said(tool_calls=[{**CALL, "strict": False}]), "call 0 has the unknown field 'strict'"),
         (USER | {"prefix": True}, "with 'prefix'"),
         (USER | {"tool_calls": [CALL]}, "of the role 'user' with 'tool_calls', which only the assistant's"),
         (USER | {"function_call": CALL["function"]}, "of the role 'user' with 'tool_calls'"),
@@ -129,6 +141,7 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
         ({"role": "user", "content": [{"type": "image_url", "image_url": "https://a/b.png"}]}, "nothing is downloaded"),
         ({"role": "user", "content": [{"type": "image", "base64": "?"}]}, "no base64"),
         ({"role": "user", "content": [{"type": "image", "image": {"bytes": b"a", "width": 3}}]}, "unknown field 'width'"),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "hidden": False}]}, "the unknown field 'hidden'"),
         ({"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}, "as part 0, not"),
     ],
 )

@@ -96,13 +96,14 @@ def _form_problems(config: Mapping[str, Any], file: Path) -> Iterator[Problem]:
 
 
 def _is_plain(key: str, found: Any) -> bool:
-    """Return whether a key has the value of a plain adapter; for an unknown key that is null, false or an empty value."""
+    """Return whether a key has the value of a plain adapter; for an unknown key that is null, false or an empty value. The
+    number 0 is a value."""
     if found is None:
         return key != "peft_type"
     if key == "init_lora_weights":
         return (found.lower() if isinstance(found, str) else found) in _UNCHANGED_BASE
     expected = _PLAIN.get(key)
-    return found == expected or (not found and not expected)
+    return found == expected or (not found and not expected and type(found) not in (int, float))
 
 
 def _recipe_problems(

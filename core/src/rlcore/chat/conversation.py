@@ -131,11 +131,18 @@ def ends_with_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def behind_prompt(prompt: Sequence[Any], answers: Sequence[Any]) -> list[Any]:
-    """Join a prompt's messages and those of its answer. DataError where the prompt already begins that answer."""
-    if ends_with_answer(prompt) and answers and role_of(answers[0]) == ASSISTANT:
+    """Join a prompt's messages and those of its answer. DataError where the prompt already begins that answer, or the answer
+    begins with another prompt."""
+    first, last = (role_of(messages[end]) if messages else "" for messages, end in ((answers, 0), (prompt, -1)))
+    if first == last == ASSISTANT:
         raise DataError(
             "a prompt that ends with a message of the assistant's, and an answer that begins with another; expected the rest "
             "of the answer as text"
+        )
+    goes_on = first not in INSTRUCTIONS and last in (ASSISTANT, *INSTRUCTIONS) and answers[:1] != prompt[:1]
+    if first not in ("", ASSISTANT) and not goes_on:
+        raise DataError(
+            f"an answer that begins with a message of the role {first!r}; expected the assistant's behind the prompt"
         )
     return [*prompt, *answers]
 
@@ -153,8 +160,10 @@ def opened_prompt(messages: Sequence[Message], tokenizer: ChatRenderer, tools: S
             f"{last!r:.80}; expected text alone, behind another message"
         )
     opened = tokenizer.render_chat(messages[:-1], tools)
-    if opened.rstrip().endswith(THOUGHT) and begun.lstrip().startswith(THOUGHT):  # the template has opened it already
-        begun = begun.lstrip().removeprefix(THOUGHT).lstrip()
+    shown = opened.rstrip()
+    if shown.endswith(THOUGHT) and begun.lstrip().startswith(THOUGHT):  # the template has opened it already
+        begun, space = begun.lstrip().removeprefix(THOUGHT), opened[len(shown) :]
+        begun = begun.removeprefix(space) if begun.startswith(space) else begun.lstrip()
     return opened, begun
 
 

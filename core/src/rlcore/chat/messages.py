@@ -106,7 +106,10 @@ def read_arguments(value: object) -> dict[str, Any]:
     arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, Mapping):
         raise DataError(f"arguments that are {type(arguments).__name__} {value!r:.60}; expected a JSON object")
-    return dict(arguments)
+    arguments = dict(arguments)
+    if not isinstance(value, str):  # a text has been parsed
+        _require_json(arguments, "arguments")
+    return arguments
 
 
 def thought_of(message: Message) -> str:
@@ -134,8 +137,9 @@ def _role(message: Mapping[str, Any]) -> str:
     name, role = _either(message, "role", "from")
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
-    if name == "from" and role not in (*_ROLES, *_ROLES.values(), "system", "developer", "function"):
-        raise DataError(f"whose 'from' is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
+    usual = (*_ROLES, *_ROLES.values(), *_CALLS, "system", "developer", "function")
+    if role not in usual and (name == "from" or role.strip().lower() in usual):
+        raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
     return _ROLES.get(role, role)
 
 
@@ -274,7 +278,7 @@ def _is_learned(message: Mapping[str, Any], role: str) -> bool:
 def _others(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return names, ids and fields that only a chat template can use. DataError for refused fields."""
     read = _READ | _DROPPED | {*THOUGHTS}
-    others = {name: value for name, value in message.items() if name not in read and value is not False and has_value(value)}
+    others = {name: value for name, value in message.items() if name not in read and has_value(value)}
     if refused := next(iter(names_of("message", "refused") & others.keys()), None):
         raise DataError(f"with the field {refused!r}: {instead_of('message', refused)}")
     for name in ("name", "tool_call_id"):
@@ -287,7 +291,7 @@ def _require_known(level: Any, value: Mapping[str, Any], known: set[str]) -> Non
     """Refuse, with a DataError, a part or a call that has a refused or unknown field with a value."""
     known = known | names_of(level, "no effect")
     for name in value:
-        if name not in known and value[name] is not False and has_value(value[name]):
+        if name not in known and has_value(value[name]):
             remedy = instead_of(level, name) if name in names_of(level, "refused") else "leave it out"
             raise DataError(f"the unknown field {name!r}: {remedy}")
 

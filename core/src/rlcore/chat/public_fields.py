@@ -62,6 +62,7 @@ FIELDS = (
     PublicField("row", ("label",), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
     PublicField("row", ("input", "context"), "refused", 'with prompt_field = "instruction": join the two texts'),
     PublicField("row", ("parallel_tool_calls",), "no effect", "an option of an API"),
+    PublicField("row", ("agent_name",), "reported", "the recipe's environment plays the episode"),
     PublicField(
         "row",
         ("assistant_masks", "completion_mask"),
@@ -90,7 +91,7 @@ FIELDS = (
     ),
     PublicField(
         "message",
-        ("weight", "loss", "train", "training"),
+        ("weight", "loss", "loss_scale", "train", "training"),
         "used",
         "0 or false: this answer is context only; null, 1 or true: it is learned",
     ),
@@ -98,7 +99,6 @@ FIELDS = (
     PublicField("message", ("tool_call_id", "name"), "no effect", "goes to the template, which may show it"),
     PublicField("message", ("annotations",), "no effect", "metadata"),
     PublicField("message", ("train_detail",), "refused", "an answer is learned whole or not at all"),
-    PublicField("message", ("loss_scale",), "refused", "an answer is learned whole or not at all"),
     PublicField("message", ("reasoning_details",), "refused", "write the thought as `reasoning_content`"),
     PublicField("message", ("audio",), "refused", "models here read text and images"),
     PublicField("part", ("text",), "used", "of the types text, input_text and output_text"),

@@ -9,16 +9,21 @@ from attrs import frozen
 
 from rlcore_math.plain_numbers import plain_number
 
-SEPARATOR = r"(?:(?:\\middle\s*)?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z]))|(?:\\text\s*\{\s*)?such that\s*\}?)"
+SEPARATOR = r"(?:(?:\\middle\s*)?(?:[|:;]|\\(?:mid|vert|colon)(?![A-Za-z]))|(?:\\text\s*\{\s*)?such that\s*\}?)"
 IN_REALS = r"\\in\s*(?:\\math(?:bb|bf|rm)\s*\{?\s*R\s*\}?|\\?(?:R|Reals|reals)(?![A-Za-z]))"
-BUILDER = re.compile(rf"\\?\{{\s*([A-Za-z])\s*(?:{IN_REALS})?\s*{SEPARATOR}((?:[^{{}}|]|\{{[^{{}}]*\}})*?)\\?\}}")
+BUILDER = re.compile(rf"\\?\{{\s*([A-Za-z])\s*(?:{IN_REALS})?\s*{SEPARATOR}((?:[^{{}}]|\{{[^{{}}]*\}})*?)\\?\}}")
 BRACES = re.compile(r"\\?\{([^{}]*?)\\?\}")
 OR, AND = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")
 RELATION = re.compile(r"<|>|=|\\(?:le|ge|neq?)(?![A-Za-z])")
-REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(.*)")
+REALS = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?\s*(.*)")
 HALF = {"^+": "x>0", "_+": "x>0", "^-": "x<0", "_-": "x<0", "^*": "x\\ne 0"}
+HALF |= dict.fromkeys(("^+_0", "_0^+"), "x\\ge 0") | dict.fromkeys(("^-_0", "_0^-"), "x\\le 0")
+HALF |= dict.fromkeys(("^*_+", "_+^*"), "x>0")
 OUTSIDE = re.compile(r"(?:\\(?:setminus|backslash)(?![A-Za-z])|-)\s*\\?\{(.*?)\\?\}")
 REVERSED = re.compile(r"([\[\](])([^\[\](),;]+)[,;]([^\[\](),;]+)([\[\])])")
+GREEK = re.compile(r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega)(?![A-Za-z])")
+DISTANCE = re.compile(r"\|\s*[A-Za-z]\s*(?:([-+])\s*([\d.]+)\s*)?\|\s*(<|>|\\le|\\ge)\s*(\d[^|]*)")
+"""A condition on a distance such as |x - 2| < 1."""
 ENDLESS = re.compile(r"([-+]?)\s*\\infty")
 
 
@@ -47,6 +52,8 @@ def in_intervals(answer: str) -> str:
 
     Other parts stay, and so does a single inequality outside a set, which math-verify reads.
     """
+    if len(names := {*GREEK.findall(answer)}) == 1 and RELATION.search(answer) and not _letters(answer):
+        answer = answer.replace(names.pop(), "x")
     try:
         if match := REALS.fullmatch(answer):
             return _written(_reals(match[1]))
@@ -55,7 +62,7 @@ def in_intervals(answer: str) -> str:
             return "\\cup".join(_built(piece.strip()) if BUILDER.search(piece) else piece for piece in pieces)
         inside = BRACES.fullmatch(answer)
         condition, relations = (answer if inside is None else inside[1]), RELATION.findall(answer)
-        is_one = len(relations) == 1 and "\\ne" not in relations[0] and "\\in" not in answer
+        is_one = len(relations) == 1 and "\\ne" not in relations[0] and "\\in" not in answer and "|" not in answer
         if relations and (inside or not is_one) and (variable := _variable(condition)):
             return _written(_spans(condition, variable))
     except _OtherForm:
@@ -95,8 +102,13 @@ def _usual(answer: str) -> str:
 
 def _variable(answer: str) -> str:
     """Return the one variable of conditions; empty where there is none, or several."""
-    letters = {*re.findall(r"[A-Za-z]", re.sub(r"\\mathbb\s*\{?\s*R\s*\}?|\\[A-Za-z]+", "", answer))}
+    letters = _letters(answer)
     return letters.pop() if len(letters) == 1 else ""
+
+
+def _letters(answer: str) -> set[str]:
+    """Return the letters of an answer outside of commands."""
+    return {*re.findall(r"[A-Za-z]", re.sub(r"\\mathbb\s*\{?\s*R\s*\}?|\\[A-Za-z]+", "", answer))}
 
 
 def _spans(condition: str, variable: str) -> _Spans:
@@ -113,6 +125,8 @@ def _clause(text: str, variable: str) -> _Spans:
     """Return the numbers for which one relation, or a chain of two, holds."""
     if re.fullmatch(rf"{variable}\s*{IN_REALS}", text):
         return [_Span("-\\infty", False, "\\infty", False)]
+    if match := DISTANCE.fullmatch(text):
+        return _beside(match)
     signs = [sign.removesuffix("q") for sign in RELATION.findall(text)]
     sides = [side.strip() for side in RELATION.split(text)]
     if not all(sides) or sides.count(variable) != 1 or len(signs) not in (1, 2):
@@ -128,6 +142,15 @@ def _clause(text: str, variable: str) -> _Spans:
     if sides[1] == variable:
         sign = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(sign, sign)
     return _RELATIONS[sign](other)
+
+
+def _beside(match: re.Match[str]) -> _Spans:
+    """Return the numbers that a DISTANCE allows."""
+    center, radius = _value(match[2] or "0") * (1 if match[1] == "-" else -1), _value(match[4])
+    low, high, is_closed = str(center - radius), str(center + radius), match[3] not in ("<", ">")
+    if match[3] in ("<", "\\le"):
+        return [_Span(low, is_closed, high, is_closed)]
+    return [_Span("-\\infty", False, low, is_closed), _Span(high, is_closed, "\\infty", False)]
 
 
 def _chained(one: _Span, other: _Span) -> _Spans:

@@ -1,5 +1,6 @@
 """Score conversations in a separate process, which loads the reward model once."""
 
+import re
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from datetime import date
@@ -85,7 +86,7 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
         read = read if read[:1] == begun else [*begun, *read]
         said = _encoded_behind(conversation.answer, tokenizer)
         return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
-    _require_shown(prompt, conversation.tools, str(tokenizer.chat_template))
+    _require_shown(prompt, conversation.tools, tokenizer.get_chat_template(tools=list(conversation.tools) or None))
     opened = _shown(prompt, conversation.tools, tokenizer, add_generation_prompt=True)
     answered = [*prompt, {"role": "assistant", "content": conversation.answer}]
     whole = _shown(answered, conversation.tools, tokenizer).rstrip()
@@ -101,7 +102,7 @@ def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) 
 def _require_shown(messages: Sequence[Message], tools: Sequence[Tool], template: str) -> None:
     """Raise ValueError where the prompt has tools, calls or thoughts that the reward model's chat template never shows."""
     names = {name for message in messages for name in message} - {"role", "content", "name", "tool_call_id", "weight"}
-    if unread := [name for name in sorted(names | ({"tools"} if tools else set())) if name not in template]:
+    if unread := [name for name in sorted(names | ({"tools"} if tools else set())) if not re.search(rf"\b{name}\b", template)]:
         raise ValueError(f"found {', '.join(unread)} in the prompt, which the reward model's chat template never shows")
 
 

@@ -184,6 +184,40 @@ def test_a_file_of_templates_holds_nothing_else(bare: Path, content: object, fau
         load_tokenizer(ModelConfig(path=str(bare)))
 
 
+@pytest.mark.parametrize(
+    ("listed", "fault"),
+    [
+        ([{"name": "default", "template": CALLS, "mood": "calm"}], "name and template alone"),
+        (
+            [{"name": "default", "template": CALLS}, {"name": "default", "template": SPEAKS}],
+            "several chat templates of one name",
+        ),
+    ],
+)
+def test_what_transformers_passes_over_in_a_list_of_templates_is_refused(bare: Path, listed: object, fault: str) -> None:
+    set_option(bare, listed)
+    with pytest.raises(ModelError, match=fault):
+        load_tokenizer(ModelConfig(path=str(bare)))
+
+
+IN_PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ m['thinking'] }}{% endif %}{% endfor %}"
+)
+BESIDE_CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ m.reasoning }}{{ c.function.name }}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+def test_a_name_of_thoughts_that_a_template_mentions_and_does_not_show_is_none(load) -> None:  # type: ignore[no-untyped-def]
+    thoughtful = [USER, ASSISTANT | {"thinking": "hm"}, USER]
+    with pytest.raises(DataError, match="thinking, a thought"):
+        load(IN_PARTS).render_chat(thoughtful)
+    assert "hm" not in load(BESIDE_CALLS).render_chat(thoughtful)
+    called = [USER, ASSISTANT | {"thinking": "hm", "tool_calls": [{"function": {"name": "look"}}]}, USER]
+    assert "hmlook" in load(BESIDE_CALLS).render_chat(called)
+
+
 def test_templates_without_a_default_are_named_where_none_is_chosen(bare: Path) -> None:
     set_option(bare, {"rag": SPEAKS})
     with pytest.raises(DataError, match="only rag.*model.chat_template"):

@@ -176,7 +176,9 @@ def test_thoughts_are_shown_under_the_name_that_the_template_reads_or_refused(ca
 
 def test_a_thought_that_the_template_leaves_out_of_an_answer_is_refused(calling, tmp_path):
     make_tokenizer(tmp_path)
-    template = CALLING_FORMS["objects"].replace("if message.reasoning_content", "if message.reasoning_content and think")
+    template = CALLING_FORMS["objects"].replace(
+        "if message.reasoning_content", "if message.reasoning_content and message.tool_calls"
+    )
     set_chat_template(tmp_path, template, "<|im_end|>")
     with pytest.raises(DataError, match="the thought of message 1"):
         render([{"messages": [CHAT[1], {**CHAT[2], "thinking": "two"}]}], load_tokenizer(ModelConfig(path=str(tmp_path))))
@@ -200,9 +202,12 @@ def test_of_a_rewriting_template_the_sequences_without_an_answer_to_learn_are_le
     assert render([{"messages": chat}], load(name), history="segment").tokens.num_sequences == 1
 
 
-@pytest.mark.parametrize(("name", "near"), [("tool_call", "tool_calls"), ("mood", "Take it out")])
-def test_a_field_that_only_the_template_may_know_is_refused_where_it_shows_none(calling, tmp_path, name, near):
-    rows = [{"messages": [{**CHAT[1], name: "calm"}, CHAT[2]]}]
+@pytest.mark.parametrize(
+    ("name", "value", "near"),
+    [("tool_call", "calm", "tool_calls"), ("mood", "calm", "Take it out"), ("learn", False, "Take it out")],
+)
+def test_a_field_that_only_the_template_may_know_is_refused_where_it_shows_none(calling, tmp_path, name, value, near):
+    rows = [{"messages": [{**CHAT[1], name: value}, CHAT[2]]}]
     with pytest.raises(DataError, match=f"row 0 .*'{name}'.*{near}"):
         render(rows, calling)
     make_tokenizer(tmp_path)

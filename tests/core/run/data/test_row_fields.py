@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlcore.chat.conversation import behind_prompt
 from rlcore.chat.public_fields import FIELDS
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.datasets import load_rows
@@ -38,6 +39,8 @@ def load(source, rows, folder, form, **config):
         return list(load_rows(DatasetConfig(**config), "train", OwnRows(rows), **form))
     if source == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif source == "csv":
+        path.write_text("".join(",".join(line) + "\n" for line in (rows[0].keys(), *(row.values() for row in rows))))
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     return list(load_rows(DatasetConfig(source=source, path=str(path), **config), "train", None, **form))
@@ -59,6 +62,13 @@ def test_a_mapped_field_is_there_in_every_row_or_named(tmp_path, source, form, n
     with pytest.raises(DataError, match=rf"(row 1|line 2).*'mine'.*({name}_field|every row)"):
         load(source, rows, tmp_path, form, **{f"{name}_field": "mine"})
     load(source, rows[:1], tmp_path, form, **{f"{name}_field": "mine"})
+
+
+@pytest.mark.parametrize("source", ["jsonl", "csv", "parquet", "python"])
+def test_a_mapped_field_has_a_value_in_every_row(tmp_path, source):
+    rows = [{"prompt": "p", "completion": "c", "mine": value} for value in ("m", "")]
+    with pytest.raises(DataError, match=r"(row 1|line 2|line 3).*'mine'"):
+        load(source, rows, tmp_path, LEARNED, completion_field="mine")
 
 
 @pytest.mark.parametrize("source", ["jsonl", "parquet", "python"])
@@ -139,6 +149,9 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         (LEARNED, {"system_prompt": "s"}, "system_prompt"),
         (ASKED, {"system_prompt": "s"}, "system_prompt"),
         (ASKED, {"prompt": [{"role": "user", "content": "<image>q"}]}, "prompt"),
+        (LEARNED, {"completion": None, "messages": [{"from": "human", "value": "<image>q"}, ANSWER]}, "messages"),
+        (ASKED, {"agent_name": "tool_agent"}, "agent_name"),
+        *((form, {"prompt": json.dumps([USER])}, "prompt") for form in (ASKED, LEARNED, COMPARED)),
         (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
         (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),
         (
@@ -187,6 +200,28 @@ def test_messages_as_completion_are_a_chat_whose_prompt_is_not_learned():
     turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
     found, _ = read({"prompt": [turns[0], {**turns[1], "train": True}, turns[0]], "completion": [turns[1]]}, LEARNED)
     assert found["messages"] == [turns[0], {**turns[1], "weight": 0}, *turns]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ([USER], [USER, ANSWER]),
+        ([USER], [{"role": "system", "content": "s"}, USER, ANSWER]),
+        ([USER], [{"role": "user", "content": "q "}, ANSWER]),
+        ([USER, ANSWER], [USER, ANSWER]),
+        ([{"role": "system", "content": "s"}], [{"role": "developer", "content": "s"}, USER, ANSWER]),
+    ],
+)
+def test_an_answer_that_begins_with_the_prompt_again_is_refused(prompt, answer):
+    with pytest.raises(DataError, match="role '(user|system|developer)'"):
+        behind_prompt(prompt, answer)
+
+
+def test_an_answer_may_go_on_with_a_further_turn():
+    system, result = {"role": "system", "content": "s"}, {"role": "tool", "content": "4"}
+    for prompt, answer in (([system], [USER, ANSWER]), ([USER, ANSWER], [{"role": "user", "content": "r"}, ANSWER])):
+        assert behind_prompt(prompt, answer) == [*prompt, *answer]
+    assert behind_prompt([USER, ANSWER], [result, ANSWER]) == [USER, ANSWER, result, ANSWER]
 
 
 def test_messages_as_completion_do_not_go_on_with_what_the_prompt_has_begun():

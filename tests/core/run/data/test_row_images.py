@@ -122,6 +122,8 @@ def url(file):
         ([{"type": "input_image", "image_url": url(RED)}, {"type": "input_text", "text": "which?"}], None, "#which?"),
         ([{"type": "image", "url": url(RED)}], None, "#"),
         ([{"type": "image"}], [url(RED)], "#"),
+        ("<image>which?", [{"image": url(RED), "bytes": None}], "#which?"),
+        ("<image>which?", [{"url": url(RED), "max_pixels": None}], "#which?"),
         ("which?", [], "which?"),
         ("which?", "", "which?"),
         ("which?", None, "which?"),

@@ -17,6 +17,7 @@ from rlcore.run.data import hub_reach
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError, ModelError
 from rlcore.testing.models import END_OF_TEXT, make_tokenizer
+from rlcore.thoughts import without_thoughts
 
 
 @pytest.fixture
@@ -90,6 +91,22 @@ def test_special_tokens_are_left_out_of_decoded_text(tokenizer):
     assert tokenizer.eos_token_id is not None
     assert tokenizer.encode(END_OF_TEXT) == [tokenizer.eos_token_id]
     assert tokenizer.decode([*tokenizer.encode("12"), tokenizer.eos_token_id]) == "12"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<|channel>", "<channel|>")]
+)
+def test_marks_of_thoughts_stay_where_they_are_special_tokens(directory, begin, end):
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    backend.add_special_tokens([begin, end, "<|user|>"])
+    backend.save(str(directory / "tokenizer.json"))
+    tokenizer = load(directory)
+    said = f"{begin}one \\boxed{{1}}{end}two"
+    tokens = [tokenizer.encode("<|user|>")[0], *tokenizer.encode(said), tokenizer.eos_token_id]
+    assert tokenizer.decode_batch([tokens, np.asarray(tokens[:5], np.int32)]) == [said, f"{begin}one"]
+    assert without_thoughts(tokenizer.decode(tokens)) == "two"
 
 
 def test_messages_go_through_the_chat_template_up_to_the_answer(tokenizer):

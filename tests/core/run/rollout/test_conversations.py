@@ -322,7 +322,14 @@ class Opening:
 
 @pytest.mark.parametrize(
     ("begun", "shown"),
-    [("<think>", "q|<think>\n"), ("<think>\nSo", "q|<think>\nSo"), ("So", "q|<think>\nSo"), ("", "q|<think>\n")],
+    [
+        ("<think>", "q|<think>\n"),
+        ("<think>\nSo", "q|<think>\nSo"),
+        ("<think>So", "q|<think>\nSo"),
+        ("<think>\n\n</think>\n\n", "q|<think>\n\n</think>\n\n"),
+        ("So", "q|<think>\nSo"),
+        ("", "q|<think>\n"),
+    ],
 )
 def test_a_thought_that_the_template_opens_is_opened_once(begun, shown):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": begun}]

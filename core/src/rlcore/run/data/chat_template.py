@@ -40,6 +40,8 @@ def named_templates(found: object) -> dict[str, str]:
     if isinstance(found, list | tuple):
         if odd := [each for each in found if not isinstance(each, Mapping) or each.keys() != {"name", "template"}]:
             raise ValueError(f"found the chat template {odd[0]!r:.80}; expected an object with name and template alone")
+        if len(names := [each["name"] for each in found]) > len({*names}):
+            raise ValueError(f"found several chat templates of one name: {', '.join(map(repr, names))}")
         found = {each["name"]: each["template"] for each in found}
     named: Mapping[Any, Any] = found if isinstance(found, Mapping) else {} if found is None else {DEFAULT: found}
     for name, template in named.items():
@@ -86,6 +88,8 @@ class ChatTemplate:
     """What puts placeholders for images into prompts; None for a model of text alone."""
     _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
     """Templates with a part of messages that they show, and whether in the first one."""
+    _thoughts: dict[str, list[str]] = field(factory=dict, init=False)
+    """Names of thoughts that each template shows."""
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
@@ -108,7 +112,7 @@ class ChatTemplate:
         messages = read_messages(messages, keeps_unreadable=True)
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", template):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
-        conversation = [self._template_message(message) for message in messages]
+        conversation = [self._template_message(message, template, tools) for message in messages]
         text = self._render(conversation, tools, answered=answered)
         self._require_fields_shown(conversation, tools, text, answered=answered)
         for number, message in enumerate(conversation):
@@ -119,12 +123,14 @@ class ChatTemplate:
                     self._shown.add(place)
         return self._with_images(text, messages)
 
-    def _template_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _template_message(self, message: Mapping[str, Any], template: str, tools: Sequence[Any]) -> dict[str, Any]:
         """Return a message in the form for the template, with its thought under the name that the template reads."""
         found = {name: value for name, value in shown_message(message).items() if name not in (*THOUGHTS, "weight")}
         if thought := thought_of(message):
-            known = [name for name in THOUGHTS if re.search(rf"""[.'"]{name}\b""", str(self.backend.chat_template))]
-            if not known:
+            if template not in self._thoughts:
+                named = [name for name in THOUGHTS if re.search(rf"""[.'"]{name}\b""", template)]
+                self._thoughts[template] = [name for name in named if self._shows_thought(name, tools)]
+            if not (known := self._thoughts[template]):
                 name = next(name for name in THOUGHTS if message.get(name))
                 raise DataError(
                     f"a message has {name}, a thought beside its content, but the chat template never shows any. Write it into "
@@ -132,6 +138,18 @@ class ChatTemplate:
                 )
             found[known[0]] = thought
         return found
+
+    def _shows_thought(self, name: str, tools: Sequence[Any]) -> bool:
+        """Return whether the template shows a field `name` of an answer, with or without a call."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+        for calls in ({}, {"tool_calls": [call]}):
+            answer = {"role": ASSISTANT, "content": "" if calls else ".", name: PROBE, **calls}
+            try:
+                if PROBE in self._render([{"role": "user", "content": "."}, answer], tools, answered=True):
+                    return True
+            except DataError:  # it takes no such messages
+                continue
+        return False
 
     def _require_fields_shown(
         self, conversation: Sequence[dict[str, Any]], tools: Sequence[Any], text: str, *, answered: bool

@@ -134,13 +134,7 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tools: Sequence[spi.Tool
     answers = []
     for chat in chats:
         whole = tokenizer.render_answered(chat, tools)
-        if not whole.startswith(opened) or not whole[len(opened) :].strip():
-            raise spi.DataError(
-                "the chat template does not write the answer behind the prompt: found "
-                f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}. Set model.chat_template to one that does, or "
-                "model.chat_template_kwargs, as where it opens a thought that the answers lack"
-            )
-        require_shown(chat[-1], whole[len(opened) :], "an answer")
+        require_shown(chat[-1], whole, opened, "an answer")
         answers.append(ended_answer(whole, opened, chat, tools, tokenizer))
     return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)
 

@@ -1,5 +1,6 @@
 """Reads rows of data sets, of any source: checks fields, applies the recipe's field names, brings messages into one form."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rlcore.chat.messages import ASSISTANT, IN_LOSS, has_value, read_messages, r
 from rlcore.chat.public_fields import FIELDS, names_of
 from rlcore.config.data import DatasetConfig
 from rlcore.half_characters import half_character
-from rlcore.run.data.row_images import MARK, column_images, with_images
+from rlcore.run.data.row_images import MARK, column_images, has_marks, with_images
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError, Message, Row
 
@@ -19,6 +20,7 @@ PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
 _MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
 _USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
+_JSON_MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
 NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
 
 
@@ -97,11 +99,12 @@ class RowReader:
         """Refuse, with a DataError, a row without a field that the recipe names."""
         for option, usual in _USUAL.items():
             name = getattr(self.config, option)
-            if name == usual or row.get(name) is not None:
+            if name == usual or has_value(row.get(name)) or (row.get(name) is not None and not self.is_learned):
                 continue
             if name not in row:
                 raise no_such_field(self.key, where, name, list(map(str, row)), option)
-            raise DataError(f"{self.key}: {where} has null as {name!r}; expected a value in every row ({self.key}.{option})")
+            found = "null" if row[name] is None else "an empty value"
+            raise DataError(f"{self.key}: {where} has {found} as {name!r}; expected a value in every row ({self.key}.{option})")
 
     def _require_one_form(self, row: Mapping[str, Any], where: str) -> None:
         """DataError where the recipe names fields of one form, and a row with a chat is learned in the other."""
@@ -143,8 +146,12 @@ class RowReader:
             row["tools"] = read_tools(row["tools"])
         self._tell_of_calls(row)
         images = column_images(row)
-        if images is None and MARK in str(row.get(PROMPT)):
-            self.told[PROMPT] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
+        place = self.config.messages_field if is_chat else PROMPT
+        if images is None and has_marks(row.get(place)):
+            self.told[place] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
+        prompt: Any = row.get(PROMPT)
+        if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
+            self.told[PROMPT] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
         if not self.has_prompts:
             if images:
                 raise DataError(
@@ -153,7 +160,6 @@ class RowReader:
             self._read_rejected(row)
             return
         completion: Any = row.get(COMPLETION)
-        prompt: Any = row.get(PROMPT)
         if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
             row[self.config.messages_field] = behind_prompt([*map(_unlearned, prompt)], completion)
             del row[COMPLETION]

@@ -27,6 +27,15 @@ def column_images(row: Mapping[str, Any]) -> list[object] | None:
     return [one for one in value if one is not None] if is_list else [value]
 
 
+def has_marks(prompt: object) -> bool:
+    """Return whether the text of a prompt, or of one of its messages, has a mark."""
+    if isinstance(prompt, str):
+        return MARK in prompt
+    messages = prompt if isinstance(prompt, list | tuple) else ()
+    parts = [part for message in messages if isinstance(message, Mapping) for part in _parts_and_text(message)]
+    return any(isinstance(part, Mapping) and MARK in str(part.get("text")) for part in parts)
+
+
 def with_images(messages: Sequence[Any], column: Sequence[object] | None, folder: Path | None) -> list[Any]:
     """Fill the placeholders of messages with the images of the column; relative paths start from `folder`.
 

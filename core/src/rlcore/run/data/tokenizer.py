@@ -34,6 +34,7 @@ from rlcore.run.data.hub_reach import absent_remedy, hub_problem, is_shown
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
+from rlcore.thoughts import is_mark
 from rlcore.time_limit import loading
 
 
@@ -110,6 +111,8 @@ class PretrainedTokenizer:
     _chat: ChatTemplate = field(init=False)
     _space_before: str = field(init=False)
     """A special token behind which a text does not begin with a space of the tokenizer's own; empty where none does anyway."""
+    _left_out: frozenset[int] | None = field(init=False)
+    """Special tokens that a text leaves out, where marks of thoughts are special too, as Magistral's are. None: all of them."""
 
     @_chat.default
     def _template(self) -> ChatTemplate:
@@ -126,6 +129,13 @@ class PretrainedTokenizer:
         model = self.model
         processor = load_image_processor(model.path, model.revision, trust_remote_code=model.trust_remote_code)
         return Placeholders(processor=processor, token=token)
+
+    @_left_out.default
+    def _special_but_thoughts(self) -> frozenset[int] | None:
+        fast = getattr(self.backend, "backend_tokenizer", None)
+        added = {} if fast is None else fast.get_added_tokens_decoder()
+        special = {number: is_mark(str(token.content)) for number, token in added.items() if token.special}
+        return frozenset(number for number, marks in special.items() if not marks) if any(special.values()) else None
 
     @_space_before.default
     def _mark(self) -> str:
@@ -173,7 +183,11 @@ class PretrainedTokenizer:
     def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
         if not sequences:
             return []
-        decoded: list[str] = self.backend.batch_decode(list(sequences), skip_special_tokens=True)
+        if self._left_out is None:
+            decoded: list[str] = self.backend.batch_decode(list(sequences), skip_special_tokens=True)
+        else:
+            kept = [[token for token in map(int, tokens) if token not in self._left_out] for tokens in sequences]
+            decoded = self.backend.batch_decode(kept, skip_special_tokens=False)
         return decoded
 
     def show(self, tokens: Sequence[int] | Int32Array) -> str:
@@ -256,6 +270,9 @@ def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] |
         if file.name == PROCESSOR_TEMPLATE_FILE and content.keys() != {"chat_template"}:
             raise ValueError(f"{file.name} has {', '.join(map(repr, content)) or 'nothing'}; expected 'chat_template' alone")
         found = content.get("chat_template") if found is None else found
+    settings = model_file(model, "tokenizer_config.json")
+    if settings is not None and isinstance(content := read_object(settings), dict):
+        named_templates(content.get("chat_template"))  # transformers passes over what else such a list holds
     named = named_templates(found)
     if (own := model.chat_template) is not None:
         if own not in named and "{" not in own:

@@ -35,8 +35,16 @@ def ended_answer(
     return written + _following_end(messages, tools, opened + written, tokenizer, following)
 
 
-def require_shown(message: Mapping[str, Any], answer: str, what: str) -> None:
-    """Refuse, with a DataError, a rendered answer that lacks its thought, or the content of a message with calls."""
+def require_shown(message: Mapping[str, Any], whole: str, opened: str, what: str) -> None:
+    """Refuse, with a DataError, a rendered chat that does not write its last message behind the text before it, or leaves out
+    its thought, or the content of a message with calls."""
+    answer = whole[len(opened) :]
+    if not whole.startswith(opened) or not answer.strip():
+        raise DataError(
+            f"the chat template does not write {what} behind what comes before it: found {whole[-60:]!r}; expected it to go on "
+            f"from {opened[-60:]!r}. Set model.chat_template to one that does, or model.chat_template_kwargs, as where it "
+            "opens a thought that answers lack"
+        )
     beside = without_thoughts(message["content"]) if message.get("tool_calls") else ""
     for part, text in (("thought", thought_of(message)), ("content beside the calls", beside)):
         if text.strip() not in answer:
