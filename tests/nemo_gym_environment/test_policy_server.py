@@ -143,3 +143,14 @@ def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
     policy.server.close()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as no_listener, pytest.raises(ValueError, match="Stream Socket"):
         ServerThread(web.Application(), no_listener).start()
+
+
+def test_what_ended_a_server_is_raised_where_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        raise ValueError("planted")
+
+    thread = ServerThread(web.Application(), listening("127.0.0.1", 0))
+    monkeypatch.setattr(thread._ended, "wait", fail)
+    thread.start()
+    with pytest.raises(ValueError, match="planted"):
+        thread.close()
