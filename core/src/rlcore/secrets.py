@@ -114,7 +114,10 @@ def is_secret_name(name: str) -> bool:
 
 def masked(text: str) -> str:
     """Return a text with MASK in place of secrets."""
-    return _ASSIGNED.sub(rf"\g<1>{MASK}", _COOKIES.sub(rf"\g<1>{MASK}", _without_values(text)))
+    text = _without_values(text)
+    for pattern in (_SAID, _COOKIES, _ASSIGNED):
+        text = pattern.sub(rf"\g<1>{MASK}", text)
+    return text
 
 
 def masked_arguments(arguments: Iterable[str]) -> str:
@@ -191,7 +194,6 @@ def _without_values(text: str) -> str:
             values.append(re.escape(one[: len(one) // 2]) + r"[\w+/=-]*")  # one that was cut off
     if values:
         text = re.sub("|".join(values), MASK, text)
-    text = _SAID.sub(rf"\g<1>{MASK}", text)
     return _FORMATS.sub(MASK, _QUERY.sub(rf"\g<1>{MASK}", _LOGIN.sub(MASK, text)))
 
 
