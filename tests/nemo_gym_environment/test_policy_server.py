@@ -145,12 +145,13 @@ def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
         ServerThread(web.Application(), no_listener).start()
 
 
-def test_what_ended_a_server_is_raised_where_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail() -> None:
+def test_what_ended_a_server_is_raised_where_it_is_closed() -> None:
+    async def fail(application: web.Application) -> None:  # noqa: ARG001
         raise ValueError("planted")
 
-    thread = ServerThread(web.Application(), listening("127.0.0.1", 0))
-    monkeypatch.setattr(thread._ended, "wait", fail)
+    application = web.Application()
+    application.on_cleanup.append(fail)
+    thread = ServerThread(application, listening("127.0.0.1", 0))
     thread.start()
     with pytest.raises(ValueError, match="planted"):
         thread.close()
