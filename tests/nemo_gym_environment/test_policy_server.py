@@ -146,7 +146,7 @@ def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
 
 
 def test_what_ended_a_server_is_raised_where_it_is_closed() -> None:
-    async def fail(application: web.Application) -> None:  # noqa: ARG001
+    async def fail(application: web.Application) -> None:
         raise ValueError("planted")
 
     application = web.Application()
