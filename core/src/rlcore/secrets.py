@@ -22,7 +22,7 @@ MIN_KEPT = 4
 _TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|sas|secret|security|session"
 _SECRET = (
     r"api[_-]?keys?|access[_-]?keys?(?:[_-]?id)?|secrets?(?:[_-]?keys?)?|(?:private|signing|encryption|license|ssh)[_-]?key"
-    r"|(?:account|anthropic|auth|azure|consumer|gemini|hf|judge|master|openai|shared|subscription|wandb)[_-]?key"
+    r"|(?:account|anthropic|auth|azure|consumer|gemini|hf|judge|master|open[_-]?ai|shared|subscription)[_-]?key"
     r"|shared[_-]?access[_-]?signature"
     r"|passwords?|passwd|passphrase|passcode|credentials?|connection[_-]?string|webhook[_-]?url"
     rf"|(?:proxy[_-]?)?authorization|cookies?|(?:{_TOKENS})[_-]?token"
