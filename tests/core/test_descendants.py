@@ -164,6 +164,44 @@ def test_a_supervisor_that_is_ended_leaves_nothing(number: signal.Signals, tmp_p
     assert living(str(mark)) == []
 
 
+ATTACKS = {
+    "stops": "os.kill(os.getppid(), signal.SIGSTOP)",
+    "kills": "os.kill(os.getppid(), signal.SIGKILL)",
+    "kills its group": "os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)",
+    "signals": "[os.kill(os.getppid(), number) for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM)]",
+    "starts anew all the time": "while os.fork() == 0: time.sleep(0.001)\nos._exit(0)",
+}
+"""Programs that end or evade their supervisor."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_program_that_attacks_its_supervisor_ends_with_the_run(attack: str, tmp_path: Path) -> None:
+    mark = tmp_path / "started"
+    evading = f"import os, signal, sys, time\n{ATTACKS[attack]}\n{SLEEPING}"
+    attacking = f"import os, sys\nif os.fork() == 0:\n    os.setsid()\n    exec({SLEEPING!r})\nexec({evading!r})"
+    command = f"[sys.executable, '-c', {attacking!r}, {str(mark)!r}]"
+    script = (
+        f"import asyncio, sys\nfrom rlcore.agents.process import run_process\nasyncio.run(run_process({command}, {{}}, ''))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
+        while not mark.exists() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        process.kill()
+    deadline = time.monotonic() + 30
+    while living(str(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert living(str(mark)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+def test_a_program_has_the_usual_signals() -> None:
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    bare, held = (subprocess.run(one, capture_output=True, check=True) for one in (command, supervised(command)))
+    assert held.stdout == bare.stdout
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 def test_a_group_that_it_does_not_lead_outlives_its_parent() -> None:
     script = """

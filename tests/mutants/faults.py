@@ -1605,8 +1605,8 @@ FAULTS = (
     Fault(
         "an answer's log-probabilities belong to its last tokens first",
         "rlcore_openai.samples",
-        "self.logprobs += logprobs[: len(tokens)]",
-        "self.logprobs += logprobs[: len(tokens)][::-1]",
+        "self.logprobs += logprobs\n",
+        "self.logprobs += logprobs[::-1]\n",
         "tests/openai_generation/test_samples.py::test_events_of_any_size_add_up",
     ),
     Fault(

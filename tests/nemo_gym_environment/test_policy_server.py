@@ -143,3 +143,15 @@ def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
     policy.server.close()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as no_listener, pytest.raises(ValueError, match="Stream Socket"):
         ServerThread(web.Application(), no_listener).start()
+
+
+def test_what_ended_a_server_is_raised_where_it_is_closed() -> None:
+    async def fail(application: web.Application) -> None:
+        raise ValueError("planted")
+
+    application = web.Application()
+    application.on_cleanup.append(fail)
+    thread = ServerThread(application, listening("127.0.0.1", 0))
+    thread.start()
+    with pytest.raises(ValueError, match="planted"):
+        thread.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -179,7 +180,7 @@ def test_an_address_above_the_api_is_told_where_that_is() -> None:
         ({"token_ids": None}, "return_token_ids"),
         ({"logprobs": None}, "log-probabilities"),
         ({"finish_reason": "tool_calls"}, "finish_reason 'tool_calls'"),
-        ({"text": "", "token_ids": []}, "0 tokens"),
+        ({"text": "", "token_ids": [], "logprobs": None}, "0 tokens"),
     ],
 )
 def test_what_an_endpoint_does_not_return_is_named_at_the_start(opened: Open, changes: dict[str, Any], named: str) -> None:
@@ -248,6 +249,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a number for an event": (7, "another form"),
     "null for choices": ({"choices": None}, "another form"),
     "a text for a choice": ({"choices": ["t1"]}, "another form"),
+    "another choice": (token(1, index=1), "a choice with the index 1"),
+    "more log-probabilities": (token(1, logprobs={"token_logprobs": [-0.5] * 2}), "2 log-probabilities of 1 token ids"),
+    "no tokens": (token(1, reason="stop", text="", token_ids=[], logprobs=None), "an answer without tokens"),
+    "an end before the length": (token(1, reason="length"), "1 tokens and the finish_reason length, asked for 3"),
     "deep JSON": (DEEP, "another form (RecursionError"),
     "no JSON": ("{", "another form (JSONDecodeError"),
 }
@@ -295,18 +300,22 @@ def test_a_list_of_models_that_is_none_is_named(opened: Open, models: Any) -> No
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3)], ids=["Exception", "SystemExit"])
-def test_an_error_behind_an_answer_ends_the_stream_with_it(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException
+@pytest.mark.parametrize("how", ["stream", "generate"])
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3), asyncio.CancelledError("planted")], ids=repr)
+def test_an_error_behind_an_answer_ends_the_call_with_it(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException, how: str
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     handle = opened(Stub())
     monkeypatch.setattr(backend, "result_of", fail)
-    with pytest.raises(BaseException, match=r"planted|exit|3") as raised:
-        handle.stream(StreamRequest(feed=ScriptedFeed(first=[request(1)], then=lambda: None), weight_version=0))
-    assert error in (raised.value, raised.value.__cause__)
+    with pytest.raises((ValueError, PluginError, asyncio.CancelledError, CancelledError)) as raised:
+        if how == "generate":
+            handle.generate(request(1))
+        else:
+            handle.stream(StreamRequest(feed=ScriptedFeed(first=[request(1)], then=lambda: None), weight_version=0))
+    assert error in (raised.value, raised.value.__cause__) or (how, raised.type) == ("generate", CancelledError)
 
 
 @pytest.mark.parametrize(("stops", "reason"), [((), FinishReason.ABORTED), ((9,), FinishReason.STOP)])

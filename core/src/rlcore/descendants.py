@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +25,8 @@ NOT_STARTED = "the program does not start: "
 """Beginning of a supervisor's line on standard error where its program does not start; the reason follows."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a supervisor with its program, where they are not ignored."""
+UNCHANGED = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT, *range(32, 34)}
+"""Signals that a supervisor does not ignore. The C library keeps 32 and 33 to itself."""
 ENDED = frozenset("ZXx")
 """States of a process or thread that has ended, in /proc/PID/stat."""
 
@@ -67,6 +69,8 @@ def end_descendants(process: int) -> None:
     while (living := descendants(process)) and time.monotonic() < deadline:
         for one in living:
             with suppress(ProcessLookupError, PermissionError):
+                if (group := os.getpgid(one)) != os.getpgid(process):
+                    os.killpg(group, signal.SIGKILL)  # at once: one that forks and ends could be missed for ever
                 os.kill(one, signal.SIGKILL)
         time.sleep(POLL_S)
 
@@ -109,26 +113,40 @@ def _state_and_parent(folder: Path) -> tuple[str, int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a command as its supervisor: `arguments` are the parent's process id and the command."""
+    """Run a command under two supervisors: `arguments` are the parent's process id and the command.
+
+    The outer one ends what is left where the program kills or stops the inner one, its parent.
+    """
+    _supervise(int(arguments[0]), lambda: _supervise(os.getppid(), lambda: _become(arguments[1:])))
+
+
+def _supervise(parent: int, become: Callable[[], None]) -> None:
+    """Fork the process that `become` is run in, and end with its exit code. End it, and its descendants, with `parent`."""
     program = 0
-    ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    for number in ending:
-        signal.signal(number, lambda *_: _leave(program, -signal.SIGKILL))
+    changed = [
+        number
+        for number in signal.valid_signals().difference(UNCHANGED)
+        if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
+    ]
+    for number in changed:
+        signal.signal(number, (lambda *_: _leave(program, -signal.SIGKILL)) if number in ENDING else signal.SIG_IGN)
     adopt_orphans()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # the program may have stopped this process
     program = os.fork()
     if program == 0:
-        _become(arguments[1:], ending)
-    end_with(int(arguments[0]))  # starts a thread, which has to come after the fork
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        become()
+    end_with(parent)  # starts a thread, which has to come after the fork
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)  # a reader of the program's output then sees its end
     _leave(program, os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
 
 
-def _become(command: Sequence[str], handled: Sequence[int]) -> None:
-    for number in handled:
-        signal.signal(number, signal.SIG_DFL)
-    os.setsid()
+def _become(command: Sequence[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:

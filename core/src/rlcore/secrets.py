@@ -22,13 +22,16 @@ MIN_KEPT = 4
 _TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|sas|secret|security|session"
 _SECRET = (
     r"api[_-]?keys?|access[_-]?keys?(?:[_-]?id)?|secrets?(?:[_-]?keys?)?|(?:private|signing|encryption|license|ssh)[_-]?key"
-    r"|(?:account|auth|consumer|master|shared|subscription)[_-]?key"
+    r"|(?:account|anthropic|auth|azure|consumer|gemini|hf|judge|master|open[_-]?ai|shared|subscription)[_-]?key"
+    r"|shared[_-]?access[_-]?signature"
     r"|passwords?|passwd|passphrase|passcode|credentials?|connection[_-]?string|webhook[_-]?url"
     rf"|(?:proxy[_-]?)?authorization|cookies?|(?:{_TOKENS})[_-]?token"
 )
-_NAME = re.compile(rf"(?i)(?:.*[_.-]|.*(?=api_?key|password|secret))?(?:{_SECRET})|token|(?!(?-i:PWD)\Z)(?:.*[_.-])?pwd")
+_NAME = re.compile(
+    rf"(?i)(?:.*[_.-]|.*(?=api_?key|access_?key|password|secret))?(?:{_SECRET})|token|bearer|jwt|(?!(?-i:PWD)\Z)(?:.*[_.-])?pwd"
+)
 _VARIABLE = re.compile(
-    r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|CREDENTIALS?|DSN|COOKIE|CONNECTION_STRING|WEBHOOK)(?:_.*)?"
+    r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|CREDENTIALS?|DSN|COOKIE|CONNECTION_STRING|JWT|WEBHOOK)(?:_.*)?"
     r"|.*(?:PASSWORD|PASSWD|PASSPHRASE|SSHPASS|SECRET)(?:_.*)?"
 )
 """Names of environment variables with secrets. Here TOKEN is a secret; in a recipe it may be a language model's."""
@@ -42,24 +45,36 @@ _QUERY = re.compile(
 )
 """Secrets in the query of an address, such as `?key=VALUE`."""
 _FORMATS = re.compile(
-    r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_\w{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
-    r"|npm_\w{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_\w{32,}|pplx-\w{32,}|tgp_v1_[\w-]{16,}|fw_[A-Za-z0-9]{20,}|whsec_[\w+/=]{16,}"
-    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}"
+    r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|gsk_[A-Za-z0-9]{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_[A-Za-z0-9]{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
+    r"|npm_[A-Za-z0-9]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_\w{32,}|pplx-\w{32,}|tgp_v1_[\w-]{16,}|fw_[A-Za-z0-9]{20,}|whsec_[\w+/=]{16,}"
+    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|\d{8,10}:[\w-]{35})"
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=bearer )(?=[a-zA-Z.~+/=-]*\d)[\w.~+/=-]{8,}"
+    r"|(?<=Digest )\w{1,20}=[^\r\n]+|(?<=AWS4-HMAC-SHA256 )Credential=[^\r\n'\"]+"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]+|(?<=/api/webhooks/)[\w/-]+"
     r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|\Z))"
 )
-"""Keys that have the known form of a provider, such as `sk-…`, or of a PEM block."""
+"""Keys that have the known form of a provider, such as `sk-…`, of a header, or of a PEM block."""
+_VALUE = (
+    r"(?:[bfru]{0,2}(?:'''.*?'''|\"\"\".*?\"\"\"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|\\+['\"][^'\"\\]*"
+    r"|\w{0,40}\([^()]{0,400}\)|\[[^\[\]]{0,400}\]|\{[^{}]{0,400}\}|[^\s'\",;&}\]<]+)"
+)
+"""A value behind a name: a quoted text, a call, a list, a table or a word."""
 _ASSIGNED = re.compile(
-    rf"(?i)(--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|\(b?['\"][\w.-]{{0,80}}?(?:{_SECRET})['\"],\s*"
-    r"|(?<![\w.-])(?-i:[A-Z][A-Z0-9_]{0,80}_(?:KEY|TOKEN|SECRET|PASS|PAT|AUTH|DSN)=)"
-    rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})\\*['\"]?\s*[:=]\s*"
-    r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)"
-    r"(?:b?'(?:[^'\\]|\\.)*'|b?\"(?:[^\"\\]|\\.)*\"|\\+['\"][^'\"\\]*|[^\s'\",;&}\]]+)"
+    rf"(?i)((?<![\w-])--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|\(b?['\"][\w.-]{{0,80}}?(?:{_SECRET})['\"],\s*"
+    r"|(?<![\w.-])(?-i:[A-Z][A-Z0-9_]{0,80}_(?:KEY|TOKEN|SECRET|PASS|PAT|AUTH|DSN|WEBHOOK)(?:['\"]\]\s?)?=\s?)"
+    rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})(?:>|%3D|\\*['\"]?\]?\s*(?:=>|:=|[:=])\s*)"
+    r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)" + _VALUE
 )
 """Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE",
 "('X-Api-Key', 'VALUE')", "MY_TOKEN=VALUE"."""
-_COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)(?=\S+=)[^'\"\r\n]+")
+_SAID = re.compile(
+    r"(?i)((?<![\w.-])(?:(?:token|pwd)['\"]?\s?[:=]\s?|(?:api[ _-]?key|token|password)(?: provided)?:?\s)['\"]?)"
+    r"(?=[a-z+/=_-]*\d)(?=[\d+/=_-]*[a-z])[\w+=-][\w+/=-]{7,}(?!\w|\.\w)"
+)
+"""Values with letters and digits behind words that name other things too: "token=VALUE", "invalid API key 'VALUE'"."""
+_COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)(?=[^\s=]{1,200}=)[^'\"\r\n]+")
 """All cookies of a header."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
 """Texts of a recipe in which MASK replaces a secret."""
@@ -99,7 +114,10 @@ def is_secret_name(name: str) -> bool:
 
 def masked(text: str) -> str:
     """Return a text with MASK in place of secrets."""
-    return _ASSIGNED.sub(rf"\g<1>{MASK}", _COOKIES.sub(rf"\g<1>{MASK}", _without_values(text)))
+    text = _without_values(text)
+    for pattern in (_SAID, _COOKIES, _ASSIGNED):
+        text = pattern.sub(rf"\g<1>{MASK}", text)
+    return text
 
 
 def masked_arguments(arguments: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> bytes:
 def test_what_is_within_the_bounds_is_read() -> None:
     assert read_json(b'{"a": [1, "\\u00e9", null]}') == {"a": [1, "é", None]}
     assert read_json(nested(MAX_DEPTH))
+    assert read_json(json.dumps({"content": '"quoted" and [bracketed] ' * 100_000}).encode())
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,9 @@ def test_what_is_within_the_bounds_is_read() -> None:
         (nested(900), "deeper than 64"),
         (b"[" * 500_000, "deeper than 64"),
         (nested(400_000), "deeper than 64"),
-        (b"[" + b"[]," * 500_000 + b"1]", "500001 opening brackets"),
+        (b"[" + b"[]," * 500_000 + b"1]", "500001 brackets and texts"),
+        (b'{"a": 1' + b', "a": 1' * 500_000 + b"}", "500002 brackets and texts"),
+        (b"[" + b'"",' * 500_000 + b"1]", "500001 brackets and texts"),
         (b"{", "no JSON"),
         (b"\xff", "no JSON"),
         (b"", "no JSON"),

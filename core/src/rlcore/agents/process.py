@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
@@ -99,6 +100,7 @@ class _Program(asyncio.SubprocessProtocol):
         """Signal the supervisor, which ends the program and its child processes."""
         with contextlib.suppress(ProcessLookupError):  # it has ended
             self._transport.terminate()
+            self._transport.send_signal(signal.SIGCONT)  # the program may have stopped it
 
     async def close(self) -> None:
         """Wait until its processes have ended and its output is read."""

@@ -13,8 +13,8 @@ LEAST_BODY_BYTES = 2**20
 BYTES_PER_TOKEN = 64
 """Bytes that a body may have for each token that the model reads. Text has about four."""
 MAX_DEPTH = 64
-MAX_BRACKETS = 500_000
-"""Most opening brackets in a body: to build millions of lists blocks all other threads."""
+MAX_PARTS = 500_000
+"""Most opening brackets and texts in a body: to build millions of lists and keys blocks all other threads."""
 MAX_STOP_CHARACTERS = 1000
 _COUNTS = {"messages": 10_000, "input": 10_000, "tools": 1000, "stop": 64, "stop_token_ids": 1000}
 """Most items of each list in a request."""
@@ -37,8 +37,9 @@ def body_too_long(found: int | None, limit: int) -> RequestError:
 
 def read_json(content: bytes) -> Any:
     """Parse a body as JSON. RequestError where it is none, is nested too deep, or has half a character in a text."""
-    if (found := content.count(b"[") + content.count(b"{")) > MAX_BRACKETS:
-        raise RequestError(400, f"found {found} opening brackets in the request's body; expected at most {MAX_BRACKETS}")
+    num_texts = (content.count(b'"') - content.count(b'\\"')) // 2
+    if (found := content.count(b"[") + content.count(b"{") + num_texts) > MAX_PARTS:
+        raise RequestError(400, f"found {found} brackets and texts in the request's body; expected at most {MAX_PARTS}")
     try:
         body = json.loads(content)
     except RecursionError as error:

@@ -1,6 +1,7 @@
 """The server: an event loop in a thread of its own, which listens as long as it is open."""
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -67,6 +68,13 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
 
 
+def silent_logger() -> logging.Logger:
+    """Return a logger for aiohttp, which otherwise prints a traceback with its headers for each malformed request."""
+    logger = logging.Logger("rlcore.sessions")
+    logger.disabled = True
+    return logger
+
+
 class _Thread(threading.Thread):
     """Runs the event loop."""
 
@@ -115,6 +123,7 @@ class _Thread(threading.Thread):
             self._routes.application(),
             handler_cancellation=True,
             access_log=None,
+            logger=silent_logger(),
             shutdown_timeout=CLOSE_S,
             keepalive_timeout=IDLE_S,
         )

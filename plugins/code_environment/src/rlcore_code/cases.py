@@ -5,7 +5,7 @@ import builtins
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -20,8 +20,14 @@ NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _PLAIN_METHODS = {name for kind in (str, bytes, complex, float, int, list, tuple, dict, set) for name in dir(kind)}
 _CONVERSIONS = {"bool", "int", "all", "any", "list", "tuple", "set"}
 """Functions that pass the truth of their argument on."""
-_COMPARING = re.compile("equal|close|same|match|compare")
-"""Parts of the names of methods that compare an object with a value."""
+_COMPARING = re.compile("equal|close|same|match|compare|assert|check|verify")
+"""Parts of the names of functions that compare an answer with a value."""
+_MEASURING = re.compile(r"diff|dist|simil|err(?:or)?(?:_|\Z)|norm\Z|loss|levenshtein|hamming")
+"""Parts of the names of functions that measure how far an answer is from a value."""
+_SIZES = {"abs", "any", "bool", "float", "int", "len", "max", "min", "round", "str", "sum"}
+"""Functions that pass on how large their argument is."""
+_LIBRARY_VALUES = {"approx", "array", "date", "datetime", "defaultdict", "deque", "timedelta"}
+"""Names in small letters by which libraries construct values."""
 
 
 @frozen(kw_only=True)
@@ -230,10 +236,12 @@ def _read_assert(text: str, known: set[str]) -> ValueCase | AssertCase:
         raise ValueError(f"found {text!r:.80}; expected assert CONDITION")
     split = _Questions(known, _bound(statement.test))
     split.look_at_truth(statement.test)
+    split.look_at_comparisons(statement.test)
     condition = split.visit(statement.test)
     if split.judges_itself:
         expected = (
-            "a comparison, or a helper that the setup defines: the program would be shown what is right, and would judge itself"
+            "a comparison with plain data, or a helper or class that the setup defines or imports: the program would be shown "
+            "what is right, and would judge itself"
         )
         raise ValueError(f"found {text!r:.80}, where {split.judges_itself} is the program's; expected {expected}")
     if not split.questions or split.is_bound:
@@ -286,6 +294,35 @@ class _Questions(ast.NodeTransformer):
         for part in parts:
             self.look_at_truth(part)
 
+    def look_at_comparisons(self, condition: ast.expr) -> None:
+        """Set `judges_itself` where the program constructs the expected side of a comparison, or measures a difference."""
+        for comparison in ast.walk(condition):
+            if isinstance(comparison, ast.Compare):
+                sides = [comparison.left, *comparison.comparators]
+                is_equality = all(isinstance(one, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)) for one in comparison.ops)
+                finds_measures = not is_equality or any(map(_is_falsy, sides))
+                for call in filter(self._is_programs, _leaves(*sides, through=_SIZES)):
+                    if isinstance(call, ast.Call) and (
+                        self._measures(call, finds_measures)
+                        or self._constructs(call, [one for one in sides if one is not call])
+                    ):
+                        self.judges_itself = ast.unparse(call.func)
+
+    def _measures(self, call: ast.Call, finds_measures: bool) -> bool:
+        """Return whether a function compares or measures, by its name, and gets an answer and another value."""
+        name = ast.unparse(call.func).rpartition(".")[2].lower()
+        return bool(_COMPARING.search(name) or (finds_measures and _MEASURING.search(name))) and self._compares(call)
+
+    def _constructs(self, call: ast.Call, others: Sequence[ast.expr]) -> bool:
+        """Return whether a class or a library of the program constructs the value that an answer has to equal."""
+        root, above = _root(call)
+        name = root.id if isinstance(root, ast.Name) else ""
+        is_class = _begins_with_capital(call.func) or name in _LIBRARY_VALUES
+        is_dotted = isinstance(above, ast.Attribute) and name not in set().union(*map(_names, others))
+        is_method = any(isinstance(link, ast.Call) for link in _chain(call.func))
+        is_answer_there = any(map(self._asks, others))
+        return (is_class or is_dotted) and not is_method and is_answer_there and not any(map(self._asks, _given(call)))
+
     def _compares(self, call: ast.Call) -> bool:
         """Return whether a call of the program gets an answer and another value, or is a method that compares an answer."""
         given = _given(call)
@@ -313,9 +350,12 @@ class _Questions(ast.NodeTransformer):
 
     def _question(self, node: ast.expr) -> ast.Name:
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=module)), args=arguments):
-                if module[:1].islower() and any(map(self._asks, arguments)):
-                    self.judges_itself = ast.unparse(node.func)  # a module that the setup does not import
+            case ast.Call(func=ast.Attribute(value=receiver) as function, args=arguments) if ast.unparse(receiver)[
+                :1
+            ].islower():
+                is_module = all(isinstance(link, (ast.Attribute, ast.Name)) for link in _chain(receiver))
+                if is_module and any(map(self._asks, arguments)):
+                    self.judges_itself = ast.unparse(function)  # of a module that the setup does not import
         self.is_bound |= bool(_names(node) & (self._bound - _bound(node)))
         self.questions.append(ast.unparse(node))
         return ast.Name(id=f"_{len(self.questions) - 1}", ctx=ast.Load())
@@ -351,15 +391,24 @@ def _root(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
 
 
 def _given(call: ast.Call) -> list[ast.expr]:
-    """Return the arguments of a call, with starred lists taken apart."""
-    arguments: list[ast.expr] = []
-    for one in call.args:
-        match one:
-            case ast.Starred(value=ast.List(elts=parts) | ast.Tuple(elts=parts)):
-                arguments += parts
+    """Return the arguments of a call, with lists, operations and comparisons taken apart."""
+    return list(_leaves(*call.args, *(keyword.value for keyword in call.keywords)))
+
+
+def _leaves(*nodes: ast.expr, through: Container[str] = ()) -> Iterator[ast.expr]:
+    """Yield the parts of literals, operations, comparisons, and calls of the functions `through`."""
+    for node in nodes:
+        parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in through:
+                yield from _leaves(*node.args, through=through)
+            case _ if parts and isinstance(node, _COMPOUND):
+                yield from _leaves(*parts, through=through)
             case _:
-                arguments.append(one)
-    return [*arguments, *(keyword.value for keyword in call.keywords)]
+                yield node
+
+
+_COMPOUND = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp)
 
 
 def _begins_with_capital(node: ast.expr) -> bool:
@@ -373,6 +422,14 @@ def _is_truth(node: ast.expr) -> bool:
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         return bool(node.elts) and all(map(_is_truth, node.elts))
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
+
+
+def _is_falsy(node: ast.expr) -> bool:
+    """Return whether a literal is None, False, zero or empty."""
+    try:
+        return not ast.literal_eval(node)
+    except ValueError:
+        return False
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -45,6 +45,7 @@ class ServerThread(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._serving: Future[None] = Future()
+        self._error: BaseException | None = None
 
     def start(self) -> None:
         """Start, and return once it serves. Raises why it does not."""
@@ -56,18 +57,21 @@ class ServerThread(threading.Thread):
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:
-            if self._serving.done():  # nobody waits for it any more
-                raise
-            self._serving.set_exception(error)
+            if self._serving.done():
+                self._error = error
+            else:
+                self._serving.set_exception(error)
         finally:
             self._loop.close()
             self._socket.close()
 
     def close(self) -> None:
-        """Give requests under way a moment to end, then end the thread."""
+        """Give requests under way a moment to end, then end the thread. Raises what ended it before."""
         if self.is_alive():
             self._loop.call_soon_threadsafe(self._ended.set)
         self.join(3 * CLOSE_S)
+        if self._error is not None:
+            raise self._error
 
     async def _serve(self) -> None:
         runner = web.AppRunner(self._application, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)

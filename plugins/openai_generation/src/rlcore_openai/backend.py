@@ -94,6 +94,7 @@ class _Stream:
         self._feed = request.feed
         self._version = request.weight_version
         self._error: BaseException | None = None
+        self._is_cut = False
         self._count = 0
         self._under_way: dict[int, tuple[Wanted, Sample, asyncio.Task[None]]] = {}
 
@@ -124,14 +125,14 @@ class _Stream:
             await self._endpoints.complete(wanted, sample)
             del self._under_way[number]
             self._deliver(number, sample)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # nobody awaits this task, and a BaseException would end the event loop
+        except BaseException as error:  # nobody awaits this task
+            if self._is_cut:
+                raise
             self._error = self._error or error
             self._feed.end()
 
     async def _cut(self, *, hand_out: bool) -> None:
-        left, self._under_way = self._under_way, {}
+        left, self._under_way, self._is_cut = self._under_way, {}, True
         for _, _, task in left.values():
             task.cancel()
         await asyncio.gather(*(task for _, _, task in left.values()), return_exceptions=True)

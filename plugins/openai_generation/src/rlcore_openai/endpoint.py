@@ -47,13 +47,11 @@ class Endpoint:
         """Fill a sample, token by token. LostAnswerError or WrongAnswerError where it does not come to its end."""
         async with self.places, self._answered("POST", "/completions", json=wanted.body(self.model)) as response:
             async for event in _events(response):
-                if "error" in event:
+                if event.get("error") is not None:
                     raise LostAnswerError(self._excerpt(json.dumps(event["error"])))
                 for choice in event.get("choices", ()):
                     sample.add(choice)
-                    if len(sample.tokens) > wanted.max_tokens:
-                        raise WrongAnswerError(f"more than {wanted.max_tokens} tokens, the most that were asked for")
-                    if choice.get("finish_reason") is not None:
+                    if sample.has_ended(wanted.max_tokens):
                         return
         raise LostAnswerError("the answer broke off")
 
@@ -78,13 +76,7 @@ class Endpoint:
             raise LostAnswerError(f"no answer within {time.monotonic() - began:.1f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise LostAnswerError(self._excerpt(f"{type(error).__name__}: {error}")) from error
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # no JSON, or JSON of another form
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # no JSON, or of another form
             raise WrongAnswerError(self._excerpt(f"an answer of another form ({type(error).__name__}: {error})")) from error
 
     def _excerpt(self, text: str) -> str:
@@ -94,20 +86,17 @@ class Endpoint:
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream. A line may be long: some servers send an answer as one."""
-    begun: list[bytes] = []
-    size = 0
+    line = bytearray()
     async for piece in response.content.iter_any():
-        *ends, rest = piece.split(b"\n")
-        if size + len(ends[0] if ends else rest) > MAX_EVENT_BYTES:
-            raise WrongAnswerError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
-        for end in ends:
-            line = b"".join([*begun, end])
-            begun, size = [], 0
-            data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-            if data and data != b"[DONE]":
-                yield json.loads(data)
-        begun.append(rest)
-        size += len(rest)
+        for number, part in enumerate(piece.split(b"\n")):
+            if number:  # the line before has ended
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                line.clear()
+                if data and data != b"[DONE]":
+                    yield json.loads(data)
+            line += part
+            if len(line) > MAX_EVENT_BYTES:
+                raise WrongAnswerError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
 
 
 async def _beginning(response: aiohttp.ClientResponse, most: int) -> bytes:

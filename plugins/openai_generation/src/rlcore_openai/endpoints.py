@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import aiohttp
@@ -32,7 +33,8 @@ class Endpoints:
         self._config = config
         self._vocab_size = vocab_size
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="rlcore-openai")
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run_loop, daemon=True, name="rlcore-openai")
         self._thread.start()
         self._session: aiohttp.ClientSession | None = None
         self._all: list[Endpoint] = []
@@ -86,9 +88,16 @@ class Endpoints:
         """Close the connections and end the loop."""
         if self._thread.is_alive():
             self.run(self._close())
+            self._is_closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    def _run_loop(self) -> None:
+        """Run the event loop until `close`. A SystemExit in a task is the task's result, and would end the loop too."""
+        while not self._is_closed:
+            with suppress(BaseException):
+                self._loop.run_forever()
 
     def _first(self, wanted: Wanted) -> Endpoint:
         """The one that has had the sample's conversation, in whose cache its beginning may be."""

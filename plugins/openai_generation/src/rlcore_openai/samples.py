@@ -68,6 +68,10 @@ class Sample:
         tokens, logprobs = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
         if not isinstance(tokens, list) or not isinstance(logprobs, list):
             raise WrongAnswerError("token ids or log-probabilities that are no list")
+        if choice.get("index", 0) != 0:
+            raise WrongAnswerError(f"a choice with the index {choice['index']!r:.40}, where one choice was asked for")
+        if len(logprobs) > len(tokens):
+            raise WrongAnswerError(f"{len(logprobs)} log-probabilities of {len(tokens)} token ids (return_token_ids)")
         if len(logprobs) < len(tokens) or (choice.get("text") and not tokens):
             lacking = "token ids (return_token_ids)" if len(logprobs) >= len(tokens) else "log-probabilities (logprobs)"
             raise WrongAnswerError(f"an answer without {lacking}")
@@ -78,11 +82,21 @@ class Sample:
             raise WrongAnswerError(f"the log-probability {wrong[0]!r:.40}, where finite numbers up to 0.0 are")
         self.tokens += tokens
         self.text += choice.get("text") or ""
-        self.logprobs += logprobs[: len(tokens)]
+        self.logprobs += logprobs
         if (reason := choice.get("finish_reason")) is not None:
             if reason not in REASONS:
                 raise WrongAnswerError(f"the finish_reason {reason!r:.40}, none of {', '.join(REASONS)}")
             self.reason = REASONS[reason]
+
+    def has_ended(self, max_tokens: int) -> bool:
+        """Return whether its last event has arrived. WrongAnswerError where it is not as long as its reason says."""
+        if len(self.tokens) > max_tokens:
+            raise WrongAnswerError(f"more than {max_tokens} tokens, the most that were asked for")
+        if self.reason is FinishReason.LENGTH and len(self.tokens) < max_tokens:
+            raise WrongAnswerError(f"{len(self.tokens)} tokens and the finish_reason length, asked for {max_tokens}")
+        if self.reason is FinishReason.STOP and not self.tokens:
+            raise WrongAnswerError("an answer without tokens")
+        return self.reason is not FinishReason.ABORTED
 
     def cut(self, stop_token_ids: Sequence[int]) -> "Sample":
         """Return it as it is when its stream ends: one whose stop token has come has ended."""

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -122,6 +123,5 @@ def _ended() -> RequestError:
 
 def _settle(future: "asyncio.Future[Sampled]", tell: partial[None]) -> None:
     """Tell a future what came of it, on its own event loop."""
-    loop = future.get_loop()
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: None if future.done() else tell())  # done: whoever asked has gone
+    with suppress(RuntimeError):  # the loop is closed
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else tell())  # done: whoever asked has gone
