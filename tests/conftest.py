@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .mutants.faults import FAULTS
+from .tiers import NARROW, wide_items
+
 # How long an example takes is the machine's business: a busy one would fail what is right.
 settings.register_profile("rlcore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rlcore")
@@ -60,8 +63,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: one that is started last would keep a single process busy at the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test`."""
+    parser.addoption(NARROW, action="store_true", help="leave out the cases that are marked as wide (tests/tiers.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the longest files first: one that starts last would keep a single process busy at the end. Leave out wide cases."""
+    if config.getoption(NARROW):
+        wide = wide_items(items, {fault.killer for fault in FAULTS})
+        config.hook.pytest_deselected(items=list(wide))
+        items[:] = [item for item in items if item not in wide]
     folders = [Path(__file__).parent / folder for folder in LONGEST]
 
     @cache

@@ -59,6 +59,7 @@ def results(root: Path) -> Callable[[int], Results]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.wide(keep=[f"2-{name}" for name in cases(2)])
 @pytest.mark.parametrize(("num_ranks", "name"), [(size, name) for size in WORLD_SIZES for name in cases(size)])
 def test_any_layout_resumes_any_other(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
@@ -66,15 +67,17 @@ def test_any_layout_resumes_any_other(num_ranks: int, name: str, results: Callab
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.wide(keep=["2-one-qwen2-float32"])
 @pytest.mark.parametrize("one", ONE, ids=lambda one: one.saved)
-def test_one_process_resumes_any_layout(one: Any, root: Path, results: Callable[[int], Results]) -> None:
-    results(WORLD_SIZES[-1])
+@pytest.mark.parametrize("num_ranks", WORLD_SIZES)
+def test_one_process_resumes_any_layout(num_ranks: int, one: Any, root: Path, results: Callable[[int], Results]) -> None:
+    results(num_ranks)
     place = Place(rank=0, num_ranks=1, root=root)
     backend = place.backend(one)
     load(backend, place.directory(one))
     expected = state_of(backend)
     for layout in LAYOUTS:
-        if (layout.architecture, layout.dtype) == (one.architecture, one.dtype):
+        if (layout.num_ranks, layout.architecture, layout.dtype) == (num_ranks, one.architecture, one.dtype):
             step(backend, SAVE_AFTER)
             load(backend, place.directory(layout))
             assert_equal(state_of(backend), expected)

@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from megatron_weights_cases import CASES, prepare, rows, run_all
-from rank_launch import launch, once
+from rank_launch import collected, launch, once
+
+from ..tiers import each_part
 
 Results = list[dict[str, str]]
+TRIPS = {size: [f"{case.name}/{model}" for case in CASES[size] for model in case.models] for size in CASES}
+"""Rows of a layout and a model. The others read what others of them have written."""
+KEPT = {(size, name) for size in CASES for name in rows(size) if name not in TRIPS[size] or name in each_part(TRIPS[size])}
+"""Each layout and family once on so many ranks, and all others."""
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +26,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
 
     @once
     def get(num_ranks: int) -> Results:
-        launch(run_all, (num_ranks, root), num_ranks)
+        names = {case["name"] for case in collected(request, "test_weights") if case["num_ranks"] == num_ranks}
+        if names.difference(TRIPS[num_ranks]):
+            names |= {name for name in rows(num_ranks) if name not in TRIPS[num_ranks]}
+        launch(run_all, (num_ranks, root, names), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get
@@ -39,6 +48,7 @@ def on_devices(num_ranks: int) -> tuple[pytest.MarkDecorator, ...]:
     return pytest.mark.gpu, pytest.mark.skipif(devices < num_ranks, reason=f"needs {num_ranks} CUDA devices, found {devices}")
 
 
+@pytest.mark.wide(keep=[f"{size}-{name}" for size, name in KEPT])
 @pytest.mark.parametrize(
     ("num_ranks", "name"), [pytest.param(size, name, marks=on_devices(size)) for size in CASES for name in rows(size)]
 )

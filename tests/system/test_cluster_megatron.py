@@ -55,6 +55,7 @@ class Killer(threading.Thread):
         self.killed = True
 
 
+@pytest.mark.wide
 def test_layouts_take_turns_and_a_rank_is_killed(workplace: Workplace) -> None:
     alone = workplace.train("grpo.toml", *COMMON, f"run.num_steps={NUM_STEPS}", "run.name=alone")
     run = workplace.run("run")
