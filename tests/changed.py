@@ -103,11 +103,12 @@ class Graph:
         yield from found.items()
 
     def _beside(self, path: PurePosixPath) -> set[PurePosixPath]:
-        """The Python files in the folder of one that is none: they read it."""
+        """The Python files that may read one that is none: those of its folder, or the first below a folder above it."""
         if path.suffix == ".py":
             return set()
-        own = {module for module in (*self._sources.values(), *self._tests) if module.parent == path.parent}
-        return own or {module for module in self._sources.values() if path.parts[:2] == module.parts[:2]}
+        modules = {*self._sources.values(), *self._tests}
+        below = ({module for module in modules if module.is_relative_to(folder)} for folder in path.parents if folder.parts)
+        return {module for module in modules if module.parent == path.parent} or next(filter(None, below), set())
 
     def _imports(self, path: PurePosixPath) -> set[PurePosixPath]:
         """The files that one imports, or names as the module of a plugin."""
