@@ -30,8 +30,21 @@ SIZES = (2, 4)
 ROWS = [(num_ranks, name) for num_ranks in SIZES for name in cases(num_ranks)]
 RESUMED = ("resume/dp2-from-single/qwen3_moe", "resume/tp2+sp-from-tp2/qwen3", "resume/dp2xtp2+every-from-tp2/qwen3")
 """From one process, from another layout of as many ranks, and from one of fewer."""
-KEPT = {*each_part([name for _, name in ROWS if name.startswith("parity/")]), *RESUMED}
-"""Each layout, family and form once, and each kind of resumption."""
+FOUR_RANKS = (
+    "hsdp2x2/qwen3_moe",
+    "dp2xtp2+every/qwen3",
+    "tp2xcp2/qwen2",
+    "tp4/qwen2",
+    "cp4+checkpointing/qwen2",
+    "tp2xep2+checkpointing/qwen3_moe",
+)
+"""What two ranks cannot have: two dimensions at a time, and ranks that share a key head."""
+KEPT = {
+    *each_part([name for name in cases(2) if name.startswith("parity/")]),
+    *(f"parity/{name}/packed" for name in FOUR_RANKS),
+    *RESUMED,
+}
+"""Each layout of two ranks, and each family and form, once; each kind of resumption."""
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,6 @@ def results(root: Path) -> Callable[[int], Results]:
     return get
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.wide(keep=[f"2-{name}" for name in cases(2)])
 @pytest.mark.parametrize(("num_ranks", "name"), [(size, name) for size in WORLD_SIZES for name in cases(size)])
 def test_any_layout_resumes_any_other(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
@@ -66,7 +65,6 @@ def test_any_layout_resumes_any_other(num_ranks: int, name: str, results: Callab
     assert found == {}, "\n".join(found.values())
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.wide(keep=["2-one-qwen2-float32"])
 @pytest.mark.parametrize("one", ONE, ids=lambda one: one.saved)
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)

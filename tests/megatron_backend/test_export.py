@@ -13,9 +13,11 @@ from ..tiers import each_part
 
 Results = list[dict[str, str]]
 TRIPS = {size: [f"{case.name}/{model}" for case in CASES[size] for model in case.models] for size in CASES}
-"""Rows of a layout and a model. The others read what others of them have written."""
-KEPT = {(size, name) for size in CASES for name in rows(size) if name not in TRIPS[size] or name in each_part(TRIPS[size])}
-"""Each layout and family once on so many ranks, and all others."""
+"""Rows of a layout and a model."""
+FOUR_RANKS = ("tp2xpp2/qwen2", "tp2xep2xetp2/glm4_moe", "tp4/one_key_head")
+READ_AND_CONVERTED = [name for name in rows(2) if name not in TRIPS[2] and name.endswith(("/llama", "/qwen2", "/qwen3_moe"))]
+KEPT = [*(f"2-{name}" for name in (*each_part(TRIPS[2]), *READ_AND_CONVERTED)), *(f"4-{name}" for name in FOUR_RANKS)]
+"""Each layout of two ranks and each family once, and how files of families with and without experts are read and converted."""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,7 @@ def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Resul
     @once
     def get(num_ranks: int) -> Results:
         names = {case["name"] for case in collected(request, "test_weights") if case["num_ranks"] == num_ranks}
-        if names.difference(TRIPS[num_ranks]):
-            names |= {name for name in rows(num_ranks) if name not in TRIPS[num_ranks]}
+        names |= {name.replace("reads of a conversion/", "converted/") for name in names}
         launch(run_all, (num_ranks, root, names), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
@@ -48,7 +49,7 @@ def on_devices(num_ranks: int) -> tuple[pytest.MarkDecorator, ...]:
     return pytest.mark.gpu, pytest.mark.skipif(devices < num_ranks, reason=f"needs {num_ranks} CUDA devices, found {devices}")
 
 
-@pytest.mark.wide(keep=[f"{size}-{name}" for size, name in KEPT])
+@pytest.mark.wide(keep=KEPT)
 @pytest.mark.parametrize(
     ("num_ranks", "name"), [pytest.param(size, name, marks=on_devices(size)) for size in CASES for name in rows(size)]
 )

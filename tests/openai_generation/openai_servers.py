@@ -41,7 +41,7 @@ def serving(arguments: list[str], log: Path, **environment: str) -> Iterator[str
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(120)
+                process.wait(300)
             except subprocess.TimeoutExpired:
                 pass
             finally:

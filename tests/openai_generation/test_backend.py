@@ -253,7 +253,6 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["stream", "generate"])
 @pytest.mark.parametrize("what", WRONG)
 def test_an_answer_that_is_none_is_named(opened: Open, what: str, how: str) -> None:
@@ -268,7 +267,6 @@ def test_an_answer_that_is_none_is_named(opened: Open, what: str, how: str) -> N
     assert "http://127.0.0.1" in str(raised.value)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
@@ -287,14 +285,12 @@ def test_an_answer_is_read_as_far_as_it_may_be_long(
         opened(Stub(answer=unless([answer])), max_attempts=1).generate(request(1))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("models", [[1], ["policy"], None, {"id": 1}, 7], ids=str)
 def test_a_list_of_models_that_is_none_is_named(opened: Open, models: Any) -> None:
     with pytest.raises(ConfigError, match="base_urls|model"):
         opened(Stub(models=models), max_attempts=1)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3)], ids=["Exception", "SystemExit"])
 def test_an_error_behind_an_answer_ends_the_stream_with_it(
     opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException

@@ -195,7 +195,7 @@ def test_engines_in_processes_and_every_kind_killed_once(workplace: Workplace, m
     killer.start()
     result = workplace.rlcore("train", recipe, "run.name=killed", "cluster.gpus_per_node=2", "refit.channel=shared_memory")
     assert result.exit_code == 0, result.output
-    killer.join(120)
+    killer.join(300)
     assert killer.killed == ["judge", "generator", "rank"]
     assert killer.outlived == []
     assert "restart 1 of 3, from the newest checkpoint" in result.stdout

@@ -41,7 +41,6 @@ class Killer(threading.Thread):
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(900)
 def test_with_each_kind_killed_twice_it_ends_with_the_same_metrics(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "processes"
     folder.mkdir()
