@@ -40,10 +40,11 @@ def full() -> Iterator[int]:
 
 
 @pytest.fixture
-def closed() -> int:
-    """A port that refuses connections."""
-    with listening() as port:
-        return port
+def closed() -> Iterator[int]:
+    """A port that refuses connections, and that nothing else can take meanwhile."""
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def test_a_server_that_is_there_is_reached_however_slow_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
