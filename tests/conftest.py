@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .mutants.faults import FAULTS
-from .tiers import NARROW, wide_items
-
 # How long an example takes is the machine's business: a busy one would fail what is right.
 settings.register_profile("rlcore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rlcore")
@@ -65,12 +62,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of `make test`."""
-    parser.addoption(NARROW, action="store_true", help="leave out the cases that are marked as wide (tests/tiers.py)")
+    parser.addoption("--narrow", action="store_true", help="leave out the cases that are marked as wide (tests/tiers.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the longest files first: one that starts last would keep a single process busy at the end. Leave out wide cases."""
-    if config.getoption(NARROW):
+    if config.getoption("--narrow"):
+        # Here, since what runs in its own process with --import-mode=prepend gets this file as a module of no package.
+        from .mutants.faults import FAULTS
+        from .tiers import wide_items
+
         wide = wide_items(items, {fault.killer for fault in FAULTS})
         config.hook.pytest_deselected(items=list(wide))
         items[:] = [item for item in items if item not in wide]

@@ -17,7 +17,6 @@ from itertools import combinations
 import attrs
 import pytest
 
-NARROW = "--narrow"
 MARK = "wide"
 Value = tuple[str, Hashable]
 """A parameter's name, and one of its values or that value's index."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_TIMEOUT_S = 400.0
+START_TIMEOUT_S = 900.0
 LIMIT = 256
 
 

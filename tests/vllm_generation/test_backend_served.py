@@ -26,7 +26,7 @@ KEY = "secret"
 PROMPT = [5, 6, 7, 8]
 NUM_LONG = 64
 """Samples of the long request: one may end early, the longest does not."""
-START_TIMEOUT_S = 400.0
+START_TIMEOUT_S = 900.0
 
 
 @pytest.fixture(scope="module")

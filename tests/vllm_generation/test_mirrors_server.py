@@ -40,7 +40,7 @@ PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-3
 MAX_LENGTH = 16384  # a stream that nobody stops outlasts any refit
 NUM_AFTER = 32
-START_TIMEOUT_S = 400.0
+START_TIMEOUT_S = 900.0
 ON_CPU = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TORCHDYNAMO_DISABLE": "1"}
 """What a run's own engine has in its environment on a CPU, where its newer runner compiles."""
 
