@@ -79,8 +79,8 @@ def _id_of(item: pytest.Item) -> str:
 
 
 def _is_killer(item: pytest.Item, killers: Collection[str]) -> bool:
-    """Return whether a planted fault names the item, or the function of which it is a case."""
-    return item.nodeid in killers or _function_of(item) in killers
+    """Return whether a planted fault names the item, the function of which it is a case, or its file."""
+    return not {item.nodeid, _function_of(item), item.nodeid.partition("::")[0]}.isdisjoint(killers)
 
 
 def _values_of(item: pytest.Item) -> tuple[Value, ...]:
