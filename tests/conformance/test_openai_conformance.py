@@ -79,6 +79,7 @@ class TestRlcoreServe(OpenAIConformance):
         return OpenAIConfig(base_urls=(rlcore_server[1],))
 
 
+@pytest.mark.wide
 class TestVllmServe(OpenAIConformance, GeneratorContinuous):
     """It sends each token at once."""
 

@@ -18,6 +18,7 @@ class TestTransformers(TransformersConformance):
     """A dense model with tied embeddings."""
 
 
+@pytest.mark.wide
 class TestTransformersMixtureOfExperts(TransformersConformance):
     """Experts, and embeddings that are not tied."""
 

@@ -79,6 +79,7 @@ class TestVllm(VllmConformance):
     """A dense model with tied embeddings, in the trainer's process."""
 
 
+@pytest.mark.wide
 class TestVllmMixtureOfExperts(VllmConformance):
     """Experts, and embeddings that are not tied."""
 
@@ -90,6 +91,7 @@ class TestVllmMixtureOfExperts(VllmConformance):
         pytest.skip("vLLM has no kernels for experts beside adapters on CPU, which `check` says")
 
 
+@pytest.mark.wide
 class TestVllmReplicas(VllmConformance):
     """Two engines in processes of their own."""
 
@@ -105,6 +107,7 @@ class TestVllmReplicas(VllmConformance):
         return "shared_memory"
 
 
+@pytest.mark.wide
 class TestVllmSpeculative(VllmConformance):
     """Tokens are guessed, and several of a sequence sampled in a step: the same distribution, log-probabilities and refits."""
 

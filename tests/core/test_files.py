@@ -79,7 +79,7 @@ def test_of_two_that_name_one_file_the_second_waits(tmp_path: Path) -> None:
     thread = threading.Thread(target=second)
     with alone(tmp_path / "lock"):
         thread.start()
-        assert waits.wait(120)
+        assert waits.wait(300)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]

@@ -46,7 +46,7 @@ def in_thread(function: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
     if errors:
         raise errors[0]

@@ -133,4 +133,4 @@ def test_a_process_whose_caller_is_gone_ends_with_all_it_started(tmp_path: Path)
     assert os.waitpid(process, 0)[1] == signal.SIGKILL
     for number in map(int, file.read_text().split()):
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(number).wait(120)
+            psutil.Process(number).wait(300)

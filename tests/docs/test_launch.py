@@ -187,12 +187,12 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 def test_slurm_script_hands_the_job_to_the_driver(slurm_job, tmp_path: Path) -> None:
     start, job = slurm_job
-    output, _ = start().communicate(timeout=120)
+    output, _ = start().communicate(timeout=300)
     keys = "cluster.nodes=2 cluster.gpus_per_node=8 cluster.address=auto run.device=cuda"
     assert output == f"rlcore train recipe.toml run.num_steps=2 {keys} --directory runs --name rlcore-{job}\n"
     (tmp_path / "runs" / f"rlcore-{job}").mkdir(parents=True)
     process = start()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert output.endswith(f"--name rlcore-{job} --resume\n")
     assert process.returncode == 0
 
@@ -200,7 +200,7 @@ def test_slurm_script_hands_the_job_to_the_driver(slurm_job, tmp_path: Path) -> 
 def test_slurm_script_fails_where_the_run_does(slurm_job) -> None:
     start, _ = slurm_job
     process = start(STATUS="12")
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 12
     assert "requeue" not in output
 
@@ -213,7 +213,7 @@ def test_slurm_script_saves_and_queues_again_before_the_time_limit(slurm_job) ->
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert output.splitlines() == ["saved", f"requeue {job}"]
     assert process.returncode == 130
 

@@ -4,7 +4,7 @@ import gc
 import json
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -409,8 +409,27 @@ def cases(num_ranks: int, device: str = "cpu") -> dict[str, Callable[[Place], No
     return found
 
 
-def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: str = "float32") -> None:
-    """Run the cases up to the first that breaks off; write what went wrong, or an empty string, by its name."""
+def with_sources(num_ranks: int, names: Collection[str]) -> set[str]:
+    """Return the names of cases, and of those that save what the cases resume."""
+    found = set(names)
+    for layout, source, architecture in resumptions(num_ranks, "cpu"):
+        if f"resume/{layout.name}-from-{source}/{architecture}" in names:
+            found.add(f"parity/{source}/{architecture}/packed")
+    return found
+
+
+def run_all(
+    rank: int,
+    num_ranks: int,
+    root: Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    names: Collection[str] | None = None,
+) -> None:
+    """Run the cases, or those of some names, up to the first that breaks off.
+
+    Write what went wrong, or an empty string, by its name.
+    """
     torch.set_num_threads(1)
     backend = "gloo"
     if device == "cuda":
@@ -419,7 +438,7 @@ def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: s
     dist.init_process_group(backend, init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
     # Each of a mesh's groups has threads that poll, and lives as long as the default group: cases of a layout share one.
     ParallelLayout.meshes = cache(ParallelLayout.meshes)  # type: ignore[method-assign]
-    every = cases(num_ranks, device)
+    every = {name: case for name, case in cases(num_ranks, device).items() if names is None or name in names}
     results = dict.fromkeys(every, "not run, since a case before it broke off")
     for number, (name, function) in enumerate(every.items()):
         place = Place(rank=rank, num_ranks=num_ranks, root=root, device=device, dtype=dtype)

@@ -1,8 +1,8 @@
 """What the server imports that ranks are forked from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlcore.testing.ranks import PRELOADED, launch
 
@@ -31,6 +31,12 @@ def once(function: Callable[..., Result]) -> Callable[..., Result]:
         return result  # type: ignore[return-value]
 
     return get
+
+
+def collected(request: Any, test: str) -> list[Mapping[str, Any]]:
+    """Return the parameters of the cases of a test of the requesting module that this session runs."""
+    items = [item for item in request.session.items if item.path == request.path and item.originalname == test]
+    return [item.callspec.params for item in items]
 
 
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe", "llama")

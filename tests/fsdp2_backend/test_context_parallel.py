@@ -11,6 +11,7 @@ from rlcore_torchkit.attention import PackedSequences, packed_attention
 from rlcore_torchkit.context_parallel import ContextPart
 
 
+@pytest.mark.wide(keep=[f"{name}-4" for name in CASES])
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_context_ranks(name, num_ranks):

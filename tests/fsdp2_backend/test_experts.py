@@ -11,6 +11,7 @@ from rlcore_fsdp2.experts import divide_experts
 from rlcore_fsdp2.layout import ParallelLayout
 
 
+@pytest.mark.wide(keep=[f"{name}-4" for name in CASES])
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_expert_ranks(name, num_ranks):

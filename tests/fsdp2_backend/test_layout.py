@@ -16,13 +16,35 @@ from fsdp2_layout_cases import (
     run_all,
     saved_at,
     train_on_one,
+    with_sources,
 )
 from fsdp2_support import exported, make_backend
-from rank_launch import launch, once
+from rank_launch import collected, launch, once
 
 from rlcore.spi import CloseRequest, LoadStateRequest
 
+from ..tiers import each_part
+
 Results = list[dict[str, str]]
+SIZES = (2, 4)
+ROWS = [(num_ranks, name) for num_ranks in SIZES for name in cases(num_ranks)]
+RESUMED = ("resume/dp2-from-single/qwen3_moe", "resume/tp2+sp-from-tp2/qwen3", "resume/dp2xtp2+every-from-tp2/qwen3")
+"""From one process, from another layout of as many ranks, and from one of fewer."""
+FOUR_RANKS = (
+    "hsdp2x2/qwen3_moe",
+    "dp2xtp2+every/qwen3",
+    "tp2xcp2/qwen2",
+    "tp4/qwen2",
+    "cp4+checkpointing/qwen2",
+    "tp2xep2+checkpointing/qwen3_moe",
+)
+"""What two ranks cannot have: two dimensions at a time, and ranks that share a key head."""
+KEPT = {
+    *each_part([name for name in cases(2) if name.startswith("parity/")]),
+    *(f"parity/{name}/packed" for name in FOUR_RANKS),
+    *RESUMED,
+}
+"""Each layout of two ranks, and each family and form, once; each kind of resumption."""
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +55,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
+    names = {case["name"] for case in collected(request, "test_layout")}
+    names |= {
+        f"parity/{case['layout']}/{case['architecture']}/packed"
+        for case in collected(request, "test_one_process_resumes_any_layout")
+    }
+    for num_ranks in SIZES:
+        names = with_sources(num_ranks, names)
 
     @once
     def get(num_ranks: int) -> Results:
         if num_ranks == 4:
             get(2)  # its checkpoints are resumed
-        launch(run_all, (num_ranks, root), num_ranks)
+        launch(run_all, (num_ranks, root, "cpu", "float32", names), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get
 
 
-@pytest.mark.parametrize(("num_ranks", "name"), [(num_ranks, name) for num_ranks in (2, 4) for name in cases(num_ranks)])
+@pytest.mark.wide(keep=[f"{num_ranks}-{name}" for num_ranks, name in ROWS if name in KEPT])
+@pytest.mark.parametrize(("num_ranks", "name"), ROWS)
 def test_layout(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())
 
 
+@pytest.mark.wide(keep=["tp2+sp-qwen3"])
 @pytest.mark.parametrize(
     ("layout", "architecture"),
     [
@@ -64,7 +95,7 @@ def test_layout(num_ranks, name, results):
     ],
 )
 def test_one_process_resumes_any_layout(layout, architecture, root, results):
-    results(4)
+    results(2 if f"parity/{layout}/{architecture}/packed" in cases(2) else 4)
     directory = saved_at(root, layout, architecture)
     backend = make_backend(root / "models" / architecture, optimizer=OPTIMIZER)
     assert backend.load_state(LoadStateRequest(directory=directory)).weight_version == SAVE_AFTER

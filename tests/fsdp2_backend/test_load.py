@@ -27,6 +27,7 @@ ARCHITECTURES = installed_model_types()
 Tensors = dict[str, Tensor]
 
 
+@pytest.mark.wide(keep=[f"{name}-4" for name in CASES])
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_read_their_own_parts(name, num_ranks):

@@ -25,7 +25,6 @@ def results(tmp_path_factory):
     return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [layout.name for layout in LAYOUTS])
 def test_layout(results, name):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results) if result[name]}

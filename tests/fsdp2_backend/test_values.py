@@ -31,6 +31,7 @@ def results(root: Path) -> Callable[[int], list[dict[str, str]]]:
     return results_of(root, run_all)
 
 
+@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if number < 4])
 @pytest.mark.parametrize(("num_ranks", "name"), cases(LAYOUTS))
 def test_layouts_equal_plain_transformers(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}

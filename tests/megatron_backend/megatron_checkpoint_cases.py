@@ -5,7 +5,7 @@ import json
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +307,22 @@ def check_disk_full_on_one(place: Place) -> None:
         backend.close(CloseRequest())
 
 
+def case_of(layout: Layout) -> str:
+    return f"{layout.saved} from {' and '.join(layout.sources)}"
+
+
+def with_sources(names: Collection[str]) -> set[str]:
+    """Return the names of cases, and of those that save what the cases resume."""
+    by_name = {layout.saved: layout for layout in LAYOUTS}
+    found, waiting = set(names), [layout for layout in LAYOUTS if case_of(layout) in names]
+    while waiting:
+        layout = waiting.pop()
+        found.add(case_of(layout))
+        sources = (f"{source}-{layout.architecture}-{layout.dtype}" for source in layout.sources)
+        waiting += [by_name[source] for source in sources if source in by_name]
+    return found
+
+
 def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
     """All that so many ranks do, in order."""
     of_two = {
@@ -315,18 +331,18 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
         "described once": check_described_once,
     }
     return (of_two if num_ranks == 2 else {}) | {
-        f"{layout.saved} from {' and '.join(layout.sources)}": lambda place, layout=layout: check_resumes(place, layout)
+        case_of(layout): lambda place, layout=layout: check_resumes(place, layout)
         for layout in LAYOUTS
         if layout.num_ranks == num_ranks
     }
 
 
-def run_all(rank: int, num_ranks: int, root: Path) -> None:
-    """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
+def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
+    """Run the cases of these names up to the first that fails; write what went wrong, or an empty string, by its name."""
     torch.set_num_threads(1)
     init = f"file://{root}/rendezvous-{num_ranks}"
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=num_ranks)
-    every = cases(num_ranks)
+    every = {name: case for name, case in cases(num_ranks).items() if name in names}
     results = dict.fromkeys(every, "not run, since a case before it failed")
     for number, (name, function) in enumerate(every.items()):
         try:

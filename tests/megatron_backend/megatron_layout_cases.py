@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,8 @@ class Launch:
     dtype: str = "float32"
     engine: bool | None = None
     """Whether layers are TransformerEngine's."""
+    names: Collection[str] | None = None
+    """Of the cases that run; all without any."""
 
     def results(self, rank: int) -> Path:
         """What went wrong on a rank, or an empty string, by the case's name."""
@@ -541,7 +543,7 @@ def run_all(rank: int, launch: Launch) -> None:
         backend = "cpu:gloo,cuda:nccl"
     file = launch.root / f"rendezvous-{launch.num_ranks}-{launch.dtype}"
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
-    every = cases(launch.num_ranks)
+    every = {name: case for name, case in cases(launch.num_ranks).items() if launch.names is None or name in launch.names}
     results = dict.fromkeys(every, "not run, since a case before it broke off")
     for number, (name, function) in enumerate(every.items()):
         place = Place(rank=rank, **asdict(launch))

@@ -4,7 +4,7 @@ import faulthandler
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -147,13 +147,14 @@ def check_refits(case: Case, rank: int, root: Path) -> None:
         trainer.close(CloseRequest())
 
 
-def run_all(rank: int, root: Path) -> None:
-    """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
+def run_all(rank: int, root: Path, names: Collection[str]) -> None:
+    """Run the cases of these names up to the first that fails; write what went wrong, or an empty string, by its name."""
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=NUM_RANKS)
-    results = dict.fromkeys(CASES, "not run, since a case before it failed")
-    for name, case in CASES.items():
+    cases = {name: case for name, case in CASES.items() if name in names}
+    results = dict.fromkeys(cases, "not run, since a case before it failed")
+    for name, case in cases.items():
         try:
             check_refits(case, rank, root)
             results[name] = ""

@@ -5,7 +5,7 @@ import os
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -388,8 +388,8 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
     return found
 
 
-def run_all(rank: int, num_ranks: int, root: Path) -> None:
-    """Run the rows up to the first that fails; write what went wrong, or an empty string, by its name."""
+def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
+    """Run the rows of these names up to the first that fails; write what went wrong, or an empty string, by its name."""
     torch.set_num_threads(1)
     backend = "gloo"
     if torch.cuda.is_available():
@@ -397,7 +397,7 @@ def run_all(rank: int, num_ranks: int, root: Path) -> None:
         backend = "cpu:gloo,cuda:nccl"
     os.environ[OWN] = str(root / f"converted-{num_ranks}")
     dist.init_process_group(backend, init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
-    every = rows(num_ranks)
+    every = {name: row for name, row in rows(num_ranks).items() if name in names}
     results = dict.fromkeys(every, "not run, since a row before it failed")
     for name, run in every.items():
         try:

@@ -38,12 +38,14 @@ def results(root: Path) -> Callable[[int], list[dict[str, str]]]:
     return results_of(root, run_all)
 
 
+@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if number < 4])
 @pytest.mark.parametrize(("num_ranks", "name"), cases(LAYOUTS))
 def test_layouts_equal_plain_transformers(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())
 
 
+@pytest.mark.wide(keep=["tp2+sp", "pp2"])
 @pytest.mark.parametrize("layout", ["tp2+sp", "pp2", "tp2xpp2"])
 def test_one_process_resumes_a_layout(layout, root, results, tmp_path):
     """Adapters and their moments alone, which any layout reads."""
@@ -60,6 +62,7 @@ def test_one_process_resumes_a_layout(layout, root, results, tmp_path):
         backend.close(CloseRequest())
 
 
+@pytest.mark.wide(keep=["tp2+sp"])
 @pytest.mark.parametrize("layout", ["tp2+sp", "tp2xpp2"])
 def test_checkpoints_hold_adapters_alone(layout, root, results):
     """Whole ones by name, and their two moments; of nothing else."""

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from megatron_checkpoint_cases import (
+    DENSE,
     LAYOUTS,
+    MOE,
     ONE,
     SAVE_AFTER,
     SPEC,
     Place,
     assert_equal,
+    case_of,
     cases,
     load,
     prepare,
@@ -22,9 +25,10 @@ from megatron_checkpoint_cases import (
     save,
     state_of,
     step,
+    with_sources,
 )
 from megatron_support import exported, make_backend, saved
-from rank_launch import launch, once
+from rank_launch import collected, launch, once
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from rlcore.run.storage.checkpoint import LoopState, find_damage, save_checkpoint
@@ -35,6 +39,17 @@ from rlcore_megatron.backend import MegatronBackend
 Results = list[dict[str, str]]
 MakeBackend = Callable[..., MegatronBackend]
 WORLD_SIZES = tuple(sorted({layout.num_ranks for layout in LAYOUTS}))
+OTHER_FAMILIES = [case_of(layout) for layout in LAYOUTS if layout.architecture not in (DENSE, MOE)]
+"""They are saved by the same code as these two."""
+
+
+def saved_in(num_ranks: int, one: Any) -> list[Any]:
+    """The layouts of so many ranks that save the model of a layout of one process."""
+    return [
+        layout
+        for layout in LAYOUTS
+        if (layout.num_ranks, layout.architecture, layout.dtype) == (num_ranks, one.architecture, one.dtype)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -45,39 +60,43 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
+    names = {case["name"] for case in collected(request, "test_any_layout_resumes_any_other")}
+    for case in collected(request, "test_one_process_resumes_any_layout"):
+        names |= {case_of(layout) for layout in saved_in(case["num_ranks"], case["one"])}
+    names = with_sources(names)
 
     @once
     def get(num_ranks: int) -> Results:
         for fewer in WORLD_SIZES[: WORLD_SIZES.index(num_ranks)]:
             get(fewer)  # their checkpoints are resumed
-        launch(run_all, (num_ranks, root), num_ranks)
+        launch(run_all, (num_ranks, root, names), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.wide(keep=[f"2-{name}" for name in cases(2) if name not in OTHER_FAMILIES])
 @pytest.mark.parametrize(("num_ranks", "name"), [(size, name) for size in WORLD_SIZES for name in cases(size)])
 def test_any_layout_resumes_any_other(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.wide(keep=["2-one-qwen2-float32"])
 @pytest.mark.parametrize("one", ONE, ids=lambda one: one.saved)
-def test_one_process_resumes_any_layout(one: Any, root: Path, results: Callable[[int], Results]) -> None:
-    results(WORLD_SIZES[-1])
+@pytest.mark.parametrize("num_ranks", WORLD_SIZES)
+def test_one_process_resumes_any_layout(num_ranks: int, one: Any, root: Path, results: Callable[[int], Results]) -> None:
+    results(num_ranks)
     place = Place(rank=0, num_ranks=1, root=root)
     backend = place.backend(one)
     load(backend, place.directory(one))
     expected = state_of(backend)
-    for layout in LAYOUTS:
-        if (layout.architecture, layout.dtype) == (one.architecture, one.dtype):
-            step(backend, SAVE_AFTER)
-            load(backend, place.directory(layout))
-            assert_equal(state_of(backend), expected)
+    for layout in saved_in(num_ranks, one):
+        step(backend, SAVE_AFTER)
+        load(backend, place.directory(layout))
+        assert_equal(state_of(backend), expected)
     after = torch.load(place.directory(one) / "expected.pt", weights_only=False)
     assert step(backend, SAVE_AFTER) == after["result"]
     assert_equal(saved(backend, SAVE_AFTER + 1), after["weights"])

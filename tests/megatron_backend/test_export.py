@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from megatron_weights_cases import CASES, prepare, rows, run_all
-from rank_launch import launch, once
+from rank_launch import collected, launch, once
+
+from ..tiers import each_part
 
 Results = list[dict[str, str]]
+TRIPS = {size: [f"{case.name}/{model}" for case in CASES[size] for model in case.models] for size in CASES}
+"""Rows of a layout and a model."""
+FOUR_RANKS = ("tp2xpp2/qwen2", "tp2xep2xetp2/glm4_moe", "tp4/one_key_head")
+READ_AND_CONVERTED = [name for name in rows(2) if name not in TRIPS[2] and name.endswith(("/llama", "/qwen2", "/qwen3_moe"))]
+KEPT = [*(f"2-{name}" for name in (*each_part(TRIPS[2]), *READ_AND_CONVERTED)), *(f"4-{name}" for name in FOUR_RANKS)]
+"""Each layout of two ranks and each family once, and how files of families with and without experts are read and converted."""
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +28,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
 
     @once
     def get(num_ranks: int) -> Results:
-        launch(run_all, (num_ranks, root), num_ranks)
+        names = {case["name"] for case in collected(request, "test_weights") if case["num_ranks"] == num_ranks}
+        names |= {name.replace("reads of a conversion/", "converted/") for name in names}
+        launch(run_all, (num_ranks, root, names), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get
@@ -39,6 +49,7 @@ def on_devices(num_ranks: int) -> tuple[pytest.MarkDecorator, ...]:
     return pytest.mark.gpu, pytest.mark.skipif(devices < num_ranks, reason=f"needs {num_ranks} CUDA devices, found {devices}")
 
 
+@pytest.mark.wide(keep=KEPT)
 @pytest.mark.parametrize(
     ("num_ranks", "name"), [pytest.param(size, name, marks=on_devices(size)) for size in CASES for name in rows(size)]
 )

@@ -7,18 +7,20 @@ import pytest
 pytest.importorskip("vllm")
 
 from megatron_refit_cases import CASES, NUM_RANKS, prepare, run_all
-from rank_launch import launch
+from rank_launch import collected, launch
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What went wrong on each rank."""
     root = tmp_path_factory.mktemp("megatron-refit")
     prepare(root)
-    launch(run_all, (root,), NUM_RANKS)
+    names = [case["name"] for case in collected(request, "test_both_sides_agree_after_each_step")]
+    launch(run_all, (root, names), NUM_RANKS)
     return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
+@pytest.mark.wide(keep=["ep2xpp2"])
 @pytest.mark.parametrize("name", CASES)
 def test_both_sides_agree_after_each_step(name: str, results: list[dict[str, str]]) -> None:
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results) if result[name]}

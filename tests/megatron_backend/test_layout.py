@@ -6,28 +6,43 @@ from pathlib import Path
 
 import pytest
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
-from rank_launch import launch, once
+from rank_launch import collected, launch, once
+
+from ..tiers import each_part
 
 Results = list[dict[str, str]]
+ROWS = [(num_ranks, name) for num_ranks in WORLD_SIZES for name in cases(num_ranks)]
+FOUR_RANKS = (
+    "tp2xpp2/gemma2/packed",
+    "tp2xcp2/qwen2/packed",
+    "tp4/qwen2/packed",
+    "tp2xep2/glm4_moe/packed",
+    "pp2xvpp2xdp2/qwen3/packed",
+    "pp2xdp2/mixed/auxiliary",
+)
+"""What two ranks cannot have: two dimensions at a time, and ranks that share a key head."""
+KEPT = {*each_part([name for num_ranks, name in ROWS if num_ranks < 4]), *FOUR_RANKS}
+"""Each layout of fewer than four ranks, each family and each form once."""
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
     root: Path = tmp_path_factory.mktemp("megatron-layouts")
     prepare(root)
 
     @once
     def get(num_ranks: int) -> Results:
-        given = Launch(num_ranks=num_ranks, root=root)
+        names = tuple(case["name"] for case in collected(request, "test_layout") if case["num_ranks"] == num_ranks)
+        given = Launch(num_ranks=num_ranks, root=root, names=names)
         launch(run_all, (given,), num_ranks)
         return [json.loads(given.results(rank).read_text()) for rank in range(num_ranks)]
 
     return get
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("num_ranks", "name"), [(size, name) for size in WORLD_SIZES for name in cases(size)])
+@pytest.mark.wide(keep=[f"{num_ranks}-{name}" for num_ranks, name in ROWS if name in KEPT])
+@pytest.mark.parametrize(("num_ranks", "name"), ROWS)
 def test_layout(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())

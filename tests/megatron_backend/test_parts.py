@@ -40,7 +40,7 @@ def compare(trainer, request):
     buckets = trainer.export_weights(request).buckets
     whole = {named.name: named.tensor.clone() for bucket in buckets for named in bucket.tensors}
     export = trainer.export_weights(evolve(request, sharded=True))
-    store = listening_store("127.0.0.1", 0, None, timedelta(seconds=60), wait_for_workers=False)
+    store = listening_store("127.0.0.1", 0, None, timedelta(seconds=300), wait_for_workers=False)
     wanted = tuple(map(whole_box, export.specs))
     route = ShardRoute(address=f"127.0.0.1:{store.port}", name=request.adapters, wanted=(wanted,), timeout_s=60.0)
     export.shards.route, found = route, {}

@@ -22,7 +22,7 @@ def test_looking_at_it_imports_nothing_heavy() -> None:
         "import sys\nfrom rlcore_megatron.provider import PROVIDER\n"
         f"assert PROVIDER.unavailable() is None\nassert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_auto_prefers_it_on_cuda_alone_and_naming_runs_it_on_a_cpu_too() -> None:

@@ -26,7 +26,6 @@ def results(root):
     return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [case.layout.name for case in CASES])
 def test_layout(results, name):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results) if result[name]}

@@ -989,7 +989,7 @@ FAULTS = (
     Fault(
         "the multi-token head in a model's files is made up, as the model is until a trainer sends it",
         "rlcore_vllm.speculation",
-        'how = {"method": config.speculative_method, "draft_load_config": {"load_format": "auto"}}',
+        'how = {"method": config.speculative_method, "draft_load_config": {"load_format": "hf"}}',
         'how = {"method": config.speculative_method, "draft_load_config": {"load_format": "dummy"}}',
         GUESSED.replace("ngram", "mtp").replace("top_k", "plain"),
     ),

@@ -49,7 +49,7 @@ PROFILE = "planted"
 SURVIVED, KILLED = 0, 1
 """pytest's exit codes where all tests passed, and where some failed."""
 NEVER_LOADED = 90
-LIMIT_S = 300
+LIMIT_S = 600
 """Of a test; half of what the one has that judges it."""
 
 

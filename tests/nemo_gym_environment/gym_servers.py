@@ -174,5 +174,5 @@ def serving(gym: Gym) -> Iterator[str]:
     finally:
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(120)
+        thread.join(300)
         loop.close()

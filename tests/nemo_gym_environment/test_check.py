@@ -82,7 +82,7 @@ def saying(content: bytes) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(120)
+            thread.join(300)
 
 
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n"

@@ -101,7 +101,7 @@ class Played:
             session = sessions.open(max_tokens=200)
             endpoint = SessionEndpoint(base_url=f"{address}/{session.token}/v1", api_key=session.token, model="policy")
             try:
-                self.result: EpisodeResult = asyncio.run(asyncio.wait_for(backend.run(task, 7, endpoint), 60))
+                self.result: EpisodeResult = asyncio.run(asyncio.wait_for(backend.run(task, 7, endpoint), 300))
             finally:
                 backend.close()
         self.segments: list[Segment] = sessions.finish(session)
@@ -183,7 +183,7 @@ def test_episodes_at_once_are_told_apart(gym: Gym) -> None:
         return await asyncio.gather(*(backend.run(row(), 0, endpoint) for endpoint in endpoints))
 
     with ExitStack() as stack:
-        results = asyncio.run(asyncio.wait_for(run_all(stack), 60))
+        results = asyncio.run(asyncio.wait_for(run_all(stack), 300))
         backend.close()
     assert [result.reward for result in results] == [1.0, 0.0, 1.0]
 
@@ -319,7 +319,7 @@ def test_an_episode_that_is_cancelled_leaves_the_agent_server(gym: Gym) -> None:
     with serving_sessions(served(script), sessions) as address:
         session = sessions.open()
         endpoint = SessionEndpoint(base_url=f"{address}/{session.token}/v1", api_key=session.token, model="policy")
-        asyncio.run(asyncio.wait_for(cancel(endpoint), 60))
+        asyncio.run(asyncio.wait_for(cancel(endpoint), 300))
         script.waits = False
         backend.close()
     assert sessions.finish(session) == []

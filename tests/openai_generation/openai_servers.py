@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_TIMEOUT_S = 400.0
+START_TIMEOUT_S = 900.0
 LIMIT = 256
 
 
@@ -41,7 +41,7 @@ def serving(arguments: list[str], log: Path, **environment: str) -> Iterator[str
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(120)
+                process.wait(300)
             except subprocess.TimeoutExpired:
                 pass
             finally:

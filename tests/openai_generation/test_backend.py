@@ -258,7 +258,6 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["stream", "generate"])
 @pytest.mark.parametrize("what", WRONG)
 def test_an_answer_that_is_none_is_named(opened: Open, what: str, how: str) -> None:
@@ -273,7 +272,6 @@ def test_an_answer_that_is_none_is_named(opened: Open, what: str, how: str) -> N
     assert "http://127.0.0.1" in str(raised.value)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
@@ -292,14 +290,12 @@ def test_an_answer_is_read_as_far_as_it_may_be_long(
         opened(Stub(answer=unless([answer])), max_attempts=1).generate(request(1))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("models", [[1], ["policy"], None, {"id": 1}, 7], ids=str)
 def test_a_list_of_models_that_is_none_is_named(opened: Open, models: Any) -> None:
     with pytest.raises(ConfigError, match="base_urls|model"):
         opened(Stub(models=models), max_attempts=1)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["stream", "generate"])
 @pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3), asyncio.CancelledError("planted")], ids=repr)
 def test_an_error_behind_an_answer_ends_the_call_with_it(

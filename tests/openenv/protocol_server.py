@@ -35,7 +35,7 @@ def serving(method: str, path: str, handle: Handle) -> Iterator[str]:
     finally:
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(120)
+        thread.join(300)
         loop.close()
 
 

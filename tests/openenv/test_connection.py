@@ -19,7 +19,7 @@ def ask(url: str, timeout_s: float = 30.0, *actions: str) -> list[Observed]:
         async with aiohttp.ClientSession() as http, connected(http, url, timeout_s) as connection:
             return [await connection.reset({"seed": 1}), *[await connection.step({"message": text}) for text in actions]]
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return asyncio.run(asyncio.wait_for(run(), 300))
 
 
 def ask_scripted(request: str, reply: str | None) -> list[Observed]:

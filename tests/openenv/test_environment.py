@@ -97,7 +97,7 @@ def play(
         return await asyncio.gather(*(backend.run(row, 7, endpoint) for _ in range(num_episodes)))
 
     with serving("POST", "/v1/chat/completions", policy.handle) as url:
-        return asyncio.run(asyncio.wait_for(run(), 60)), policy.requests
+        return asyncio.run(asyncio.wait_for(run(), 300)), policy.requests
 
 
 def in_turn(*texts: Any) -> Answer:
@@ -295,7 +295,7 @@ def test_an_episode_that_is_cancelled_leaves_the_server() -> None:
 
     loop: asyncio.AbstractEventLoop
     with serving("GET", "/ws", server.handle) as url, serving("POST", "/chat/completions", hang) as policy:
-        asyncio.run(asyncio.wait_for(cancel(), 30))
+        asyncio.run(asyncio.wait_for(cancel(), 300))
 
 
 def test_rows_are_seeds_or_those_of_the_recipe() -> None:

@@ -2,13 +2,11 @@
 
 A run is started as a user starts it. `reference_run` computes it once more from the samples that it recorded, and `judging`
 holds against that what the samples are, what the trainer was asked to do, every update's figures and the last weights. One rank
-goes through all combinations of the options; two ranks, whose processes take long to start, through a selection in which each
-trainer meets every option, and with RLCORE_ORACLE=all (`make oracle`) through all combinations too.
+and two go through all combinations of the options (`make oracle`); `make test` goes through each pair of options on one rank.
 
 A few seconds by itself: `pytest "tests/oracle/test_grpo_oracle.py::test_one_rank[fsdp2-4-updates-trainer-kl-whole]"`.
 """
 
-import os
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -28,13 +26,12 @@ ONE_RANK = [
         ("fsdp2", "megatron"), (1, 4), ("generation", "trainer"), (False, True), (False, True)
     )
 ]
-EVERY_COMBINATION = os.environ.get("RLCORE_ORACLE") == "all"
 SELECTED = [
     Case(trainer="fsdp2", updates=1, previous="trainer", kl=False, cut=False, ranks=2, by_sequence=True),
     Case(trainer="megatron", updates=1, previous="generation", kl=True, cut=False, ranks=2, by_sequence=True),
 ]
-"""Besides those of MASKED_TWO_RANKS."""
-TWO_RANKS = [evolve(case, ranks=2) for case in ONE_RANK] if EVERY_COMBINATION else SELECTED
+"""With those of MASKED_TWO_RANKS each trainer meets every option in these."""
+TWO_RANKS = [*SELECTED, *(evolve(case, ranks=2) for case in ONE_RANK)]
 MASKED = [
     Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=True, masked=True),
     Case(trainer="fsdp2", updates=1, previous="generation", kl=True, cut=True, masked=True),
@@ -50,6 +47,7 @@ NARROW = [
 ]
 
 
+@pytest.mark.wide(pairwise=True)
 @named(ONE_RANK)
 def test_one_rank(case: Case, run: Run, model: Path) -> None:
     assert_right(case, run(case, model), model)
@@ -63,6 +61,7 @@ def test_two_ranks_of_each_trainer_meet_every_option() -> None:
     assert met([*SELECTED, *MASKED_TWO_RANKS]) == met(ONE_RANK)
 
 
+@pytest.mark.wide(keep=[SELECTED[1].name])
 @pytest.mark.usefixtures("local_ray")
 @named(TWO_RANKS)
 def test_two_ranks(case: Case, run: Run, model: Path) -> None:
@@ -79,6 +78,7 @@ def test_truncated_sampling(case: Case, run: Run, model: Path) -> None:
     assert [figures["importance_ratio"] for figures in first] == [pytest.approx(1.0, abs=1e-5)] * NUM_STEPS
 
 
+@pytest.mark.wide(keep=[MASKED_TWO_RANKS[0].name])
 @pytest.mark.usefixtures("local_ray")
 @named(MASKED_TWO_RANKS)
 def test_truncated_sampling_on_two_ranks(case: Case, run: Run, model: Path) -> None:

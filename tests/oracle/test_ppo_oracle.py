@@ -116,12 +116,14 @@ OPTIONS = PpoOptions(
 )
 
 
+@pytest.mark.wide(keep=["fsdp2"])
 @pytest.mark.usefixtures("recorder")
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_policy_and_critic_are_those_of_the_formulas(trainer: str, model: Path, in_folder: Path) -> None:
     assert_right(in_folder, model, f"trainer.name={trainer}")
 
 
+@pytest.mark.wide(keep=["megatron"])
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_so_are_those_of_two_ranks(trainer: str, model: Path, in_folder: Path) -> None:

@@ -37,6 +37,7 @@ STOPPED = [
 """Generation stops for each update and goes on behind it, in one process."""
 
 
+@pytest.mark.wide(keep=[STOPPED[place].name for place in (0, 2, 3, 4)])
 @named(STOPPED)
 def test_samples_that_go_on_behind_an_update(case: Case, run: Run, model: Path) -> None:
     assert_right(case, run(case, model), model)
@@ -68,6 +69,7 @@ def test_weights_that_come_in_flight(case: Case, run: Run, wide_model: Path) -> 
     assert_right(case, run(case, wide_model), wide_model)
 
 
+@pytest.mark.wide(keep=[case(generator="vllm", cut=True, masked=True).name])
 @named([case(generator="vllm"), case(generator="vllm", cut=True, masked=True)])
 def test_an_engine_that_is_stopped(case: Case, run: Run, wide_model: Path) -> None:
     assert_right(case, run(case, wide_model), wide_model)

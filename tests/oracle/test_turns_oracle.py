@@ -50,6 +50,7 @@ def assert_weights(file: Path, model: nn.Module) -> None:
         np.testing.assert_allclose(found[name], weight.detach().float(), rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.wide(keep=["1-megatron"])
 @pytest.mark.usefixtures("recorder")
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -130,6 +131,7 @@ def test_a_group_whose_turns_differ_stays_though_its_sums_are_equal(
     assert num_equal_sums > 0
 
 
+@pytest.mark.wide(keep=["fsdp2"])
 @pytest.mark.usefixtures("recorder")
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_a_critic_learns_what_turns_earn(trainer: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

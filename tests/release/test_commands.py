@@ -10,10 +10,12 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/releasing.md")
 CI, WORKFLOW, README_TEST = ".ci/run", ".github/workflows/ci.yml", "tests/docs/test_readme_commands.py"
+PUBLISH = ".github/workflows/publish.yml"
 RUN = {
     "make test-core": CI,
     "make dist": CI,
     "make test": CI,
+    "make test-all": PUBLISH,
     "make lint": "make test",
     "make setup-dev": "make lint",
     "make setup": "make demo",
@@ -34,9 +36,10 @@ RUN = {
 }
 """The script, target or test that runs each command."""
 NOT_RUN = {
-    "make oracle": "takes hours; `make test` runs a selection of its cases",
-    "make kills": "takes an hour; `make test` kills a run a few times (tests/system/test_random_kills.py)",
-    "make chaos": "takes hours; `make test` runs one fault of each kind (tests/system/test_chaos_run.py)",
+    "make test-changed": "runs some of the tests of `make test`; tests/policy/test_changed.py holds which",
+    "make oracle": "runs some of the tests of `make test-all`",
+    "make kills": "takes an hour; `make test-all` kills a run a few times (tests/system/test_random_kills.py)",
+    "make chaos": "takes hours; `make test-all` runs one fault in each layout (tests/system/test_chaos.py)",
     "make mutants": "prints what tests/mutants and tests/conformance assert",
     "make clean": "removes the environments that the other targets use",
     "rlcore check recipes/gsm8k-grpo.toml": "reads the Hub; tests/recipes checks every recipe without it",
@@ -76,7 +79,7 @@ def test_every_command_is_run_or_listed_with_the_reason() -> None:
 def lines_of(place: str) -> set[str]:
     """The commands that a script or the steps of a workflow consist of."""
     text = (ROOT / place).read_text()
-    if place == WORKFLOW:
+    if place in (WORKFLOW, PUBLISH):
         jobs = yaml.safe_load(text)["jobs"].values()
         rows = [row for job in jobs for row in job.get("strategy", {}).get("matrix", {}).get("include", ())]
         text = "\n".join([step.get("run", "") for job in jobs for step in job["steps"]] + [row["commands"] for row in rows])

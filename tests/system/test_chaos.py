@@ -77,6 +77,7 @@ def small_disk(workplace: Workplace) -> Iterator[None]:
         unmount(runs)
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(1200 + 400 * FAULTS_PER_RUN)
 @pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize(("seed", "num_faults"), RUNS)

@@ -55,6 +55,7 @@ class Killer(threading.Thread):
         self.killed = True
 
 
+@pytest.mark.wide
 def test_layouts_take_turns_and_a_rank_is_killed(workplace: Workplace) -> None:
     alone = workplace.train("grpo.toml", *COMMON, f"run.num_steps={NUM_STEPS}", "run.name=alone")
     run = workplace.run("run")
@@ -66,7 +67,7 @@ def test_layouts_take_turns_and_a_rank_is_killed(workplace: Workplace) -> None:
         result = workplace.rlcore("train", "grpo.toml", *COMMON, f"run.num_steps={num_steps}", *layout, *resume)
         assert result.exit_code == 0, f"{result.stdout}{result.stderr}"
         assert result.stderr == ""
-    killer.join(120)
+    killer.join(300)
     assert killer.killed
     assert "restart 1 of 3, from the newest checkpoint" in result.stdout
     for found, expected in zip(read_metrics(run), read_metrics(alone), strict=True):

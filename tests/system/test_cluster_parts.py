@@ -25,6 +25,7 @@ def ray_of_plain_weights() -> Iterator[None]:
             yield
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("ray_of_plain_weights")
 def test_two_ranks_of_an_engine_are_sent_what_each_reads(workplace: Workplace, math: tuple[Path, Path]) -> None:  # noqa: F811
     """Once the first refit has shown it; all figures are those of a run in one process, with whole tensors."""

@@ -96,6 +96,7 @@ def num_lines(run: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
+@pytest.mark.wide(keep=["everything"])
 @pytest.mark.parametrize("options", [(), EVERYTHING], ids=["plain", "everything"])
 def test_killed_in_a_step_or_while_saving_it_resumes_exactly(workplace: Workplace, options: tuple[str, ...]) -> None:
     arguments = ("grpo.toml", *COMMON, *options, "checkpoint.every_n_steps=3")

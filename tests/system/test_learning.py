@@ -158,6 +158,7 @@ def test_seeds_decide(workplace: Workplace) -> None:
     assert read_metrics(first) == read_metrics(again) != read_metrics(other)
 
 
+@pytest.mark.wide(sample=2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_trains(workplace: Workplace, architecture: str) -> None:
     path = make_model(workplace.folder / "model", architecture, alphabet=DIGITS, max_length=64, hidden_size=16, tied=False)

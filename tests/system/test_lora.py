@@ -57,6 +57,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.wide(keep=["megatron-vllm-auto"])
 @pytest.mark.parametrize("adapters", ["merged", "auto"])
 @pytest.mark.parametrize("generator", [(), VLLM], ids=["transformers", "vllm"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])

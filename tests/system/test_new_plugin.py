@@ -63,7 +63,6 @@ def python(workplace):
     return python
 
 
-@pytest.mark.timeout(900)
 def test_packages_install_and_are_usable(python, workplace):
     listing = json.loads(finished(python, "-m", "rlcore", "plugins", "--json", cwd=workplace))
     found = {row["name"]: row for row in listing["plugins"] if row["name"].startswith("new_")}
@@ -72,7 +71,6 @@ def test_packages_install_and_are_usable(python, workplace):
     assert {row["distribution"] for row in found.values()} == {f"rlcore-new-{role}" for role in ROLES}
 
 
-@pytest.mark.timeout(900)
 def test_packages_pass_their_own_tests(python, workplace):
     report = workplace / "report.json"
     tests = [str(workplace / f"rlcore-new-{role}" / "tests") for role in ROLES]
@@ -82,7 +80,6 @@ def test_packages_pass_their_own_tests(python, workplace):
     assert all(f"TestNew{role.capitalize()}" in text for role in ROLES)
 
 
-@pytest.mark.timeout(900)
 def test_they_train_the_demo(python, workplace):
     """Both of its runs, made short; the first step of GRPO finds right answers to learn from."""
     short = [argument for override in WARM_START for argument in ("--warm-start", override)]

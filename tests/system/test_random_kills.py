@@ -44,6 +44,7 @@ AHEAD = (
 """Few samples at a time, and long ones: steps, refits and kills come in the midst of them."""
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(600 + 120 * NUM_KILLS)
 def test_no_prompt_is_lost_and_none_is_trained_on_twice(workplace: Workplace) -> None:
     folder = workplace.folder

@@ -135,5 +135,5 @@ def send(
         receiver = None if route is None else pool.submit(take)
         list(export.buckets)
         if receiver is not None:
-            receiver.result(60)
+            receiver.result(300)
             assert all(torch.equal(taken[name], full[name]) for name in full)

@@ -91,6 +91,7 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
         total = end.take(lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
         assert {*taken} == {*own}, case
         assert all(torch.equal(tensor, cut_out(full, box)) for box, tensor in taken.items()), case
+    dist.barrier()  # what is under way on other ranks fails where one has left
     end.close()
     totals: list[tuple[int, int]] = [(0, 0)] * (NUM_SENDERS + NUM_RECEIVERS)
     dist.all_gather_object(totals, (total, sent))

@@ -39,7 +39,7 @@ copy, lock = shutil.copyfile, fcntl.flock
 
 
 def wait_for(*wanted):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not any((marks / mark).exists() for mark in wanted) and time.monotonic() < deadline:
         time.sleep(0.01)
 

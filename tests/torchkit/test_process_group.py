@@ -62,7 +62,7 @@ def test_the_store_of_several_ranks_listens_on_its_own_address_alone(host: str) 
         except OSError:
             pytest.skip(f"this machine has no {host}")
         port = held.getsockname()[1]
-        store = process_group.listening_store(host, port, 2, timedelta(seconds=30), wait_for_workers=False)
+        store = process_group.listening_store(host, port, 2, timedelta(seconds=300), wait_for_workers=False)
     other = dist.TCPStore(host, port, 2, is_master=False, wait_for_workers=False)
     other.set("key", "value")
     assert store.get("key") == b"value"
@@ -133,7 +133,7 @@ def test_each_rank_reads_as_little_of_the_store_however_many_there_are(
     store, groups = CountingStore(), {}
 
     def use(rank: int) -> list[float]:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 6, timedelta(seconds=60))
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 6, timedelta(seconds=300))
         added, sent = torch.full((3,), float(rank)), torch.full((1,), float(rank))
         groups[rank].allreduce([added]).wait()
         if rank == 5:

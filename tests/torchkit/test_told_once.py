@@ -13,7 +13,7 @@ class Ranks:
     """Ranks in threads, and what each collective of theirs has sent."""
 
     def __init__(self) -> None:
-        self._barrier, self._given = Barrier(NUM_RANKS, timeout=30), [None] * NUM_RANKS
+        self._barrier, self._given = Barrier(NUM_RANKS, timeout=300), [None] * NUM_RANKS
         self.sent: list[tuple[Any, ...]] = []
         self.told = [self.made(rank) for rank in range(NUM_RANKS)]
 
@@ -34,7 +34,7 @@ class Ranks:
         self.sent.clear()
         with ThreadPoolExecutor(NUM_RANKS) as pool:
             futures = [pool.submit(told.by_all, value) for told, value in zip(self.told, values, strict=True)]
-            return [future.result(60) for future in futures]
+            return [future.result(300) for future in futures]
 
     @property
     def sends_values(self) -> bool:

@@ -21,7 +21,7 @@ def summed(group: dist.ProcessGroup | None = None) -> float:
 def start_alone(rank: int, folder: Path) -> None:
     """What vLLM does as it starts, on rank 1 alone, and again, as after a failure."""
     options = {"init_method": f"file://{folder}/rendezvous", "rank": rank, "world_size": NUM_RANKS}
-    dist.init_process_group("gloo", **options, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", **options, timeout=timedelta(seconds=300))
     for _ in range(2 * rank):
         with alone():
             assert (dist.get_rank(), dist.get_world_size()) == (0, 1)

@@ -44,7 +44,7 @@ class Engine:
         self.num_asked = 0
 
     def start(self):
-        assert self.may_start.wait(60)
+        assert self.may_start.wait(300)
         if self.error is not None:
             raise self.error
         self.awake, self.dies, self.num_starts = True, False, self.num_starts + 1
@@ -102,7 +102,7 @@ class Transfer:
         return {}
 
     def close(self):
-        assert self.may_close.wait(60)
+        assert self.may_close.wait(300)
         self.is_closed = True
 
 
@@ -130,7 +130,7 @@ def backend(two_models, engines, transfer):
 def join_restart():
     for thread in threading.enumerate():
         if thread.name == "rlcore-vllm-restart":
-            thread.join(60)
+            thread.join(300)
 
 
 def test_one_that_dies_as_it_goes_to_sleep_sleeps_once_it_has_started(backend, engines):

@@ -24,7 +24,7 @@ def test_engines_of_one_device_start_one_after_another(devices, waves):
 
     def start(number):
         wave = next(index for index, members in enumerate(waves) if number in members)
-        barriers[wave].wait(timeout=120)  # passes only once all of its wave are there
+        barriers[wave].wait(timeout=300)  # passes only once all of its wave are there
         found.append(wave)
 
     replicas = [

@@ -12,7 +12,7 @@ def test_the_lock_is_held_until_it_has_ended_and_a_failure_is_told(caplog: pytes
     restart = BackgroundRestart(changing)
 
     def fail() -> None:
-        assert may_end.wait(60)
+        assert may_end.wait(300)
         log.append("restarted")
         raise ValueError("the device is gone")
 
@@ -27,7 +27,7 @@ def test_the_lock_is_held_until_it_has_ended_and_a_failure_is_told(caplog: pytes
 def test_one_that_begins_while_another_is_under_way_is_claimed_at_once_and_done_under_the_same_hold() -> None:
     changing, may_end, log = threading.Lock(), threading.Event(), []
     restart = BackgroundRestart(changing)
-    restart.begin(lambda: lambda: log.append(may_end.wait(60)))
+    restart.begin(lambda: lambda: log.append(may_end.wait(300)))
     restart.begin(lambda: log.append("claimed") or (lambda: log.append(changing.locked())))
     assert log == ["claimed"]
     may_end.set()
@@ -41,14 +41,14 @@ def test_many_threads_begin_and_each_restart_is_made_once() -> None:
     barrier = threading.Barrier(16)
 
     def begin(number: int) -> None:
-        barrier.wait(60)
+        barrier.wait(300)
         restart.begin(lambda: lambda: log.append((number, changing.locked())))
 
     threads = [threading.Thread(target=begin, args=[number]) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     restart.end()
     assert sorted(log) == [(number, True) for number in range(16)]
 

@@ -106,5 +106,5 @@ def test_no_engine_is_late_while_the_process_that_waits_for_it_stood_still():
         waiting.send_signal(signal.SIGSTOP)
         time.sleep(4)
         waiting.send_signal(signal.SIGCONT)
-        said, _ = waiting.communicate("\n", timeout=60)
+        said, _ = waiting.communicate("\n", timeout=300)
     assert said == "answered\nended\n"

@@ -42,6 +42,7 @@ def test_one_placeholder_stands_for_each_image(prompt, num_images, shown):
     assert one_placeholder_each(prompt, PAD, num_images) == shown
 
 
+@pytest.mark.wide(keep=["qwen3_vl-cpu", "qwen3_vl-cuda"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_samples_and_refits_of_models_of_images(family, device, tmp_path, free_process):

@@ -118,9 +118,9 @@ def test_a_refit_in_flight_reaches_every_engine(backend, two_models, monkeypatch
     results = []
     call = threading.Thread(target=lambda: results.append(backend.generate(request)))
     call.start()
-    assert stand.wait(60)
+    assert stand.wait(300)
     two_models.refit(backend, 1, 5, CHANNEL)
-    call.join(60)
+    call.join(300)
     spans = np.split(results[0].weight_versions, results[0].offsets[1:-1])
     assert all(set(span.tolist()) <= {0, 5} and (np.diff(span) >= 0).all() for span in spans)
     assert sum(set(span.tolist()) == {0, 5} for span in spans) >= 2
@@ -133,7 +133,7 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     before = engine_processes()
     replica, may_start = backend._replicas[1], threading.Event()
     restart = replica.restart
-    monkeypatch.setattr(replica, "restart", lambda: may_start.wait(60) and restart())
+    monkeypatch.setattr(replica, "restart", lambda: may_start.wait(300) and restart())
 
     def kill(number, sample):
         os.kill(before["vllm-1"].pid, signal.SIGKILL)
@@ -183,7 +183,7 @@ class NeverReady:
 
     def await_engine(self, timeout_s):
         self.awaited.set()
-        assert self.given_up.wait(60)
+        assert self.given_up.wait(300)
         raise WorkerError("given up")
 
     def give_up(self):
@@ -202,10 +202,10 @@ def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
         replica.give_up()
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(replica.restart)
-        assert child.awaited.wait(60)
+        assert child.awaited.wait(300)
         replica.give_up()
         with pytest.raises(WorkerError, match="given up"):
-            start.result(60)
+            start.result(300)
     assert child.ended
     replica.close()
 
@@ -219,7 +219,7 @@ class Running(NeverReady):
         pass
 
     def call(self, function, what, timeout_s, key=None):
-        if what == "restart" and not self.given_up.wait(60):
+        if what == "restart" and not self.given_up.wait(300):
             raise AssertionError("found a start that goes on")
         raise WorkerError("ended")
 
@@ -302,7 +302,7 @@ def test_an_engine_that_hangs_is_ended(backend):
             replica.begin_update().result(120)
     finally:
         replica._config = usual
-    assert process.wait(120) == -signal.SIGKILL
+    assert process.wait(300) == -signal.SIGKILL
 
 
 DISTURBED = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB."
@@ -432,7 +432,7 @@ def test_calls_share_a_thread_that_ends_with_the_last_of_them(make_fake):
     assert host.calls == ["submit"] * 3 + [("cut", 2)]
     replica.cut(calls)
     calls[2].result(120)
-    collector.join(120)
+    collector.join(300)
     assert not collector.is_alive()
     assert len(delivered) == 3
     call = replica.generate(None, delivered.append)

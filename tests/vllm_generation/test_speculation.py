@@ -179,6 +179,7 @@ def accepted(engine: VllmBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.wide(keep=["eagle-top_p", "eagle3-plain", "mtp-apart-top_p"])
 @pytest.mark.parametrize(
     "sampling",
     [

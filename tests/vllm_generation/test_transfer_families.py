@@ -20,6 +20,7 @@ from vllm_refitted import Refitted
 from rlcore.spi import RefitError
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_family_that_no_description_is_for_is_refitted_also_after_weights_of_nan(family, tmp_path):
     sizes = {"hidden_size": 64, "num_attention_heads": 2, **SIZES[family]}

@@ -32,7 +32,7 @@ def read(file: Path) -> tuple[object, dict[int, dict[str, object]], int, dict[st
     """The run, the figures of each step, the exit code, and the last of the summary, of a run that has ended.
 
     W&B's process writes by itself, and may be behind the end of the run: the last record is waited for."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not any(record.WhichOneof("record_type") == "exit" for record in records(file)) and time.monotonic() < deadline:
         time.sleep(0.05)
     found, steps, code, summary = None, {}, -1, {}

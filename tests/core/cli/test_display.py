@@ -129,7 +129,7 @@ def in_terminal(command: list[str], **environment: str) -> str:
                 chunks.append(chunk)
         except OSError:  # what Linux answers once the other side is closed
             pass
-        assert process.wait(timeout=60) == 0, b"".join(chunks).decode()
+        assert process.wait(timeout=300) == 0, b"".join(chunks).decode()
     os.close(parent)
     return b"".join(chunks).decode()
 
@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == "went on\n"
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
 
 
 def test_a_resumed_run_reports_the_whole_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -154,5 +154,5 @@ print(sorted(heavy & sys.modules.keys()))
 
 
 def test_the_listing_of_all_installed_packages_imports_nothing_heavy():
-    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=True)
     assert result.stdout.splitlines()[-1] == "[]", result.stdout

@@ -31,6 +31,7 @@ def scheduled(lengths: tuple[float, ...], samples: int, max_staleness: int, num_
     return turns
 
 
+@pytest.mark.wide(sample=8)
 @pytest.mark.parametrize("mean", [300.0, 1500.0])
 @pytest.mark.parametrize("samples", [1, 8, 32])
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 4])

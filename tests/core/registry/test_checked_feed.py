@@ -206,18 +206,18 @@ def test_a_feed_is_closed_once_nothing_is_being_delivered(make_feed):
 
     def deliver(samples, result):
         delivering.set()
-        assert go_on.wait(120)
+        assert go_on.wait(300)
         events.append("delivered")
 
     inner.deliver = deliver
     deliverer = threading.Thread(target=feed.deliver, args=(np.array([0]), result_of(1)))
     closer = threading.Thread(target=lambda: (feed.close(), events.append("closed")))
     deliverer.start()
-    assert delivering.wait(120)
+    assert delivering.wait(300)
     closer.start()
     go_on.set()
     for thread in (deliverer, closer):
-        thread.join(120)
+        thread.join(300)
     assert events == ["delivered", "closed"]
 
 

@@ -409,12 +409,12 @@ def test_an_answer_with_new_weights_may_come_before_the_refits(make_generator):
         digests = {named.name: named.digest for bucket in request.weights.buckets for named in bucket.tensors}
         if request.weight_version == 4:
             began.set()
-            assert ended.wait(120)
+            assert ended.wait(300)
         return RefitResult(weight_version=request.weight_version, digests=digests)
 
     def generate(self, request):
         held["refit"] = pool.submit(held["generator"].refit, refit_request(version=4))
-        assert began.wait(120)
+        assert began.wait(300)
         return samples([5, 5], [5, 5, 5], reasons=[LENGTH] * 2, weight_versions=np.array([3, 3, 3, 4, 4], np.int32))
 
     with ThreadPoolExecutor(1) as pool:

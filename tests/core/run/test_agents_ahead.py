@@ -38,7 +38,7 @@ from .test_asynchrony import (  # type: ignore[import-not-found]
 )
 
 Run = Callable[..., dict[str, Any]]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 SMALL = (
     "run.num_steps=5",
     "training.prompts_per_step=3",

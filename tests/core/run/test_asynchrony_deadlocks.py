@@ -43,7 +43,7 @@ from rlcore.testing.fakes.generator import FakeGenerator
 from .test_asynchrony import Killed, Slow, Watched, ahead, prompts, rollouts  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 QUIET = ("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_n_steps=0", "data.train.shuffle=false")
 
 

@@ -60,7 +60,7 @@ class Lines:
 
 def threads_beside(before: set[threading.Thread]) -> set[threading.Thread]:
     """The threads that came since and have not ended within a minute."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left

@@ -271,15 +271,15 @@ def test_a_checkpoint_of_another_model_is_refused(serve: Serve, run: Path) -> No
 
 
 def test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
-    asked: list[str] = []
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda path, **_: asked.append("tokenizer"))
-    result = serve("no-such/model", generators=(evolve(generator("large", 2), reads_model=True),))
+    with socket.socket() as refusing:  # nothing else can take its port meanwhile
+        refusing.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{refusing.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(rlcore.serve.serving, "serve_generator", serve_generator)
+        asked: list[str] = []
+        monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda path, **_: asked.append("tokenizer"))
+        result = serve("no-such/model", generators=(evolve(generator("large", 2), reads_model=True),))
     assert asked == []
     assert result.exit_code == 5, result.stderr
     assert "RUN_OR_MODEL: found 'no-such/model', which is no directory here, while the Hub cannot be reached" in result.stderr

@@ -36,14 +36,14 @@ class Blocking(ChatMl):
         def slow(*args: Any) -> Any:
             if self.mark in str(args):
                 self.is_in.set()
-                assert self.may_go_on.wait(60)
+                assert self.may_go_on.wait(300)
             return function(*args)
 
         return slow
 
 
 def health(address: str) -> str:
-    with urllib.request.urlopen(f"{address}/health", timeout=60) as response:
+    with urllib.request.urlopen(f"{address}/health", timeout=300) as response:
         return str(json.loads(response.read())["status"])
 
 
@@ -76,7 +76,7 @@ def test_the_server_answers_while_a_request_computes(method: str, path: str, bod
     with serving(served(script, tokenizer=tokenizer), sessions) as address:
         to = f"{address}/{sessions.open().token}" if is_recorded else address
         request = posted(to, path, body)
-        assert tokenizer.is_in.wait(60)
+        assert tokenizer.is_in.wait(300)
         assert health(address) == "ok"
         tokenizer.may_go_on.set()
         request.join()
@@ -88,13 +88,13 @@ def test_the_server_answers_while_it_reads_a_request(reader: str, monkeypatch: p
 
     def slow(*args: Any, **options: Any) -> Any:
         is_in.set()
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(300)
         return read(*args, **options)
 
     monkeypatch.setattr(routes, reader, slow)
     with serving(served(Script(f"a{END}")), Sessions(Session(token="", record=None))) as address:
         request = posted(address, *(RESPONSE if "response" in reader else CHAT))
-        assert is_in.wait(60)
+        assert is_in.wait(300)
         assert health(address) == "ok"
         may_go_on.set()
         request.join()
@@ -105,7 +105,7 @@ def test_small_requests_do_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPat
     script, tokenizer = Script(*[f"a{END}"] * (routes.MAX_LARGE + 9)), Blocking("encode", "large")
     with serving(served(script, tokenizer=tokenizer), Sessions(Session(token="", record=None))) as address:
         large = [posted(address, "completions", {"prompt": "large" * 300}) for _ in range(routes.MAX_LARGE + 8)]
-        assert tokenizer.is_in.wait(60)
+        assert tokenizer.is_in.wait(300)
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=60)
         assert client.completions.create(model="policy", prompt="small").choices[0].text == "a"
         tokenizer.may_go_on.set()

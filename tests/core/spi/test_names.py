@@ -31,4 +31,4 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_what_a_provider_needs_imports_no_numpy() -> None:
     code = "import sys\nfrom rlcore.spi import Provider, capabilities, PlanContext, CheckContext, Problem, LoraSpec\n"
-    subprocess.run([sys.executable, "-c", code + "assert 'numpy' not in sys.modules"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code + "assert 'numpy' not in sys.modules"], check=True, timeout=300)

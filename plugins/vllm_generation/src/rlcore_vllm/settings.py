@@ -99,8 +99,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
-        # A trainer's weights replace whatever would be read here, and before they have nothing is generated.
-        "load_format": "hf" if reads_weights else "dummy",
+        "load_format": "hf" if reads_weights else "dummy",  # a trainer's weights replace dummies before anything is generated
         "config_format": "hf",  # "auto" takes Mistral's params.json and consolidated files in place of what is trained
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},

@@ -278,6 +278,7 @@ def test_a_template_that_goes_too_far_is_refused(load, template: str) -> None:  
         load(template).render_chat([{"role": "user", "content": "a"}])
 
 
+@pytest.mark.wide(sample=6)
 @pytest.mark.parametrize(
     "template",
     [

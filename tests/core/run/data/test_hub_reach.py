@@ -40,10 +40,11 @@ def full() -> Iterator[int]:
 
 
 @pytest.fixture
-def closed() -> int:
-    """A port that refuses connections."""
-    with listening() as port:
-        return port
+def closed() -> Iterator[int]:
+    """A port that refuses connections, and that nothing else can take meanwhile."""
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def test_a_server_that_is_there_is_reached_however_slow_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_one_that_refuses_is_tried_again_for_a_moment(monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}/mirror")
     start = time.monotonic()
     assert why_unreachable() == f"127.0.0.1:{closed}: Connection refused"
-    assert sum(WAITS_S) <= time.monotonic() - start < 8
+    assert sum(WAITS_S) <= time.monotonic() - start < 60
 
 
 def test_no_answer_is_waited_for_as_long_as_the_hubs_own_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_no_answer_is_waited_for_as_long_as_the_hubs_own_setting_says(monkeypatc
         found = why_unreachable()
     assert found is not None
     assert found.startswith(f"127.0.0.1:{port}")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 9, "by default it is 10"
 
 
 def test_a_proxy_is_what_has_to_be_reached(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:

@@ -54,7 +54,7 @@ def test_one_stream_after_another_runs_beside_its_caller() -> None:
 def test_what_it_raises_is_raised_once_at_its_end() -> None:
     ended = threading.Event()
     stream, _ = begun(Dies(), ended)
-    assert ended.wait(60)
+    assert ended.wait(300)
     assert stream.has_failed
     with pytest.raises(WorkerError, match="engine 0"):
         stream.end()

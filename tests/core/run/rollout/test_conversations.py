@@ -367,6 +367,7 @@ class Counting:
         return self.tokenizer.render_chat(messages, tools)
 
 
+@pytest.mark.wide(pairwise=True)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("roles", [("user",), ("tool",), ("tool", "tool", "tool", "user")], ids=["chat", "tools", "both"])
 def test_rendering_costs_no_more_a_turn_in_long_episodes(load, family, roles):

@@ -344,7 +344,7 @@ def test_threads_that_look_at_once_give_a_stuck_event_loop_up_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     released.set()
     assert not any(thread.is_alive() for thread in threads)
     assert (len(loops), driven.num_stuck) == (2, 1)
@@ -434,7 +434,7 @@ def test_a_call_that_was_given_up_ends_no_run_however_long_it_goes_on():
     runner.close()
 
 
-@pytest.mark.parametrize(("blocks_s", "poll_s"), [(0.6, 0.0), (0.6, 0.2), (5.0, 0.2), (5.0, 1.1)])
+@pytest.mark.parametrize(("blocks_s", "poll_s"), [(0.6, 0.0), (0.6, 0.2), (60.0, 0.2), (60.0, 1.1)])
 def test_a_blocking_call_is_late_however_seldom_somebody_looks(blocks_s, poll_s):
     """A generator looks between its own steps, which take long; what the call came to after its time does not count."""
     released = threading.Event()
@@ -454,7 +454,7 @@ def test_a_blocking_call_is_late_however_seldom_somebody_looks(blocks_s, poll_s)
         if driven.poll(0.0):
             break
     released.set()
-    assert time.monotonic() - began < 4.5
+    assert time.monotonic() - began < 45.0, "it was waited for"
     assert [type(outcome) for outcome in outcomes] == [Failure]
     assert "rollout.environment_timeout_s" in outcomes[0].reason
     runner.close()
@@ -525,7 +525,7 @@ def test_threads_end(run):
     assert len(loop_threads() - before) >= 1
     runner.close()
     runner.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while loop_threads() - before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert loop_threads() <= before
@@ -542,14 +542,14 @@ def test_ctrl_c_interrupts_at_once_and_cancels_what_runs():
             cancelled.set()
 
     def press():
-        if begun.wait(60.0):
+        if begun.wait(300):
             signal.raise_signal(signal.SIGINT)
 
     runner = EpisodeRunner(StepEnvironment(step), 3600.0)
     threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
         runner.step_all([0], [turn()])
-    assert cancelled.wait(60.0)
+    assert cancelled.wait(300)
     runner.close()
 
 
@@ -576,7 +576,7 @@ def tasks_on(loop):
     async def counted():
         return len(asyncio.all_tasks()) - 1
 
-    return asyncio.run_coroutine_threadsafe(counted(), loop).result(60.0)
+    return asyncio.run_coroutine_threadsafe(counted(), loop).result(300)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -602,7 +602,7 @@ def test_ctrl_c_at_any_moment_of_the_beginning_leaves_nothing_at_work():
         handed.clear()
         begun.clear()
         before = sys.gettrace()
-        sys.settrace(Interrupt(at, lambda: handed.is_set() and begun.wait(60.0)))
+        sys.settrace(Interrupt(at, lambda: handed.is_set() and begun.wait(300)))
         try:
             runner.step_all([0], [turn()])
         except KeyboardInterrupt:
@@ -618,7 +618,7 @@ def test_ctrl_c_at_any_moment_of_the_beginning_leaves_nothing_at_work():
         runner = waiting()
         assert interrupted(runner, at)
         number_begun += begun.is_set()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while (left := tasks_on(runner.thread().loop)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert left == 0

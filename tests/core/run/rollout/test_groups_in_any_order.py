@@ -46,7 +46,7 @@ from rlcore.testing.fakes import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
 GROUP_SIZE = 2
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 policies = st.builds(
     lambda on_stale, num_extra, **options: SchedulePolicy(

@@ -183,9 +183,9 @@ def test_a_generator_that_waits_is_woken_by_a_request_and_by_the_end(feed):
     generator.start()
     for owner in range(3):
         feed.ask(wanted(FIRST, owner))
-    assert all_taken.wait(120)
+    assert all_taken.wait(300)
     feed.end()
-    generator.join(120)
+    generator.join(300)
     assert not generator.is_alive()
     assert [seed for part in taken for seed in part] == [0, 1, 2]
 
@@ -254,16 +254,16 @@ def test_many_threads_ask_a_generator_that_streams():
             sampling = COLD if thread % 2 else WARM
             seed = thread * 100 + turn
             feed.ask([Wanted(prompt=prompt, seed=seed, max_tokens=3 + turn, sampling=sampling, owner=(thread, turn))])
-            assert got[thread].wait(120)
+            assert got[thread].wait(300)
 
     threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(num_threads)]
     stream = threading.Thread(target=generator.stream, args=(StreamRequest(feed=WithTexts(feed), weight_version=0),))
     for one in (stream, *threads):
         one.start()
     for one in threads:
-        one.join(60)
+        one.join(300)
     feed.end()
-    stream.join(60)
+    stream.join(300)
     assert len(found) == num_threads * num_turns
     for one in found.values():
         alone = generator.generate(

@@ -51,7 +51,7 @@ async def stream(sampler: SessionSampler, text: str, version: int, reason: Finis
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 10))
+    return asyncio.run(asyncio.wait_for(work, 300))
 
 
 def sampled_in_parts(sampler: SessionSampler, wanted: SampleRequest, *parts: tuple[str, int, FinishReason]) -> Any:

@@ -107,7 +107,7 @@ class Feed(RequestFeed):
 
     def wait_for(self, seed: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: seed in self.found, 60.0)
+            assert self.changed.wait_for(lambda: seed in self.found, 300.0)
 
     def of(self, reason: FinishReason) -> set[int]:
         return {seed for seed, one in self.found.items() if one.finish_reason == reason}

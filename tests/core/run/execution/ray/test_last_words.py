@@ -55,7 +55,7 @@ def raylet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def ended(name: str, end: str) -> str:
     """What is said of a driver that ends so, and by all that it started: stderr is closed by then."""
-    done = subprocess.run([sys.executable, "-c", WITH_STAND_IN, name, end], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", WITH_STAND_IN, name, end], capture_output=True, text=True, timeout=300)
     return done.stderr
 
 
@@ -91,7 +91,7 @@ def raylet_gets(number: signal.Signals) -> tuple[int, str]:
         raylet = next(each for each in children if Path(each.cmdline()[0]).name == "raylet")
         raylet.send_signal(number)
         try:
-            said = driver.communicate(timeout=120)[1]
+            said = driver.communicate(timeout=300)[1]
         finally:
             if driver.poll() is None:
                 raylet.kill()
@@ -154,7 +154,7 @@ leave()
 
 
 def test_what_rays_own_threads_raise_as_their_head_ends_is_not_told() -> None:
-    done = subprocess.run([sys.executable, "-c", WITH_THREADS_THAT_RAISE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", WITH_THREADS_THAT_RAISE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert "raised in mine" in done.stderr
     assert "ray_listens" not in done.stderr
@@ -169,7 +169,7 @@ def test_a_head_of_others_that_stands_still_is_told(
 
     def wait() -> None:
         (watching,) = (each for each in threading.enumerate() if each.name == "ray-head")
-        watching.join(60)
+        watching.join(300)
 
     monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes={}, is_head=lambda: False))
     monkeypatch.setattr(last_words, "LEAVE_S", 0.1)

@@ -45,7 +45,7 @@ def test_devices_that_others_use_are_not_free(prepared: Prepare, monkeypatch: py
 
     monkeypatch.setattr(placement, "RESERVE_S", 1.0)
     other = ray.util.placement_group([{"CPU": 2}])
-    assert other.wait(30)
+    assert other.wait(300)
     try:
         with pytest.raises(ConfigError) as raised:
             start(prepared("cluster.gpus_per_node=3"))

@@ -86,6 +86,7 @@ def test_an_observers_error_on_a_rank_is_its_own(run: Run) -> None:
     assert "raised by observer 'failing' (ranked-fakes 1.0) before train_step of trainer 'ranked'" in notes_of(caught.value)
 
 
+@pytest.mark.wide(keep=["not_finite"])
 @pytest.mark.parametrize("kind", ["refuse", "not_finite", "bound"])
 def test_what_all_ranks_raise_is_raised_as_it_is(run: Run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their class, their message, their attributes."""
@@ -146,6 +147,7 @@ def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path
         run(*POOL, "run.name=again", "refit.max_attempts=1", *fault("fail_refit", "refit", role="generator"))
 
 
+@pytest.mark.wide(keep=["train_step", "stream"])
 @pytest.mark.parametrize("hook", ["train_step", "save_state", "stream", "get_logprobs", "export_weights"])
 def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed: list[Any], hook: str) -> None:
     folder = tmp_path / "marks"
@@ -165,7 +167,7 @@ def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path)
     with late as caught, opened(tmp_path, "cluster.late_timeout_s=6", "cluster.call_timeout_s=20") as pool:
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
         with streaming(pool, feed) as running:
-            running.result(30.0)
+            running.result(300)
     assert "which does not answer at all. If it only needs longer, raise cluster.late_timeout_s" in str(caught.value)
     assert not pool.generator.is_usable
 
@@ -178,7 +180,7 @@ def test_a_rank_without_a_generator_that_dies_ends_the_stream(tmp_path: Path) ->
         assert pool.generator.hosts == [0]
         feed.ask([wanted(seed, LIMIT) for seed in range(4)])
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
-        running.result(30.0)
+        running.result(300)
     assert not pool.generator.is_usable
 
 
@@ -191,7 +193,7 @@ def test_a_rank_of_the_reference_that_dies_ends_the_stream(tmp_path: Path) -> No
         reference = pool.backends.reference.calls
         feed.ask([wanted(seed, LIMIT) for seed in range(4)])
         os.kill(reference.workers[1].pid, signal.SIGKILL)
-        running.result(30.0)
+        running.result(300)
     assert not reference.is_usable
     assert f"Its output is in {tmp_path / 'logs' / 'reference-rank-1.log'}" in str(caught.value)
 
@@ -205,7 +207,7 @@ def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_pat
             feed.ask([wanted(seed, LIMIT) for seed in range(4)])
             os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
             with pytest.raises(WorkerError) as first:
-                running.result(30.0)
+                running.result(300)
         pool.train()
     told = str(first.value).removeprefix("stream_standby: ")
     assert re.match(r"rank 1 \(node .*\) died: ", told)

@@ -40,7 +40,7 @@ class Killer(threading.Thread):
                     self.killed.append(kind)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.wide
 def test_with_each_kind_killed_twice_it_ends_with_the_same_metrics(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "processes"
     folder.mkdir()

@@ -79,6 +79,7 @@ def test_an_engine_that_fails_on_one_node_joins_the_stream_again_in_flight(run: 
     assert len(prompts) == prompts.nunique() == 24, "each prompt once"
 
 
+@pytest.mark.wide
 def test_a_node_that_leaves_costs_a_restart_on_another_or_the_run(run: Run, tmp_path: Path, nodes: Any) -> None:
     options = ("cluster.nodes=2", "cluster.gpus_per_node=2", f"cluster.address={nodes.address}")
     with ray_session(ClusterConfig(nodes=2, address=nodes.address), "cpu", None):

@@ -26,8 +26,8 @@ def test_an_address_where_nothing_listens_is_said_in_time() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    found = f'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection'
-    assert problem_of_joining(f"127.0.0.1:{port}").found.startswith(found)
+        problem = problem_of_joining(f"127.0.0.1:{port}")
+    assert problem.found.startswith(f'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection')
 
 
 def test_an_address_where_something_else_listens_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

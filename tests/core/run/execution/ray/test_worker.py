@@ -64,7 +64,7 @@ def test_the_port_where_ranks_meet_is_kept_until_a_store_listens_there(
     port = urlsplit(worker.rendezvous()).port
     assert port is not None
     assert not is_port_free(port)
-    timeout = timedelta(seconds=30)
+    timeout = timedelta(seconds=300)
     if kind == "torchkit":
         store = listening_store("127.0.0.1", port, 1, timeout)
     else:
