@@ -19,6 +19,7 @@ FOLDERS = {
 """Folders whose modules are tested as one."""
 
 THROUGH = {
+    "core/registry/test_commands.py": "core/cli/commands",
     "core/registry/test_generator_handle.py": "core/registry/sample_checks",
     "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/python core/rewards/worker",
     "core/rewards/test_judge.py": "core/rewards/judge_template",
