@@ -53,6 +53,7 @@ PACKAGES := \
 	plugins/trackio_sink \
 	plugins/swanlab_sink \
 	plugins/recipe_import \
+	plugins/conformance \
 	plugins/code_environment \
 	plugins/reasoning_gym_environment \
 	plugins/verifiers_environment
@@ -106,7 +107,7 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src torchkit/src
+	$(BIN)/mypy core/src torchkit/src plugins/conformance/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 
@@ -122,7 +123,7 @@ chaos: setup-dev
 
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev
-	$(BIN)/python tests/core/testing/conformance/mutant_outcomes.py
+	$(BIN)/python tests/conformance/mutant_outcomes.py
 	$(BIN)/python tests/mutants/print_table.py
 
 docs: setup-dev

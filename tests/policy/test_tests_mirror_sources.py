@@ -12,7 +12,7 @@ DECLARATIONS = {"__init__", "__main__", "config", "provider"}
 """Names of modules that declare and compute nothing; tests/core/config and `rlcore plugins` read all of them."""
 
 FOLDERS = {
-    "core/testing/conformance": "core/testing/conformance/test_mutants.py",
+    "conformance": "conformance/test_mutants.py",
     "torchkit/architectures": "torchkit/architectures/test_registry.py",
     "megatron_backend/families": "megatron_backend/test_families.py",
 }

@@ -20,8 +20,4 @@ PLAN = _core_command("plan", "Predict memory and step time of a recipe on GPUs t
 IMPORT = _core_command("import", "Turn the recipe of another library into one of rlcore.", "import_recipe:import_command", 45)
 CONFIG = _core_command("config", "Print a recipe with every default.", "config:config_command", 40)
 PLUGINS = _core_command("plugins", 'List the installed plugins, and which ones "auto" takes.', "plugins:plugins_command", 35)
-NEW_PLUGIN = _core_command(
-    "new-plugin", "Write a package with a plugin that works: change it into your own.", "new_plugin:new_plugin_command", 30
-)
-VERIFY = _core_command("verify", "Run the conformance kit on an installed plugin.", "verify:verify_command", 25)
 VERSION = _core_command("version", "Print the versions in use.", "version:version_command", 20)
