@@ -56,6 +56,7 @@ PACKAGES := \
 	plugins/trackio_sink \
 	plugins/swanlab_sink \
 	plugins/recipe_import \
+	plugins/conformance \
 	plugins/code_environment \
 	plugins/reasoning_gym_environment \
 	plugins/verifiers_environment
@@ -115,7 +116,7 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src torchkit/src
+	$(BIN)/mypy core/src torchkit/src plugins/conformance/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 
@@ -132,7 +133,7 @@ chaos: setup-dev
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop. Some of the backends train adapters
 # or replay routing, which takes models of another kind.
 mutants: setup-dev
-	$(BIN)/python tests/core/testing/conformance/mutant_outcomes.py
+	$(BIN)/python tests/conformance/mutant_outcomes.py
 	$(BIN)/python -m pytest -q tests/conformance/test_mutant_suites.py
 	$(BIN)/python tests/mutants/print_table.py
 

@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from installer import installer  # noqa: F401 - a fixture of all tests
+
 # How long an example takes is the machine's business: a busy one would fail what is right.
 settings.register_profile("rlcore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rlcore")

@@ -6,7 +6,7 @@ from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import hookimpl
-from rlcore.testing import TrainerConformance
+from rlcore_conformance import TrainerConformance
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.provider import PROVIDER
 from rlcore_torchkit.buckets import make_buckets

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import ROUTED_EXPERTS, hookimpl
-from rlcore.testing import GeneratorConformance, TrainerConformance
+from rlcore_conformance import GeneratorConformance, TrainerConformance
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.provider import PROVIDER as MEGATRON
 from rlcore_transformers.backend import TransformersBackend

@@ -4,7 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from rlcore.testing import AlgorithmConformance
+from rlcore_conformance import AlgorithmConformance
 from rlcore_distill.config import DistillConfig
 from rlcore_grpo.config import GrpoConfig
 from rlcore_ppo.config import PpoConfig

@@ -5,9 +5,9 @@ from importlib.metadata import entry_points
 import pytest
 
 from rlcore.schema.structure import structure
-from rlcore.testing import EnvironmentConformance
 from rlcore_code.checks import check_code
 from rlcore_code.config import CodeConfig
+from rlcore_conformance import EnvironmentConformance
 
 PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.environments")}
 

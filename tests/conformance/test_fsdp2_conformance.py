@@ -4,9 +4,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from rlcore.testing import TrainerConformance
-from rlcore.testing.conformance.fixtures import tiny_model
-from rlcore.testing.conformance.trainer_numerics import TrainerNumerics
+from rlcore_conformance import TrainerConformance
+from rlcore_conformance.fixtures import tiny_model
+from rlcore_conformance.trainer_numerics import TrainerNumerics
 from rlcore_fsdp2.provider import PROVIDER
 
 

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from rlcore.testing import TrainerConformance
-from rlcore.testing.conformance.fixtures import tiny_model
+from rlcore_conformance import TrainerConformance
+from rlcore_conformance.fixtures import tiny_model
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.provider import PROVIDER
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.testing import GeneratorConformance, TrainerConformance
+from rlcore_conformance import GeneratorConformance, TrainerConformance
 from rlcore_mlx.provider import GENERATOR, TRAINER
 
 pytestmark = pytest.mark.skipif(TRAINER.unavailable() is not None, reason="needs MLX")

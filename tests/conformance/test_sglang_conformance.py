@@ -13,9 +13,9 @@ if missing := unavailable():
 
 from rlcore.registry.binding import build_generator
 from rlcore.spi import SetResidencyRequest
-from rlcore.testing import GeneratorConformance
-from rlcore.testing.conformance.fixtures import entry_of, tiny_model
-from rlcore.testing.conformance.generator_fixtures import GeneratorUnderTest
+from rlcore_conformance import GeneratorConformance
+from rlcore_conformance.fixtures import entry_of, tiny_model
+from rlcore_conformance.generator_fixtures import GeneratorUnderTest
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.provider import PROVIDER
 

@@ -4,7 +4,7 @@ import pytest
 
 from rlcore.run.report.plots import CURVE
 from rlcore.run.report.tensorboard import TENSORBOARD
-from rlcore.testing import SinkConformance
+from rlcore_conformance import SinkConformance
 
 
 class TestCurve(SinkConformance):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlcore.testing import GeneratorConformance
-from rlcore.testing.conformance.fixtures import tiny_model
+from rlcore_conformance import GeneratorConformance
+from rlcore_conformance.fixtures import tiny_model
 from rlcore_transformers.provider import PROVIDER
 
 

@@ -8,9 +8,9 @@ from attrs import evolve
 
 from rlcore.registry.binding import build_generator
 from rlcore.spi import SetResidencyRequest
-from rlcore.testing import GeneratorConformance
-from rlcore.testing.conformance.fixtures import entry_of, tiny_model
-from rlcore.testing.conformance.generator_fixtures import GeneratorUnderTest
+from rlcore_conformance import GeneratorConformance
+from rlcore_conformance.fixtures import entry_of, tiny_model
+from rlcore_conformance.generator_fixtures import GeneratorUnderTest
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
 

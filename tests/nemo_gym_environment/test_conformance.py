@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import EnvironmentContext, Provider
-from rlcore.testing import EnvironmentConformance
+from rlcore_conformance import EnvironmentConformance
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.environment import NemoGymBackend
 from rlcore_nemo_gym.provider import NEMO_GYM

@@ -3,7 +3,7 @@
 import pytest
 
 from rlcore.spi import Provider
-from rlcore.testing import EnvironmentConformance
+from rlcore_conformance import EnvironmentConformance
 from rlcore_openenv.config import OpenEnvConfig
 from rlcore_openenv.provider import OPENENV
 

@@ -15,8 +15,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def core_files() -> list[Path]:
-    """Every module of the core's distribution, without the templates of `rlcore new-plugin`, which are others' modules."""
-    return sorted(path for path in (ROOT / "core" / "src").rglob("*.py") if "templates" not in path.parts)
+    """Every module of the core's distribution."""
+    return sorted((ROOT / "core" / "src").rglob("*.py"))
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +27,8 @@ def torchkit_files() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def plugin_files() -> list[Path]:
-    """Every module of the plugins' distributions."""
-    return sorted(path for path in (ROOT / "plugins").glob("*/src/**/*.py"))
+    """Every module of the plugins' distributions, without the templates of `rlcore new-plugin`, which are others' modules."""
+    return sorted(path for path in (ROOT / "plugins").glob("*/src/**/*.py") if "templates" not in path.parts)
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ BETWEEN_PROCESSES = {
 }
 """Files that unpickle messages between processes of the same run."""
 COMPARED = {
-    "core/src/rlcore/testing/conformance/algorithm_batches.py": "whether something was changed",
-    "core/src/rlcore/testing/conformance/environment.py": "whether something was changed",
-    "core/src/rlcore/testing/conformance/environment_fixtures.py": "whether something was changed",
+    "plugins/conformance/src/rlcore_conformance/algorithm_batches.py": "whether something was changed",
+    "plugins/conformance/src/rlcore_conformance/environment.py": "whether something was changed",
+    "plugins/conformance/src/rlcore_conformance/environment_fixtures.py": "whether something was changed",
 }
 """Files that compare pickled bytes, or unpickle bytes that they pickled themselves."""
 ONLY_RECORDS = {

@@ -77,7 +77,7 @@ def test_wheels_carry_license_marker_and_valid_metadata(wheels):
 
 def _is_test(name):
     """Those in templates are of the packages that are made of them."""
-    return "test_" in name.rpartition("/")[2] and not name.startswith("rlcore/templates/")
+    return "test_" in name.rpartition("/")[2] and not name.startswith("rlcore_conformance/templates/")
 
 
 def test_wheels_hold_every_tracked_file_of_their_package(builder, wheels):

@@ -27,8 +27,8 @@ from rlcore.spi import (
     SamplingParams,
     WorkerError,
 )
-from rlcore.testing.conformance.tensors import make_export
 from rlcore.testing.models import make_model
+from rlcore_conformance.tensors import make_export
 from rlcore_sglang.backend import SglangBackend
 from rlcore_sglang.config import SglangConfig
 

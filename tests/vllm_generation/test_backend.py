@@ -32,9 +32,9 @@ from rlcore.spi import (
     TrainStepRequest,
     WorkerError,
 )
-from rlcore.testing.conformance.batches import make_batch
-from rlcore.testing.conformance.feeds import ScriptedFeed
-from rlcore.testing.conformance.probe import ProbeConfig
+from rlcore_conformance.batches import make_batch
+from rlcore_conformance.feeds import ScriptedFeed
+from rlcore_conformance.probe import ProbeConfig
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_vllm.backend import VllmBackend, make_replicas
@@ -518,7 +518,7 @@ def test_a_trainer_beside_it_computes_the_same(two_models):
                 microbatches=(batch,),
                 counts=batch.counts(),
                 loss=LossSpec(
-                    path="rlcore.testing.conformance.torch_losses:probe_loss",
+                    path="rlcore_conformance.torch_losses:probe_loss",
                     config=ProbeConfig(entropy_coefficient=0.0),
                     token_columns=(ADVANTAGES,),
                 ),

@@ -22,8 +22,8 @@ from rlcore.spi import (
     RefitRequest,
     SamplingParams,
 )
-from rlcore.testing.conformance.tensors import make_export
 from rlcore.testing.image_models import make_image_model
+from rlcore_conformance.tensors import make_export
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.image_features import one_placeholder_each
 

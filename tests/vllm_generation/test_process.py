@@ -26,8 +26,8 @@ from rlcore.spi import (
     StreamRequest,
     WorkerError,
 )
-from rlcore.testing.conformance.feeds import ScriptedFeed
-from rlcore.testing.conformance.tensors import make_export
+from rlcore_conformance.feeds import ScriptedFeed
+from rlcore_conformance.tensors import make_export
 from rlcore_vllm import process
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.process import ProcessReplica

@@ -30,8 +30,8 @@ from rlcore.spi import (
     SetResidencyRequest,
     capabilities,
 )
-from rlcore.testing.conformance.tensors import make_export
 from rlcore.testing.models import make_model
+from rlcore_conformance.tensors import make_export
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import disabled_capabilities

@@ -12,11 +12,19 @@ from attrs import frozen
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
+from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
 
 FILE = "entry_points.txt"
-GROUPS = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, ARCHITECTURE_GROUP, IMPORTER_GROUP)
+GROUPS = (
+    *ENTRY_POINT_GROUPS.values(),
+    OBSERVER_GROUP,
+    GLOBAL_OBSERVER_GROUP,
+    ARCHITECTURE_GROUP,
+    IMPORTER_GROUP,
+    COMMAND_GROUP,
+)
 """Every group of rlcore's."""
 CORE_ENTRY_POINTS = (
     EntryPoint("agent", "rlcore.agents.provider:AGENT", ENTRY_POINT_GROUPS["environment"]),

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlcore.gpu import has_gpu
 
-PRELOADED: list[str] = ["torch", "rlcore.testing.conformance.rank_script"]
+PRELOADED: list[str] = ["torch"]
 """Modules that the server imports from which ranks are forked; those that cannot be found there are left out. It starts with
 the first launch of a process, so that what is added later comes too late."""
 

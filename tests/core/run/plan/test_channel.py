@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.registry.discovery import Registry
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import CHANNELS, PluginError, Provider, RefitChannel, capabilities
-from rlcore.testing.conformance.fixtures import entry_of
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
@@ -136,7 +135,7 @@ def test_changes_alone_need_a_channel_and_two_sides_that_know_them(prepared: Cal
 
 
 def test_a_generator_that_takes_no_weights_is_refused_to_train(prepared: Callable[..., RunPlan]) -> None:
-    assert takes_weights(entry_of("generator", FAKE_GENERATOR, "cpu"))
+    assert takes_weights(Entry(role="generator", name="fake", distribution="fakes", version="1").holding(FAKE_GENERATOR))
     with pytest.raises(PluginError, match="takes no weights"):
         prepared(registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR)))
 

@@ -1,0 +1,65 @@
+"""The conformance kit: what every trainer, generator, algorithm, environment and sink has to pass.
+
+    from rlcore_conformance import TrainerConformance
+
+    class TestMine(TrainerConformance):
+        @pytest.fixture
+        def provider(self): return PROVIDER
+
+A provider's tests are one class and one fixture; everything else has a default and can be overridden by a fixture of the
+same name (see `TrainerConformance` and its like). A declared capability must pass its checks; those of an
+undeclared one are skipped.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore_conformance.algorithm import AlgorithmConformance
+    from rlcore_conformance.environment import EnvironmentConformance
+    from rlcore_conformance.generator import GeneratorConformance
+    from rlcore_conformance.sink import SinkConformance
+    from rlcore_conformance.trainer import TrainerConformance
+
+__all__ = ["AlgorithmConformance", "EnvironmentConformance", "GeneratorConformance", "SinkConformance", "TrainerConformance"]
+
+_CHECKS = (
+    "algorithm_batches",
+    "algorithm_losses",
+    "environment",
+    "environment_fixtures",
+    "generator_distribution",
+    "generator_fixtures",
+    "generator_routing",
+    "generator_sampling",
+    "generator_streaming",
+    "generator_weights",
+    "huggingface_reference",
+    "sink",
+    "trainer_fixtures",
+    "trainer_lifecycle",
+    "trainer_numerics",
+    "trainer_optimizer",
+    "trainer_ranks",
+    "trainer_routing",
+    "trainer_weights",
+)
+
+
+def _show_values_of_asserts() -> None:
+    """Have pytest rewrite the checks' asserts, so that one that fails shows its values as in a test file."""
+    import pytest
+
+    pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _CHECKS))
+
+
+if "pytest" in sys.modules:  # `rlcore --help` imports this package too, and needs no pytest
+    _show_values_of_asserts()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _show_values_of_asserts()
+    return getattr(import_module(f"{__name__}.{name.removesuffix('Conformance').lower()}"), name)

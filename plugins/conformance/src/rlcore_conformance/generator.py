@@ -1,0 +1,33 @@
+"""The generator's half of the conformance kit."""
+
+from rlcore_conformance.generator_adapters import GeneratorAdapters
+from rlcore_conformance.generator_continuous import GeneratorContinuous
+from rlcore_conformance.generator_distribution import GeneratorDistribution
+from rlcore_conformance.generator_routing import GeneratorRouting
+from rlcore_conformance.generator_sampling import GeneratorSampling
+from rlcore_conformance.generator_sampling_mask import GeneratorSamplingMask
+from rlcore_conformance.generator_streaming import GeneratorStreaming
+from rlcore_conformance.generator_weights import GeneratorWeights
+
+
+class GeneratorConformance(
+    GeneratorSampling,
+    GeneratorDistribution,
+    GeneratorWeights,
+    GeneratorAdapters,
+    GeneratorStreaming,
+    GeneratorContinuous,
+    GeneratorRouting,
+    GeneratorSamplingMask,
+):
+    """What every generator has to pass::
+
+        class TestMine(GeneratorConformance):
+            @pytest.fixture
+            def provider(self): return PROVIDER
+
+    Fixtures to override where the default does not fit: `config` (the provider's defaults), `device` ("cpu"), `channel`
+    ("in_process"), `dtype` (float32, or else the first that the provider declares), `model` (a tiny Qwen3), `weights` (the
+    model's own and those of another seed), `tolerance` (in nats, by the dtype), `decode` (the model's tokenizer), `reference`
+    (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
+    """

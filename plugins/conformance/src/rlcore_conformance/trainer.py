@@ -1,0 +1,39 @@
+"""The trainer's half of the conformance kit."""
+
+from rlcore_conformance.trainer_lifecycle import TrainerLifecycle
+from rlcore_conformance.trainer_lora import TrainerLora
+from rlcore_conformance.trainer_numerics import TrainerNumerics
+from rlcore_conformance.trainer_optimizer import TrainerOptimizer
+from rlcore_conformance.trainer_ranks import TrainerRanks
+from rlcore_conformance.trainer_routing import TrainerRouting
+from rlcore_conformance.trainer_sampling_mask import TrainerSamplingMask
+from rlcore_conformance.trainer_values import TrainerValues
+from rlcore_conformance.trainer_weights import TrainerWeights
+
+
+class TrainerConformance(
+    TrainerNumerics,
+    TrainerOptimizer,
+    TrainerWeights,
+    TrainerLifecycle,
+    TrainerRouting,
+    TrainerSamplingMask,
+    TrainerLora,
+    TrainerValues,
+    TrainerRanks,
+):
+    """What every trainer has to pass::
+
+        class TestMine(TrainerConformance):
+            @pytest.fixture
+            def provider(self): return PROVIDER
+
+    One that declares several ranks is launched on two, in processes of their own, on one machine.
+
+    Fixtures to override where the default does not fit: `config` (the provider's defaults), `rank_config` (the same), `device`
+    ("cpu"), `dtype` (float32, or else the first that the provider declares), `model` (a tiny Qwen3), `optimizer` (AdamW with a
+    learning rate of 1e-3, which makes updates well visible), `tolerance` (in nats, by the dtype), `loss_path` (the probe loss
+    in torch), `lora` (adapters of rank 3), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU),
+    `routed_model` (a tiny Qwen3-MoE) and `routed_reference`, `value_model` (a tiny Qwen3 with a head of values),
+    `value_reference` and `value_loss_path`.
+    """

@@ -1,0 +1,62 @@
+"""One conformance class a mutant, reduced to the check that has to fail; run by test_mutants in one process."""
+
+import mutant_algorithms  # noqa: F401 - registers its mutants
+import mutant_environments  # noqa: F401 - registers its mutants
+import mutant_generators  # noqa: F401 - registers its mutants
+import mutant_optimizers  # noqa: F401 - registers its mutants
+import mutant_ranks  # noqa: F401 - registers its mutants
+import mutant_sinks
+import mutant_trainers  # noqa: F401 - registers its mutants
+import pytest
+from attrs import evolve
+from mutants import MUTANTS
+
+from rlcore.testing.fakes.algorithm import FakeAlgorithm
+from rlcore.testing.fakes.environment import FakeEnvironment
+from rlcore.testing.fakes.generator import FakeGenerator
+from rlcore.testing.fakes.providers import (
+    FAKE_ALGORITHM,
+    FAKE_ENVIRONMENT,
+    FAKE_GENERATOR,
+    FAKE_RANKED_TRAINER,
+    FAKE_TRAINER,
+)
+from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
+from rlcore.testing.fakes.trainer import FakeTrainer
+from rlcore_conformance import SinkConformance
+from rlcore_conformance.fakes import (
+    FakeAlgorithmConformance,
+    FakeEnvironmentConformance,
+    FakeGeneratorConformance,
+    FakeTrainerConformance,
+)
+
+KITS = {
+    RankedFakeTrainer: (FakeTrainerConformance, FAKE_RANKED_TRAINER),
+    FakeTrainer: (FakeTrainerConformance, FAKE_TRAINER),
+    FakeGenerator: (FakeGeneratorConformance, FAKE_GENERATOR),
+    FakeAlgorithm: (FakeAlgorithmConformance, FAKE_ALGORITHM),
+    FakeEnvironment: (FakeEnvironmentConformance, FAKE_ENVIRONMENT),
+    mutant_sinks.LastFigures: (SinkConformance, mutant_sinks.PROVIDER),
+}
+"""The kit and the provider by what a mutant is made from; the first that fits counts."""
+FIXTURES = {"options": "config", "timeout_s": "timeout_s"}
+"""Fixtures of the kit that a mutant sets, by the name of its attribute."""
+
+
+def make_class(name, mutant):
+    kit, provider = next(found for base, found in KITS.items() if issubclass(mutant, base))
+    declared = provider.capabilities | getattr(mutant, "declares", frozenset())
+    mutated = evolve(provider, backend=f"{mutant.__module__}:{mutant.__name__}", capabilities=declared)
+    others = [check for check in dir(kit) if check.startswith("test_") and check != mutant.killed_by]
+    assert hasattr(kit, mutant.killed_by), f"{name} names no check of the kit: {mutant.killed_by}"
+    given = {
+        "provider": mutated,
+        **{fixture: getattr(mutant, key) for key, fixture in FIXTURES.items() if hasattr(mutant, key)},
+    }
+    fixtures = {key: pytest.fixture(lambda self, value=value: value) for key, value in given.items()}
+    return type(name, (kit,), {**fixtures, **dict.fromkeys(others)})
+
+
+for test_name, mutant_class in MUTANTS.items():
+    globals()[test_name] = make_class(test_name, mutant_class)
