@@ -26,7 +26,7 @@ PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
 CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
-CORE := -e core[tokenizer,datasets,tensorboard,plots,serve]
+CORE := -e core[tokenizer,datasets,serve]
 PACKAGES := \
 	core \
 	torchkit \
@@ -55,7 +55,9 @@ PACKAGES := \
 	plugins/recipe_import \
 	plugins/code_environment \
 	plugins/reasoning_gym_environment \
-	plugins/verifiers_environment
+	plugins/verifiers_environment \
+	plugins/report \
+	plugins/planner
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
 INSTALL := install --quiet --disable-pip-version-check --no-compile
@@ -106,7 +108,7 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src torchkit/src
+	$(BIN)/mypy core/src torchkit/src plugins/report/src plugins/planner/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 

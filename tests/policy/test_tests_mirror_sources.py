@@ -23,12 +23,11 @@ THROUGH = {
     "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/python core/rewards/worker",
     "core/rewards/test_judge.py": "core/rewards/judge_template",
     "core/run/data/test_prompts.py": "core/run/data/rendering",
-    "system/test_hub.py": "core/run/plan/hub_check core/run/storage/model_card",
+    "system/test_hub.py": "core/run/plan/hub_check",
     "core/run/plan/test_inputs.py": "core/run/plan/data_sets",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pending_call "
     "core/run/execution/ray/pool",
-    "core/planner/test_plan.py": "core/planner/layouts core/planner/work core/run/plan/step_work",
     "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_groups",
     "core/run/rollout/test_conversations.py": "core/chat/conversation",
     "core/run/rollout/test_episode_run.py": "core/run/rollout/turns core/run/rollout/loop_work core/run/rollout/group_work "
@@ -47,6 +46,7 @@ THROUGH = {
     "openai_generation/test_backend.py": "openai_generation/endpoint openai_generation/endpoints openai_generation/errors "
     "openai_generation/probe",
     "openenv/test_environment.py": "openenv/episode openenv/policy",
+    "planner/test_plan.py": "planner/layouts planner/work planner/step_work",
     "recipe_import/test_listed_keys.py": "recipe_import/verl_rows",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "sglang_generation/test_backend.py": "sglang_generation/host",
