@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,26 @@ class _ModulesOf:
         return PathFinder.find_spec(name, path or self.path, target)
 
 
+def add_commands(installer: Installer) -> None:
+    """Install the commands of rlcore's own distributions, with nothing else of these."""
+    found = metadata.entry_points(group="rlcore.commands")
+    for dist in {point.dist.name: point.dist for point in found}.values():
+        installer.add(
+            dist.name, {"rlcore.commands": {point.name: point.value for point in found if point.dist == dist}}, dist.version
+        )
+
+
 @pytest.fixture
 def installer(tmp_path, monkeypatch) -> Installer:
-    """Installs into a fresh environment, in which none of the really installed distributions is seen."""
+    """Installs into a fresh environment, in which the commands alone of the really installed distributions are seen."""
     folder = tmp_path / "site"
     folder.mkdir()
+    made = Installer(folder)
+    add_commands(made)
     original = list(sys.path)
     monkeypatch.setattr(sys, "path", [str(folder), *(path for path in original if "-packages" not in path)])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _ModulesOf(original)])
     monkeypatch.delenv("RLCORE_DISABLE_PLUGINS", raising=False)
-    made = Installer(folder)
     yield made
     for name in made.modules:
         sys.modules.pop(name, None)

@@ -51,7 +51,18 @@ def installed(tmp_path, monkeypatch):
 def test_the_page_holds_the_whole_package():
     modules = {
         f"src/acme/{name}.py"
-        for name in ("longest", "reinforce", "moving", "best", "slowest", "provider", "trainer", "generator")
+        for name in (
+            "longest",
+            "reinforce",
+            "moving",
+            "best",
+            "slowest",
+            "commands",
+            "worst",
+            "provider",
+            "trainer",
+            "generator",
+        )
     }
     assert {"pyproject.toml", "recipe.toml", "tests/test_acme.py", "tests/test_training.py", *modules} == WRITTEN
 
@@ -71,6 +82,8 @@ def test_every_plugin_is_found_and_usable():
     assert all(row["usable"] for row in found.values()), found
     (observer,) = (row for row in listing["observers"] if row["name"] == "slowest")
     assert observer["error"] is None
+    (command,) = (row for row in listing["commands"] if row["name"] == "worst")
+    assert command["error"] is None
 
 
 @pytest.mark.usefixtures("installed")
@@ -78,6 +91,11 @@ def test_a_run_with_every_plugin(tmp_path):
     training.test_a_run_with_everything(tmp_path)
     assert (tmp_path / "longest" / "summary.json").is_file()
     assert (tmp_path / "longest" / "best.txt").read_text().split()[2] == "response_length_mean"
+    worst = CliRunner().invoke(cli, ["worst", str(tmp_path / "longest")])
+    assert worst.exit_code == 0
+    assert "reward_mean" in worst.stdout
+    refused = CliRunner().invoke(cli, ["worst", str(tmp_path)])
+    assert (refused.exit_code, "expected the directory of a run" in refused.stderr) == (4, True)
 
 
 @pytest.mark.usefixtures("installed")

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from rlcore.spi import COMMAND_GROUP
+
 FORTHCOMING = {"megatron", "vllm"}
 """Backends that are not here yet, or no longer."""
 EVERYDAY = {"transformers", "math", "arithmetic", "openai", "code"}
@@ -17,11 +19,12 @@ FIELDS = {"code"}
 
 @pytest.fixture(scope="module")
 def names(plugin_projects):
-    """Return a backend's names: those of its plugins, its distribution and its package."""
+    """Return a backend's names: those of its plugins, its distribution and its package. Commands are common words."""
     found = set(FORTHCOMING)
     for package, project in plugin_projects.items():
         found |= {package, project["project"]["name"]}
-        found |= {name for group in project["project"]["entry-points"].values() for name in group}
+        groups = project["project"]["entry-points"]
+        found |= {name for group, names in groups.items() if group != COMMAND_GROUP for name in names}
     return found - EVERYDAY
 
 

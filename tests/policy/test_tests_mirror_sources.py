@@ -19,7 +19,9 @@ FOLDERS = {
 """Folders whose modules are tested as one."""
 
 THROUGH = {
+    "core/registry/test_commands.py": "core/cli/commands",
     "core/registry/test_generator_handle.py": "core/registry/sample_checks",
+    "core/run/plan/test_auto_options.py": "core/registry/functions",
     "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/python core/rewards/worker",
     "core/rewards/test_judge.py": "core/rewards/judge_template",
     "core/run/data/test_prompts.py": "core/run/data/rendering",

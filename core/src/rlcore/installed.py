@@ -10,6 +10,7 @@ from attrs import frozen
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
+from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
@@ -24,6 +25,7 @@ GROUPS = (
     IMPORTER_GROUP,
     PLANNER_GROUP,
     CHART_GROUP,
+    COMMAND_GROUP,
 )
 """Every group of rlcore's."""
 CORE_ENTRY_POINTS = (

@@ -8,9 +8,11 @@ import pytest
 import rlcore.run.plan.prepare
 from rlcore import __version__
 from rlcore.__main__ import main
-from rlcore.cli.main import COMMANDS
+from rlcore.registry.commands import commands
 
 from .conftest import prepared
+
+COMMANDS = {state.entry.name: state.entry for state in commands()}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -20,9 +22,14 @@ def test_every_command_explains_itself(invoke, command: str) -> None:
     assert f"{command} [OPTIONS]" in result.output
 
 
-def test_the_group_lists_every_command(invoke) -> None:
-    output = invoke("--help").output
-    assert all(f"  {command} " in output for command in COMMANDS)
+@pytest.mark.parametrize("entry", COMMANDS.values(), ids=COMMANDS)
+def test_the_description_of_a_command_is_the_first_line_of_its_help(entry) -> None:
+    assert entry.load().help.partition("\n")[0] == entry.spec.help
+
+
+def test_the_group_lists_every_command_by_priority(invoke) -> None:
+    lines = invoke("--help").output.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith("   ")] == list(COMMANDS)
 
 
 def test_the_package_runs_as_a_module() -> None:
@@ -73,7 +80,7 @@ def test_ctrl_c_before_a_command_is_found_ends_with_its_code(monkeypatch, capsys
     [
         (["version"], 0, ""),
         (["--help"], 0, ""),
-        (["trian"], 2, "No such command 'trian'. Did you mean 'train'?"),
+        (["trian"], 2, "No such command 'trian'. Did you mean \"train\"?"),
         (["train"], 2, "Missing argument 'RECIPE'"),
         (["check", "none.toml"], 2, "none.toml"),
     ],

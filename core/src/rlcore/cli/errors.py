@@ -18,6 +18,8 @@ UNEXPECTED = 70
 """Exit code of what no one foresaw: EX_SOFTWARE of sysexits.h."""
 RUN_DIRECTORY = "rlcore.run_directory"
 """Key of the root context's meta, under which a run leaves its directory for the traceback."""
+COMMAND_OWNER = "rlcore.command_owner"
+"""Key of the root context's meta, which holds the label of a command of another package."""
 
 
 class ReportingGroup(click.Group):
@@ -73,7 +75,7 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
     what = ": ".join(filter(None, (type(error).__name__, message_of(error))))
     if isinstance(error, SystemExit):
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"
-    owner = owner_of(error)
+    owner = owner_of(error) or ctx.meta.get(COMMAND_OWNER)
     origin = "This is a defect of rlcore, of a plugin, or of a library that they use."
     text = f"unexpected {what}. {origin if owner is None else f'It comes from {owner}, or from a library that it uses.'}"
     if ctx.params.get("debug"):

@@ -1,54 +1,56 @@
-"""The entry point: one group whose commands are imported only when they are needed."""
+"""The entry point: one group, whose commands are entry points of the group `rlcore.commands`."""
 
 import sys
-from importlib import import_module
 
 import click
 
 from rlcore import __version__
-from rlcore.cli.errors import ReportingGroup
-from rlcore.schema.suggestions import nearest
-
-COMMANDS = {
-    "train": "rlcore.cli.train:train_command",
-    "eval": "rlcore.cli.evaluate:eval_command",
-    "show": "rlcore.cli.show:show_command",
-    "report": "rlcore_report.command:report_command",
-    "status": "rlcore.cli.status:status_command",
-    "trace": "rlcore.cli.trace:trace_command",
-    "serve": "rlcore.cli.serve:serve_command",
-    "check": "rlcore.cli.check:check_command",
-    "plan": "rlcore_plan.command:plan_command",
-    "import": "rlcore.cli.import_recipe:import_command",
-    "config": "rlcore.cli.config:config_command",
-    "plugins": "rlcore.cli.plugins:plugins_command",
-    "new-plugin": "rlcore.cli.new_plugin:new_plugin_command",
-    "verify": "rlcore.cli.verify:verify_command",
-    "version": "rlcore.cli.version:version_command",
-}
+from rlcore.cli.errors import COMMAND_OWNER, ReportingGroup
 
 
 class LazyGroup(ReportingGroup):
-    """Finds its commands in COMMANDS, so that listing plugins need not import what training does."""
+    """Finds its commands by their entry points, and imports only the one that runs."""
 
+    # Functions import the registry: a Ctrl-C while that is imported is reported only within a call.
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Every command, in the order of the table."""
-        return list(COMMANDS)
+        """Every usable command, by priority."""
+        from rlcore.registry.commands import commands
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import one command."""
-        if cmd_name not in COMMANDS:
+        return [state.entry.name for state in commands() if state.is_usable]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write what each command does, or why it cannot be used. No command is imported."""
+        from rlcore.registry.commands import commands
+
+        rows = [
+            (state.entry.name, state.entry.spec.help if state.is_usable and state.entry.spec else state.text)
+            for state in commands()
+            if state.kind != "disabled"
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(list(dict.fromkeys(rows)))  # commands of one name have one text
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command. PluginError where it is not usable, or where its package is not installed."""
+        from rlcore.registry.commands import find_command
+        from rlcore.registry.fitting import CORE
+
+        entry = find_command(cmd_name)
+        if entry is None:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        if entry.distribution != CORE:
+            ctx.meta[COMMAND_OWNER] = entry.label
+        return entry.load()
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. An unknown one fails with the nearest name."""
-        if args[0] not in COMMANDS and (near := nearest(args[0], COMMANDS)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
-        return super().resolve_command(ctx, args)
+        from rlcore.published_plugins import how_to_install
+
+        command = self.get_command(ctx, args[0])
+        if command is None:
+            hint = how_to_install("command", args[0], self.list_commands(ctx))
+            ctx.fail(f"No such command {args[0]!r}. {hint}".rstrip())
+        return args[0], command, args[1:]
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

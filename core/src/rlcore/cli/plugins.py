@@ -5,14 +5,16 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import click
 from attrs import frozen
 
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
-from rlcore.registry.discovery import ObserverEntry, Registry, discover
+from rlcore.registry.commands import CommandEntry, commands
+from rlcore.registry.discovery import Installed, ObserverEntry, Registry, discover
+from rlcore.registry.fitting import CORE
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.registry.states import Kind, PluginState, states_of
@@ -20,10 +22,16 @@ from rlcore.spi.provider import ROLES
 from rlcore.spi.version import SPI_VERSION
 
 _WIDTH_WITHOUT_TERMINAL = 240
+Commands: TypeAlias = Sequence[PluginState[CommandEntry]]
 
 
-def plugins_json(registry: Registry, device: Device) -> dict[str, Any]:
-    """The listing as plain data."""
+def added_commands() -> Commands:
+    """Return the commands that packages add to the core's own, which `rlcore --help` lists as well."""
+    return [state for state in commands() if state.entry.distribution != CORE]
+
+
+def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> dict[str, Any]:
+    """The listing as plain data; `added` are the commands that packages add."""
     return {
         "spi": list(SPI_VERSION),
         "device": device,
@@ -31,17 +39,20 @@ def plugins_json(registry: Registry, device: Device) -> dict[str, Any]:
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
         "missing": _missing_json(registry, device),
         "observers": [_observer_json(state) for state in states_of(registry.observer_entries)],
+        "commands": [_state_json(state) for state in added],
         "warnings": list(registry.warnings),
     }
 
 
-def plugins_lines(registry: Registry, device: Device, width: int, *, verbose: bool = False) -> Iterator[str]:
+def plugins_lines(
+    registry: Registry, device: Device, width: int, added: Commands = (), *, verbose: bool = False
+) -> Iterator[str]:
     """The listing for a terminal of any width: name, whether "auto" takes it, and whether it is usable or why not.
 
     `verbose` adds two lines to each plugin: where it comes from, and its capabilities.
     """
     # Not rich's tables, whose import takes as long as all the rest.
-    found = list(_listed(registry, device))
+    found = list(_listed(registry, device, added))
     entries = [entry for _, of_kind in found for entry in of_kind]
     names = min(max((len(entry.name) for entry in entries), default=1), width // 3)
     marks = max([1, *(len(entry.mark) for entry in entries)])
@@ -73,14 +84,14 @@ def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu",
 
     A broken plugin is listed with its error and does not change the exit code.
     """
-    registry = discover()
+    registry, added = discover(), added_commands()
     kind = detect_device() if device == "auto" else "cuda" if device == "gpu" else device
     if as_json:
-        click.echo(json.dumps(plugins_json(registry, kind), indent=2))
+        click.echo(json.dumps(plugins_json(registry, kind, added), indent=2))
         return
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 1)).columns
     heading = f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {kind}"
-    lines = [*textwrap.wrap(heading, width), *plugins_lines(registry, kind, width, verbose=verbose)]
+    lines = [*textwrap.wrap(heading, width), *plugins_lines(registry, kind, width, added, verbose=verbose)]
     lines += [line for note in _footnotes(registry, kind) for line in textwrap.wrap(note, width)]
     click.echo("\n".join(lines), color=color_setting())
 
@@ -104,13 +115,15 @@ class _Listed:
     details: tuple[str, ...]
 
 
-def _listed(registry: Registry, device: Device) -> Iterator[tuple[str, list[_Listed]]]:
+def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tuple[str, list[_Listed]]]:
     """Every kind of plugin of which some are installed, with them."""
     for role in ROLES:
         if rows := explain(registry, role, device):
             yield role, [_listed_row(row) for row in rows]
     if registry.observer_entries:
         yield "observer", [_listed_observer(state) for state in states_of(registry.observer_entries)]
+    if added:
+        yield "command", [_listed_command(state) for state in added]
 
 
 def _listed_row(row: Row) -> _Listed:
@@ -143,6 +156,12 @@ def _listed_observer(state: PluginState[ObserverEntry]) -> _Listed:
     return _Listed(observer.name, mark, status, {}, (origin,))
 
 
+def _listed_command(state: PluginState[CommandEntry]) -> _Listed:
+    entry = state.entry
+    status, style = ("usable", {}) if state.is_usable else _unusable(entry.origin, state.kind, state.reason)
+    return _Listed(entry.name, "", status, style, (f"{entry.origin}, priority {entry.priority}",))
+
+
 def _row_json(row: Row) -> dict[str, Any]:
     entry, provider = row.entry, row.entry.provider
     return {
@@ -173,13 +192,16 @@ def _missing_json(registry: Registry, device: Device) -> dict[str, Any]:
 
 
 def _observer_json(state: PluginState[ObserverEntry]) -> dict[str, Any]:
-    observer = state.entry
+    return {**_state_json(state), "global": state.entry.is_global}
+
+
+def _state_json(state: PluginState[Any]) -> dict[str, Any]:
+    entry: Installed = state.entry
     return {
-        "name": observer.name,
-        "distribution": observer.distribution,
-        "version": observer.version,
-        "global": observer.is_global,
-        "disabled": observer.disabled,
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "disabled": entry.disabled,
         "state": state.kind,
         "error": state.reason,
     }

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from inspect import iscoroutine
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
@@ -19,6 +19,7 @@ from rlcore.registry.plugin_errors import is_outside, listing_error, message_of
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
 from rlcore.registry.states import named_state, states_of
 from rlcore.schema.suggestions import did_you_mean
+from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
 from rlcore.time_limit import LateError, loading
@@ -34,6 +35,8 @@ _LATE_PROBES: list[tuple[object, str]] = []
 class Installed:
     """An installed entry point of any role."""
 
+    is_of_recipes: ClassVar[bool] = True
+    """False where no recipe can name or disable it, as it is used before one is read."""
     role: Role | str
     name: str
     distribution: str
@@ -42,6 +45,10 @@ class Installed:
     """The fault that makes it unfit for use on every machine."""
     disabled: bool = False
     """True where the user disables it; nothing of it is imported."""
+
+    def holding(self: "AnyEntry", loaded: object) -> "AnyEntry":  # noqa: ARG002 - an entry of a role keeps it
+        """Return this entry with the object that it names, and with the object's error."""
+        return self
 
     @property
     def origin(self) -> str:
@@ -142,6 +149,7 @@ class ObserverEntry(Installed):
 class ImporterEntry(Installed):
     """One installed function that reads another library's recipes."""
 
+    is_of_recipes: ClassVar[bool] = False
     role: str = field(default="importer", init=False)
     function: Callable[[Path, Sequence[str]], ImportedRecipe] | None = None
     """None where it is disabled or could not be imported."""
@@ -153,7 +161,7 @@ class ImporterEntry(Installed):
         return evolve(self, function=loaded)
 
 
-AnyEntry = TypeVar("AnyEntry", Entry, ObserverEntry, ImporterEntry)
+AnyEntry = TypeVar("AnyEntry", bound=Installed)
 
 
 @frozen(kw_only=True)
@@ -242,26 +250,46 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     found = installed_entry_points()
     installed = found.entry_points
     entries = [
-        _loaded(_entry(role, entry_point), entry_point, disabled)
+        _loaded(_named(Entry, entry_point, role=role), entry_point, disabled)
         for role, group in ENTRY_POINT_GROUPS.items()
         for entry_point in _sorted(installed.select(group=group))
     ]
     observers = [
-        _loaded(_observer_entry(entry_point), entry_point, disabled)
+        _loaded(_named(ObserverEntry, entry_point, is_global=group == GLOBAL_OBSERVER_GROUP), entry_point, disabled)
         for group in (OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
         for entry_point in _sorted(installed.select(group=group))
     ]
     known = {name for entry in (*entries, *observers) for name in (entry.name, entry.distribution)}
+    disabled.matched.update(_matched_before_recipes(installed))
     warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
     return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=warnings)
 
 
+def _matched_before_recipes(installed: EntryPoints) -> set[str]:
+    """Return what the environment variable names of importers and commands, which no recipe can disable."""
+    disabled = _disable_list(())
+    for role, group in (("importer", IMPORTER_GROUP), ("command", COMMAND_GROUP)):
+        for entry_point in installed.select(group=group):
+            disabled.covers(_named(Installed, entry_point, role=role))
+    return disabled.matched
+
+
 def importers(name: str) -> tuple[ImporterEntry, ...]:
     """Return the installed importers of a name. No other is imported."""
-    found = _sorted(installed_entry_points().entry_points.select(group=IMPORTER_GROUP, name=name))
-    origins = [(point, *distribution_of(point)) for point in found]
-    entries = [(ImporterEntry(name=name, distribution=owner, version=version), point) for point, owner, version in origins]
-    return tuple(_loaded(entry, point, _disable_list(())) for entry, point in entries)
+    return load_group(ImporterEntry, IMPORTER_GROUP, name=name)
+
+
+def load_group(kind: type[AnyEntry], group: str, **selected: Any) -> tuple[AnyEntry, ...]:
+    """Import what the entry points of a group name, and check it. The environment variable alone disables some of them."""
+    disabled = _disable_list(())
+    points = _sorted(installed_entry_points().entry_points.select(group=group, **selected))
+    return tuple(_loaded(_named(kind, point), point, disabled) for point in points)
+
+
+def _named(kind: type[AnyEntry], entry_point: EntryPoint, **fields: Any) -> AnyEntry:
+    """Return the entry of an entry point, of which nothing is imported."""
+    distribution, version = distribution_of(entry_point)
+    return kind(name=entry_point.name, distribution=distribution, version=version, **fields)
 
 
 def _disable_list(disable: Sequence[str]) -> _DisableList:
@@ -272,18 +300,7 @@ def _disable_list(disable: Sequence[str]) -> _DisableList:
 
 def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
     """Import one plugin's provider and check it."""
-    return _loaded(_entry(role, entry_point), entry_point, _DisableList(()))
-
-
-def _entry(role: Role, entry_point: EntryPoint) -> Entry:
-    distribution, version = distribution_of(entry_point)
-    return Entry(role=role, name=entry_point.name, distribution=distribution, version=version)
-
-
-def _observer_entry(entry_point: EntryPoint) -> ObserverEntry:
-    distribution, version = distribution_of(entry_point)
-    is_global = entry_point.group == GLOBAL_OBSERVER_GROUP
-    return ObserverEntry(name=entry_point.name, distribution=distribution, version=version, is_global=is_global)
+    return _loaded(_named(Entry, entry_point, role=role), entry_point, _DisableList(()))
 
 
 def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) -> AnyEntry:

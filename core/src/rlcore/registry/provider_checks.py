@@ -52,7 +52,8 @@ _FUNCTIONS = {
     "max_concurrent": "of the config that returns a number of calls, or None",
 }
 """A provider's functions, by field."""
-_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+OBJECT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""The form `package.module:Name`."""
 
 
 def provider_error(provider: object, name: str) -> str | None:
@@ -124,7 +125,7 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         path = getattr(provider, field)
         if path is None and field != "backend":
             continue
-        if not isinstance(path, str) or not _PATH.fullmatch(path):
+        if not isinstance(path, str) or not OBJECT_PATH.fullmatch(path):
             yield f"{field} is {path!r}; expected 'package.module:Name'"
     yield from _capability_problems(provider.capabilities)
     yield from _config_problems(provider.config)

@@ -93,5 +93,7 @@ def _duplicate(entries: Sequence["Installed"]) -> str:
     owners = sorted({entry.distribution for entry in entries}, key=lambda owner: (not owner.startswith("rlcore"), owner))
     origins = " and ".join(entry.origin for entry in entries)
     others = ", ".join(f'"{owner}"' for owner in owners[1:])
-    disable = f"plugins.disable = [{others}] or RLCORE_DISABLE_PLUGINS={','.join(owners[1:])}"
+    disable = f"RLCORE_DISABLE_PLUGINS={','.join(owners[1:])}"
+    if all(entry.is_of_recipes for entry in entries):
+        disable = f"plugins.disable = [{others}] or {disable}"
     return f"{origins} provide it; keep one: {f'set {disable}, or ' if others else ''}uninstall the other"

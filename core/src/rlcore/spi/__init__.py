@@ -18,6 +18,7 @@ _NAMES = {
         "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts RaggedTokens TokenBatch"
     ),
     "channels": "CHANNELS RefitChannel channel_capabilities",
+    "command": "COMMAND_GROUP CommandSpec",
     "context": "AlgorithmContext CheckContext EnvironmentContext GeneratorContext ModelSpec RankInfo TrainerContext",
     "derivatives": "LossGradients loss_gradients total_loss",
     "environment": (
@@ -84,6 +85,8 @@ if TYPE_CHECKING:
     from rlcore.spi.channels import CHANNELS as CHANNELS
     from rlcore.spi.channels import RefitChannel as RefitChannel
     from rlcore.spi.channels import channel_capabilities as channel_capabilities
+    from rlcore.spi.command import COMMAND_GROUP as COMMAND_GROUP
+    from rlcore.spi.command import CommandSpec as CommandSpec
     from rlcore.spi.context import AlgorithmContext as AlgorithmContext
     from rlcore.spi.context import CheckContext as CheckContext
     from rlcore.spi.context import EnvironmentContext as EnvironmentContext

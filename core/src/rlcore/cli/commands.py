@@ -1,0 +1,25 @@
+"""The core's own commands, each described for an entry point of the core's pyproject.toml."""
+
+from rlcore.spi.command import CommandSpec
+from rlcore.spi.version import SPI_VERSION
+
+
+def _core_command(name: str, text: str, command: str, priority: int) -> CommandSpec:
+    return CommandSpec(name=name, spi=SPI_VERSION, help=text, command=f"rlcore.cli.{command}", priority=priority)
+
+
+TRAIN = _core_command("train", "Train a model.", "train:train_command", 90)
+EVAL = _core_command("eval", "Measure a model on held-out problems.", "evaluate:eval_command", 85)
+SHOW = _core_command("show", "Show samples with their rewards and advantages.", "show:show_command", 80)
+STATUS = _core_command("status", "Say what a run is doing, or how it ended.", "status:status_command", 70)
+TRACE = _core_command("trace", "Write the timeline of some steps for ui.perfetto.dev.", "trace:trace_command", 65)
+SERVE = _core_command("serve", "Serve a model over HTTP.", "serve:serve_command", 60)
+CHECK = _core_command("check", "Check a recipe and say what would run.", "check:check_command", 55)
+IMPORT = _core_command("import", "Turn the recipe of another library into one of rlcore.", "import_recipe:import_command", 45)
+CONFIG = _core_command("config", "Print a recipe with every default.", "config:config_command", 40)
+PLUGINS = _core_command("plugins", 'List the installed plugins, and which ones "auto" takes.', "plugins:plugins_command", 35)
+NEW_PLUGIN = _core_command(
+    "new-plugin", "Write a package with a plugin that works: change it into your own.", "new_plugin:new_plugin_command", 30
+)
+VERIFY = _core_command("verify", "Run the conformance kit on an installed plugin.", "verify:verify_command", 25)
+VERSION = _core_command("version", "Print the versions in use.", "version:version_command", 20)
