@@ -1,28 +1,12 @@
 """Functions that packages add to the core: the planner of "auto" options, and charts of finished runs."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from rlcore.registry.discovery import Installed, load_group
+from rlcore.registry.discovery import FunctionEntry, load_group
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import states_of
-
-
-@frozen(kw_only=True, eq=False)
-class FunctionEntry(Installed):
-    """One installed function."""
-
-    is_of_recipes: ClassVar[bool] = False
-    function: Callable[..., Any] | None = None
-    """None where it is disabled or could not be imported."""
-
-    def holding(self, loaded: object) -> "FunctionEntry":
-        """Return this entry with the object that it names, and with the object's error."""
-        if not callable(loaded):
-            return evolve(self, error=f"the entry point names a {type(loaded).__name__}; expected a function")
-        return evolve(self, function=loaded)
 
 
 @frozen(kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.registry.discovery import Registry
+from rlcore.registry.discovery import Registry, discover
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, PluginError
 from rlcore.spi.planning import PLANNER_GROUP
@@ -99,3 +99,4 @@ def test_of_several_planners_one_has_to_be_disabled(resolved, installer, monkeyp
         resolved(*ON_CUDA)
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "acme-two")
     assert "planned: ['other', 'share']" in resolved(*ON_CUDA).notes
+    assert discover().warnings == ()
