@@ -1,5 +1,6 @@
 """A run's curves as text and as a PNG."""
 
+import io
 import math
 import re
 from importlib.resources import files
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
 
+from rlcore.cli.report import run_report
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore_report.plots import PHASE_COLOURS, Panel, Series, main_panel, run_panels, save_png, terminal_curve, terminal_plot
 
@@ -38,6 +41,12 @@ def test_the_curve_of_a_run_fits_the_terminal() -> None:
     (ticks,) = (line for line in lines if line.split()[:1] == ["1"])
     assert ticks.split()[-1] == "40", "the curve is cut off at its end"
     assert terminal_curve([{"step": 1, "grad_norm": 1.0}], 60) == ""
+
+
+def test_a_finished_run_shows_its_curve() -> None:
+    console = Console(width=100, file=io.StringIO())
+    console.print(run_report({"run_directory": "runs/run"}, RECORDS))
+    assert "• held-out pass@1" in console.file.getvalue()
 
 
 def test_runs_without_rewards_draw_their_loss() -> None:
