@@ -6,15 +6,15 @@ from typing import Any
 from attrs import frozen
 from model_shapes import SHAPES
 
-from rlcore.planner.devices import parse_devices
-from rlcore.planner.layouts import candidates
-from rlcore.planner.work import Work
-from rlcore.run.plan.lengths import response_lengths
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.plan import plan as plan_megatron
+from rlcore_plan.devices import parse_devices
+from rlcore_plan.layouts import candidates
+from rlcore_plan.lengths import response_lengths
+from rlcore_plan.work import Work
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import plan as plan_vllm
 

@@ -14,9 +14,9 @@ from typing import Any
 from attrs import field, frozen
 from measured_plans import MEASURED
 
-from rlcore.planner.devices import GIB, parse_devices
-from rlcore.planner.layouts import Candidate
-from rlcore.planner.plan import Plan, plan_recipe
+from rlcore_plan.devices import GIB, parse_devices
+from rlcore_plan.layouts import Candidate
+from rlcore_plan.plan import Plan, plan_recipe
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "plan.md"
 MEASURED_MARKS = ("<!-- measured -->\n", "<!-- end of measured -->\n")
@@ -141,7 +141,7 @@ def large_plan(model: Large, kind: str, directory: Path) -> Plan:
 
 def large_table() -> Iterator[str]:
     """The lines of the table in Markdown."""
-    from rlcore.cli.plan import PHASES, layout, placement
+    from rlcore_plan.command import PHASES, layout, placement
 
     yield f"| | GPUs | trainer | generator | placement | step s | {' | '.join(PHASES)} | trainer GiB | generator GiB |"
     yield "|---" * (8 + len(PHASES)) + "|"

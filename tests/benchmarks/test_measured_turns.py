@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.planner.devices import DEVICES
 from rlcore.run.data.seeds import Stream
 from rlcore.run.rollout.episode_starts import Draws
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.testing.plans import plan_context
+from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import Engine, reading_seconds, step_seconds

@@ -85,9 +85,10 @@ def test_names_whose_class_is_something_else_are_refused(role, name, tmp_path):
     assert f"NAME: found {name!r}, whose class would be" in refused(role, name, "--directory", str(tmp_path / "x"))
 
 
-def test_all_problems_are_told_at_once(tmp_path):
-    message = refused("sink", "curve", "--directory", str(tmp_path))
-    assert "found 'curve', the sink of rlcore, which is installed" in message
+def test_all_problems_are_told_at_once(tmp_path, installer):
+    installer.trainer("swift")
+    message = refused("trainer", "swift", "--directory", str(tmp_path))
+    assert "found 'swift', the trainer of acme-swift, which is installed" in message
     assert f"found {tmp_path}, which exists" in message
 
 

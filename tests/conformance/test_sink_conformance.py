@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlcore.run.report.plots import CURVE
-from rlcore.run.report.tensorboard import TENSORBOARD
 from rlcore_conformance import SinkConformance
+from rlcore_report.plots import CURVE
+from rlcore_report.tensorboard import TENSORBOARD
 
 
 class TestCurve(SinkConformance):

@@ -23,9 +23,10 @@ def test_a_name_that_several_roles_have_needs_the_role(installer):
         find(discover(), "twin", "sink")
 
 
-def test_a_name_that_is_not_installed_is_told_with_those_that_are():
-    with pytest.raises(PluginError, match=r"found no sink 'curv'.*curve"):
-        find(discover(), "curv", "sink")
+def test_a_name_that_is_not_installed_is_told_with_those_that_are(installer):
+    installer.trainer("swift")
+    with pytest.raises(PluginError, match=r"found no trainer 'swif'.*swift"):
+        find(discover(), "swif", "trainer")
 
 
 def test_options_are_those_of_the_plugins_section(installer):
@@ -61,3 +62,14 @@ def test_a_row_has_to_be_an_object():
     result = CliRunner().invoke(cli, ["verify", "function", "--row", "[1]"])
     assert result.exit_code == 2
     assert "--row: found '[1]'" in result.stderr
+<<<<<<< HEAD:tests/conformance/test_verify_command.py
+=======
+
+
+def test_what_the_kit_needs_is_named(monkeypatch, installer):
+    installer.trainer("swift")
+    monkeypatch.setattr("rlcore.cli.verify.NEEDS", ("absent_pytest",))
+    result = CliRunner().invoke(cli, ["verify", "swift"])
+    assert result.exit_code == 3
+    assert "absent_pytest, not installed here: pip install 'rlcore[testing]'" in result.stderr
+>>>>>>> w-m2:tests/core/cli/test_verify.py

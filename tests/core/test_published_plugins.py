@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from rlcore.published_plugins import first_published, how_to_install, pip_line, published
 
 PACKAGES = Path(__file__).parents[2] / "plugins"
-ROLES = ("trainer", "generator", "algorithm", "environment", "sink", "importer", "command")
+ROLES = ("trainer", "generator", "algorithm", "environment", "sink", "importer", "command", "planner", "chart")
 
 
 def test_the_list_is_that_of_the_checkouts_packages() -> None:

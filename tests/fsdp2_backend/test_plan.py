@@ -2,10 +2,10 @@
 
 from attrs import evolve
 
-from rlcore.planner.devices import DEVICES
 from rlcore.testing.plans import TrainerPlans, plan_context
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan
+from rlcore_plan.devices import DEVICES
 
 
 class TestPlans(TrainerPlans):

@@ -3,11 +3,11 @@
 import pytest
 from attrs import evolve
 
-from rlcore.planner.devices import DEVICES
 from rlcore.spi import ConfigError, PlanOption
 from rlcore.testing.plans import TrainerPlans, plan_context
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.plan import EXCHANGE_BYTES, plan
+from rlcore_plan.devices import DEVICES
 
 CONTEXT = plan_context()
 

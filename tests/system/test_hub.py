@@ -44,7 +44,7 @@ def test_an_exported_model_tells_how_it_was_made_and_is_uploaded(workplace: Work
     after = json.loads((run / "summary.json").read_text())["accuracy_after"]
     assert f"| held-out pass@1 after | {after:.4f} |" in text
     assert "| rlcore-grpo |" in text
-    assert "![curves of the run](curve.png)" in text
+    assert "![curve of the run](curve.png)" in text
     assert '{"brief": true}' in text
     exported = AutoTokenizer.from_pretrained(run / "model")
     assert exported.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False) == "1="

@@ -14,9 +14,6 @@ import pytest
 import tomli
 from attrs import evolve, frozen
 
-from rlcore.run.plan import planned_options
-from rlcore.run.plan.device_room import generator_room
-from rlcore.run.plan.lengths import response_lengths
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, LoraSpec, PlanContext, RankInfo
@@ -26,6 +23,9 @@ from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.plan import plan as plan_megatron
+from rlcore_plan import planned_options
+from rlcore_plan.device_room import generator_room
+from rlcore_plan.lengths import response_lengths
 from rlcore_vllm import check, settings
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import plan as plan_vllm

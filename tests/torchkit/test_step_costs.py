@@ -5,8 +5,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.planner.devices import DEVICES
 from rlcore.spi import DeviceSpec
+from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.step_costs import (
     FLOAT8_LAUNCHES,

@@ -14,7 +14,9 @@ from packaging.utils import canonicalize_name
 from rlcore import __version__
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
+from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
+from rlcore.spi.sink import CHART_GROUP
 
 FILE = "entry_points.txt"
 GROUPS = (
@@ -23,6 +25,8 @@ GROUPS = (
     GLOBAL_OBSERVER_GROUP,
     ARCHITECTURE_GROUP,
     IMPORTER_GROUP,
+    PLANNER_GROUP,
+    CHART_GROUP,
     COMMAND_GROUP,
 )
 """Every group of rlcore's."""
@@ -31,8 +35,6 @@ CORE_ENTRY_POINTS = (
     EntryPoint("function", "rlcore.rewards.provider:FUNCTION", ENTRY_POINT_GROUPS["environment"]),
     EntryPoint("judge", "rlcore.rewards.provider:JUDGE", ENTRY_POINT_GROUPS["environment"]),
     EntryPoint("python", "rlcore.rewards.provider:PYTHON", ENTRY_POINT_GROUPS["environment"]),
-    EntryPoint("curve", "rlcore.run.report.plots:CURVE", ENTRY_POINT_GROUPS["sink"]),
-    EntryPoint("tensorboard", "rlcore.run.report.tensorboard:TENSORBOARD", ENTRY_POINT_GROUPS["sink"]),
 )
 """The core's own plugins, which are there in every registry, also one that tests make."""
 

@@ -32,7 +32,6 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert lines[5] == "warning: step 3 has nothing to learn from"
     text = "\n".join(lines)
     assert "held-out accuracy (pass@1): 0.250 -> 0.875 (+62.5 points)" in text
-    assert "• held-out pass@1" in text
     assert f"run directory: {tmp_path}" in text
     assert "\x1b" not in text
 

@@ -136,7 +136,7 @@ def test_what_is_missing_for_a_run_is_told_with_what_installs_it(installed, monk
 
 def test_an_empty_environment_lists_the_cores_own_plugins(installer):
     found = {(row["distribution"], row["role"]) for row in plugins_json(discover(), "cpu")["plugins"]}
-    assert found == {("rlcore", "environment"), ("rlcore", "sink")}  # the core's own
+    assert found == {("rlcore", "environment")}  # the core's own
     assert "Plugins for rlcore" in run("--device", "auto")
 
 

@@ -1,12 +1,12 @@
 """The report at the end of a run."""
 
 import io
-import sys
 
 import pytest
 from rich.console import Console
 
 from rlcore.cli.report import run_report
+from rlcore.spi.sink import CHART_GROUP
 
 from .shown_run import STEP, SUMMARY  # type: ignore[import-not-found]
 
@@ -29,21 +29,33 @@ def test_the_report_of_a_run() -> None:
     assert text.rstrip().endswith("run directory: runs/demo")
 
 
-def test_the_report_fits_a_narrow_terminal() -> None:
-    records = [{**STEP, "step": step, "reward_mean": step / 40} for step in range(1, 41)]
+CHARTS = {
+    "that draws": ("def chart(records, width): return f'{len(records)} records in {width} columns'", "1 records in 60 columns"),
+    "that finds nothing to draw": ("def chart(records, width): return ''", None),
+    "that fails": (
+        "def chart(records, width): raise ValueError('no axis')",
+        "chart 'acme' (acme-charts 1.0): ValueError: no axis",
+    ),
+    "that cannot be imported": ("import absent_module", "chart 'acme' (acme-charts 1.0) is not usable: import failed"),
+    "that is no function": ("chart = 3", "names a int; expected a function"),
+}
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_the_report_has_the_installed_charts(installer, kind: str) -> None:
+    source, expected = CHARTS[kind]
+    installer.add("acme-charts", {CHART_GROUP: {"acme": "acme_charts:chart"}}, acme_charts=source)
     console = Console(width=60, file=io.StringIO())
-    console.print(run_report(SUMMARY, records, width=console.width))
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 60
-    (ticks,) = (line for line in lines if line.split()[:1] == ["1"])
-    assert ticks.split()[-1] == "40", "the curve is cut off at its end"
-
-
-def test_the_report_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotext", None)
-    text = report_text(SUMMARY, [{"step": 1, **STEP}])
-    assert "no curve: ModuleNotFoundError: " in text
+    console.print(run_report(SUMMARY, [{"step": 1, **STEP}], width=console.width))
+    text = console.file.getvalue()
+    first = " ".join(text.split("held-out accuracy")[0].split())
+    assert first == "" if expected is None else expected in first
     assert text.rstrip().endswith("run directory: runs/demo")
+
+
+@pytest.mark.parametrize("records", [[], [{"step": 1, **STEP}]])
+def test_the_report_without_charts_says_what_installs_one(installer, records: list[dict[str, float]]) -> None:
+    assert ("pip install rlcore-report" in report_text(SUMMARY, records)) == bool(records)
 
 
 def test_the_report_of_a_run_that_measured_nothing() -> None:

@@ -1,27 +1,31 @@
-"""The report at the end of a run: the curve, accuracy before and after, times of phases, and paths of files."""
+"""The report at the end of a run: charts, accuracy before and after, times of phases, and paths of files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.run.report.plots import Panel, main_panel, terminal_plot
+from rlcore.published_plugins import first_published, pip_line
+from rlcore.registry.discovery import load_group
+from rlcore.registry.functions import ChartEntry
+from rlcore.registry.plugin_errors import first_line
+from rlcore.registry.states import states_of
 from rlcore.run.report.timing import STEP_PHASES
+from rlcore.spi.sink import CHART_GROUP
 
-WIDEST_CURVE = 80
-"""Columns; more make a curve no clearer."""
+WIDEST_CHART = 80
+"""Columns; more make a chart no clearer."""
 
 
 def run_report(
-    summary: Mapping[str, object], records: Sequence[Mapping[str, float]], *, width: int = WIDEST_CURVE
+    summary: Mapping[str, object], records: Sequence[Mapping[str, float]], *, width: int = WIDEST_CHART
 ) -> RenderableType:
-    """The report; `summary` as in summary.json, `records` as in metrics.jsonl. The curve has `width` columns at most."""
+    """The report; `summary` as in summary.json, `records` as in metrics.jsonl. A chart has `width` columns at most."""
     parts: list[RenderableType] = [Text()]
-    panel = main_panel(records)
-    if not panel.empty:
-        parts += [_curve(panel, min(width, WIDEST_CURVE)), Text()]
+    for chart in _charts(records, min(width, WIDEST_CHART)):
+        parts += [chart, Text()]
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if isinstance(before, float) and isinstance(after, float):
         gain = f" ({100 * (after - before):+.1f} points)"
@@ -37,12 +41,21 @@ def run_report(
     return Group(*parts)
 
 
-def _curve(panel: Panel, width: int) -> Text:
-    """The curve, or why there is none: the run is over, and nothing of it depends on the library that draws."""
-    try:
-        return Text(terminal_plot(panel, width=width), no_wrap=True)
-    except Exception as error:
-        return Text(f"no curve: {type(error).__name__}: {error}")
+def _charts(records: Sequence[Mapping[str, float]], width: int) -> Iterator[Text]:
+    """Yield each installed chart, or why there is none: the run is over, and nothing of it depends on what draws."""
+    states = states_of(load_group(ChartEntry, CHART_GROUP)) if records else ()
+    if records and not states and (requirement := first_published("chart")):
+        yield Text(f"no chart of the run is drawn. Run: {pip_line([requirement])}")
+    for state in states:
+        if state.entry.function is None:
+            if state.kind != "disabled":
+                yield Text(f"{state.entry.label} is {state.text}")
+            continue
+        try:
+            if chart := state.entry.function(records, width):
+                yield Text(chart, no_wrap=True)
+        except Exception as error:
+            yield Text(f"{state.entry.label}: {type(error).__name__}: {first_line(error)}")
 
 
 def _times(medians: Mapping[str, float], sums: Mapping[str, float]) -> Table:

@@ -39,7 +39,7 @@ class SinksConfig:
     """`[sinks]`: where metrics go besides metrics.jsonl."""
 
     names: Annotated[tuple[str, ...], EACH_ONCE] | None = None
-    """Installed sinks to use; [] for none. By default "curve", where the package that draws is installed."""
+    """Installed sinks to use; [] for none. By default those with a priority above 0."""
     options: Mapping[str, object] = field(factory=dict)
     """One section per sink, [sinks.NAME], checked by the class that the sink brings."""
 

@@ -22,7 +22,9 @@ from rlcore.registry.states import named_state, states_of
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
+from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
+from rlcore.spi.sink import CHART_GROUP
 from rlcore.time_limit import LateError, loading
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
@@ -144,19 +146,26 @@ class ObserverEntry(Installed):
 
 
 @frozen(kw_only=True, eq=False)
-class ImporterEntry(Installed):
-    """One installed function that reads another library's recipes."""
+class FunctionEntry(Installed):
+    """One installed function, such as an importer, a planner or a chart."""
 
     is_of_recipes: ClassVar[bool] = False
-    role: str = field(default="importer", init=False)
-    function: Callable[[Path, Sequence[str]], ImportedRecipe] | None = None
+    function: Callable[..., Any] | None = None
     """None where it is disabled or could not be imported."""
 
-    def holding(self, loaded: object) -> "ImporterEntry":
+    def holding(self, loaded: object) -> "FunctionEntry":
         """Return this entry with the object that it names, and with the object's error."""
         if not callable(loaded):
             return evolve(self, error=f"the entry point names a {type(loaded).__name__}; expected a function")
         return evolve(self, function=loaded)
+
+
+@frozen(kw_only=True, eq=False)
+class ImporterEntry(FunctionEntry):
+    """One installed function that reads another library's recipes."""
+
+    role: str = field(default="importer", init=False)
+    function: Callable[[Path, Sequence[str]], ImportedRecipe] | None = None
 
 
 AnyEntry = TypeVar("AnyEntry", bound=Installed)
@@ -264,9 +273,10 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 
 
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
-    """Return what the environment variable names of importers and commands, which no recipe can disable."""
+    """Return what the environment variable names of plugins that no recipe can disable."""
     disabled = _disable_list(())
-    for role, group in (("importer", IMPORTER_GROUP), ("command", COMMAND_GROUP)):
+    groups = {"importer": IMPORTER_GROUP, "command": COMMAND_GROUP, "planner": PLANNER_GROUP, "chart": CHART_GROUP}
+    for role, group in groups.items():
         for entry_point in installed.select(group=group):
             disabled.covers(_named(Installed, entry_point, role=role))
     return disabled.matched

@@ -1,8 +1,14 @@
 """Ends a run, after its last step, Ctrl-C or an error, and saves what is complete."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
 from rlcore.run.loop import Loop
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.summary import summarize
 from rlcore.run.storage.model_card import write_model_card
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError
 
 
@@ -20,12 +26,12 @@ def run_to_end(loop: Loop) -> None:
 
 
 def finish(loop: Loop, total_s: float) -> dict[str, object]:
-    """What follows the last step: the exported model with its card, and summary.json. Returns what the latter holds."""
+    """What follows the last step: the exported model, and summary.json. Returns what the latter holds."""
     recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
     exports_critic = recipe.critic is not None and recipe.critic.export
     if exports_critic or recipe.checkpoint.export != "none":
         loop.make_room_to_save()
-    try:
+    with _after_the_last_step():
         if exports_critic:
             loop.saver.export_critic()
         model = None if recipe.checkpoint.export == "none" else loop.saver.export_model(recipe.checkpoint.export)
@@ -40,13 +46,24 @@ def finish(loop: Loop, total_s: float) -> dict[str, object]:
             "checkpoint_s": totals["checkpoint"],
             "model": None if model is None else str(model),
         }
-        if model is not None and recipe.checkpoint.model_card:
-            write_model_card(loop.saver.plan, directory, model, summary)
         directory.write_summary(summary)
+    return summary
+
+
+def describe_model(plan: RunPlan, directory: RunDirectory, summary: Mapping[str, object]) -> None:
+    """The card of the exported model, once the sinks have drawn their pictures."""
+    if (model := summary["model"]) is not None and plan.recipe.checkpoint.model_card:
+        with _after_the_last_step():
+            write_model_card(plan, directory, Path(str(model)), summary)
+
+
+@contextmanager
+def _after_the_last_step() -> Iterator[None]:
+    try:
+        yield
     except (StorageError, CheckpointError) as error:
         error.add_note("All steps are done; --resume writes what is missing.")
         raise
-    return summary
 
 
 def _interrupted(loop: Loop) -> InterruptedRun:

@@ -14,7 +14,7 @@ from rlcore.registry.plugin_errors import first_line
 from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.ending import finish, run_to_end
+from rlcore.run.ending import describe_model, finish, run_to_end
 from rlcore.run.execution.backends import OpenBackends, execution
 from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.critic_residency import CriticResidency
@@ -76,27 +76,28 @@ def train(
             progress.note(note)
         if not resume:
             directory.begin(prepared, 0)
-        with (
-            RecordedProgress(progress, status_file=directory.status_file, timeline_file=directory.timeline_file) as recorded,
-            _open_sinks(prepared, directory.path, recorded) as sinks,
-            _evaluations(prepared, directory, sinks, recorded) as evaluations,
-            execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
-        ):
-            run = _Run(
-                prepared=prepared,
-                inputs=inputs,
-                digests=digests,
-                directory=directory,
-                sinks=sinks,
-                evaluations=evaluations,
-                progress=recorded,
-                start=start,
-                allow_changes=allow_changes,
-                initial_state=initial_state,
-                replayed=replayed,
-                clock=PhaseClock(recorded),
-            )
-            summary = sinks.summary = _run_with_restarts(run, opened, resume, checkpoint)
+        with RecordedProgress(progress, status_file=directory.status_file, timeline_file=directory.timeline_file) as recorded:
+            with (
+                _open_sinks(prepared, directory.path, recorded) as sinks,
+                _evaluations(prepared, directory, sinks, recorded) as evaluations,
+                execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
+            ):
+                run = _Run(
+                    prepared=prepared,
+                    inputs=inputs,
+                    digests=digests,
+                    directory=directory,
+                    sinks=sinks,
+                    evaluations=evaluations,
+                    progress=recorded,
+                    start=start,
+                    allow_changes=allow_changes,
+                    initial_state=initial_state,
+                    replayed=replayed,
+                    clock=PhaseClock(recorded),
+                )
+                summary = sinks.summary = _run_with_restarts(run, opened, resume, checkpoint)
+            describe_model(prepared, directory, summary)
     progress.finished(summary)
     # Behind the end of the run, which is complete whatever becomes of this.
     if (repository := prepared.recipe.checkpoint.push_to_hub) is not None:

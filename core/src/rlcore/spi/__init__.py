@@ -42,12 +42,12 @@ _NAMES = {
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
     "observer": "ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
-    "planning": "DeviceSpec PlanContext PlanOption",
+    "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES Provider Role",
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
     "shards": "Box Delta ShardExport ShardRoute",
-    "sink": "EvaluationSink LoggedSample SampleSink Sink SinkContext",
+    "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "tools": "ParseToolCalls Tool ToolCall",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
@@ -155,6 +155,7 @@ if TYPE_CHECKING:
     from rlcore.spi.observer import ObserverContext as ObserverContext
     from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
     from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec
+    from rlcore.spi.planning import PLANNER_GROUP as PLANNER_GROUP
     from rlcore.spi.planning import DeviceSpec as DeviceSpec
     from rlcore.spi.planning import PlanContext as PlanContext
     from rlcore.spi.planning import PlanOption as PlanOption
@@ -171,6 +172,7 @@ if TYPE_CHECKING:
     from rlcore.spi.shards import Delta as Delta
     from rlcore.spi.shards import ShardExport as ShardExport
     from rlcore.spi.shards import ShardRoute as ShardRoute
+    from rlcore.spi.sink import CHART_GROUP as CHART_GROUP
     from rlcore.spi.sink import EvaluationSink as EvaluationSink
     from rlcore.spi.sink import LoggedSample as LoggedSample
     from rlcore.spi.sink import SampleSink as SampleSink

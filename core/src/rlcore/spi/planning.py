@@ -8,6 +8,10 @@ from attrs import field, frozen
 from rlcore.spi.lora import LoraSpec
 from rlcore.spi.weights import DtypeName
 
+PLANNER_GROUP = "rlcore.planners"
+"""Entry-point group of the function that replaces "auto" in a generator's section (Provider.planned_options). Before a run on
+GPUs it is called as function(plan, keys) -> plan, with the RunPlan of `rlcore.run.plan.run_plan` and keys of the section."""
+
 
 @frozen(kw_only=True)
 class DeviceSpec:

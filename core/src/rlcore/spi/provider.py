@@ -62,7 +62,8 @@ class Provider:
     backend: str
     """`package.module:Class`, imported only when selected and called as Class(context, config)."""
     priority: int = 0
-    """`auto` takes the highest; 20 for embedded defaults, 50 general, 80 specialised."""
+    """`auto` takes the highest; 20 for embedded defaults, 50 general, 80 specialised. A recipe that names no sinks uses each
+    one above 0."""
     capabilities: frozenset[str] = field(default=frozenset(), converter=_frozen)
     """Names from rlcore.spi.capabilities."""
     devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
@@ -103,6 +104,7 @@ class Provider:
     nothing is there."""
     planned_options: frozenset[str] = field(default=frozenset(), converter=_frozen)
     """For generators with a `plan`: keys of its section for which "auto" stands for what the plan says in PlanOption.options.
-    Before a run on GPUs the core asks trainer and generator for the layout of the recipe (PlanContext.as_configured), with what
-    the trainer leaves of a device as `free_bytes`, and puts these values into the section, once and for all processes. Where
-    that is not known, "auto" stays, and is for the backend to judge."""
+    Before a run on GPUs the planner (PLANNER_GROUP) asks trainer and generator for the layout of the recipe
+    (PlanContext.as_configured), with what the trainer leaves of a device as `free_bytes`, and puts these values into the
+    section, once and for all processes. Where that is not known, "auto" stays, and is for the backend to judge. Without a
+    planner the recipe is refused."""

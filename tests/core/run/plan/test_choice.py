@@ -11,9 +11,9 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report import plots
 from rlcore.run.report.progress import Progress
 from rlcore.spi import (
+    SPI_VERSION,
     AlgorithmContext,
     AlgorithmNeeds,
     ConfigError,
@@ -28,6 +28,13 @@ from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.algorithm import FakeAlgorithm, FakeAlgorithmConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_TRAINER
 
+DRAWS = Provider(
+    name="draws",
+    spi=SPI_VERSION,
+    config=FakeAlgorithmConfig,
+    backend="rlcore.testing.fakes.algorithm:FakeAlgorithm",
+    priority=50,
+)
 Run = Callable[..., dict[str, Any]]
 WITHOUT_SINKS = """
 model.path = "none"
@@ -36,20 +43,21 @@ environment.name = "fake"
 """
 
 
-def test_without_the_library_that_draws_a_run_is_told_before_it_begins(
-    prepared: Callable[..., RunPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_recipe_without_sinks_takes_those_with_a_priority_that_can_be_used(
+    prepared: Callable[..., RunPlan], tmp_path: Path
 ) -> None:
-    """By a note where the sink is a default, and by an error where the recipe names it."""
+    """One that cannot be used is told by a note where it is a default, and by an error where the recipe names it."""
     recipe = tmp_path / "default.toml"
     recipe.write_text(WITHOUT_SINKS)
-    assert [sink.name for sink in prepare(recipe, registry=fake_registry()).sinks] == ["curve"]
-    monkeypatch.setattr(plots, "is_installed", lambda name: name != "matplotlib")
-    plan = prepare(recipe, registry=fake_registry())
-    assert (plan.sinks, plan.recipe.sinks.names) == ((), ())
-    told = "sink 'curve' is not usable: the package matplotlib is not installed: pip install 'rlcore[plots]'"
+    absent = evolve(DRAWS, name="absent", unavailable=lambda: "its package is not installed: pip install it")
+    sinks = Registry.from_providers({"sink": [DRAWS, evolve(DRAWS, name="tracks", priority=0), absent]})
+    registry = evolve(fake_registry(), entries=(*fake_registry().entries, *sinks.of("sink")))
+    plan = prepare(recipe, registry=registry)
+    assert [sink.name for sink in plan.sinks] == list(plan.recipe.sinks.names or ()) == ["draws"]
+    told = "sink 'absent' is not usable: its package is not installed: pip install it"
     assert plan.notes == (f"sinks.names: the run goes without a default: {told}",)
     with pytest.raises(PluginError, match=re.escape(told)):
-        prepared('sinks.names=["curve"]')
+        prepared('sinks.names=["absent"]', registry=registry)
 
 
 @pytest.mark.parametrize(

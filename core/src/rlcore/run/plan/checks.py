@@ -13,6 +13,7 @@ from rlcore.registry.binding import run_check, shared_kernels
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.agent_check import agent_problems
+from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
 from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
@@ -38,6 +39,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
         *batch_problems(plan),
+        *missing_planner(plan),
     ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)

@@ -16,6 +16,7 @@ from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.missing_roles import missing_text
 from rlcore.registry.plugin_errors import fault_of, first_line
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
+from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import observer_options, plugin_config
@@ -23,9 +24,6 @@ from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 from rlcore.time_limit import loading
-
-DEFAULT_SINKS = ("curve",)
-"""Sinks of a recipe that names none. A run leaves out those that cannot be used here."""
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -56,7 +54,7 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
     dtype = dtype_of(recipe, device)
-    into, names = ([], DEFAULT_SINKS) if recipe.sinks.names is None else (errors, recipe.sinks.names)
+    into, names = ([], _default_sinks(registry)) if recipe.sinks.names is None else (errors, recipe.sinks.names)
     sinks = tuple(entry for name in names for entry in take("sink", name, into=into, needs={}))
     needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
     others: list[Entry] = []
@@ -97,6 +95,12 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         other_environments=tuple(others),
         notes=(*map(_gone_without, into), *_passed_over(recipe, registry, chosen, device, needs, dtype)),
     )
+
+
+def _default_sinks(registry: Registry) -> tuple[str, ...]:
+    """Sinks of a recipe that names none. A run leaves out those that cannot be used here."""
+    sound = entries_by_name(registry.of("sink"))
+    return tuple(name for name, entry in sound.items() if entry.provider is not None and entry.provider.priority > 0)
 
 
 def _gone_without(error: PluginError) -> str:

@@ -1,24 +1,22 @@
-"""The card of an exported model: README.md with the header that the Hub reads, the recipe, versions, figures and curves."""
+"""The card of an exported model: README.md with the header that the Hub reads, the recipe, versions, figures and pictures."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from rlcore.files import storage_errors, write_atomically
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report.plots import run_panels, save_png
 from rlcore.run.storage.run_directory import RunDirectory
 
 SHOWN = ("reward_mean", "success_rate", "response_length_mean", "loss", "entropy", "grad_norm")
 """Figures of the last step that are told, besides those of evaluations."""
-CURVE = "curve.png"
 
 
 def write_model_card(plan: RunPlan, directory: RunDirectory, exported: Path, summary: Mapping[str, object]) -> None:
-    """Write README.md beside an exported model, or adapters, and the curves where the recipe has the sink that draws them;
-    `summary` is what summary.json holds."""
+    """Write README.md beside an exported model, or adapters, with the pictures that sinks drew when the run ended; `summary` is
+    what summary.json holds."""
     recipe = plan.recipe
-    curve = _draw(directory, exported, recipe.run.name) if any(sink.name == "curve" for sink in plan.sinks) else ""
     base = recipe.model.path if _is_on_hub(recipe.model.path) else None
     begins = f"from [{base}](https://huggingface.co/{base}) " if base else ""
     kind = "Adapters" if recipe.checkpoint.export == "peft" else "A model"
@@ -26,7 +24,7 @@ def write_model_card(plan: RunPlan, directory: RunDirectory, exported: Path, sum
         _header(plan, base),
         f"# {recipe.run.name}\n\n{kind} trained {begins}with rlcore and the algorithm `{recipe.algorithm.name}`, "
         f"in {summary.get('steps', 0)} steps.",
-        f"## Figures\n\n{_figures(summary)}{curve}",
+        f"## Figures\n\n{_figures(summary)}{_pictures(directory, exported)}",
         *([f"## Chat template\n\n{_variables(plan)}"] if recipe.model.chat_template_kwargs else []),
         f"## Recipe\n\n```toml\n{plan.resolved.strip()}\n```",
         f"## Versions\n\n{_versions(directory)}",
@@ -84,8 +82,11 @@ def _versions(directory: RunDirectory) -> str:
     return "\n".join(["| Package | Version |", "|---|---|", *(f"| {name} | {number} |" for name, number in versions.items())])
 
 
-def _draw(directory: RunDirectory, exported: Path, title: str) -> str:
-    """Draw the curves; the text that shows them."""
-    with storage_errors(CURVE, exported):
-        save_png(exported / CURVE, run_panels(directory.read_metrics()), title=title)
-    return f"\n\n![curves of the run]({CURVE})"
+def _pictures(directory: RunDirectory, exported: Path) -> str:
+    """Copy the pictures of the run directory that are newer than its summary; return the text that shows them."""
+    end = directory.summary_file.stat().st_mtime_ns
+    names = [path.name for path in sorted(directory.path.glob("*.png")) if path.stat().st_mtime_ns >= end]
+    for name in names:
+        with storage_errors(name, exported):
+            shutil.copyfile(directory.path / name, exported / name)
+    return "".join(f"\n\n![{Path(name).stem} of the run]({name})" for name in names)
