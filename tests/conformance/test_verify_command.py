@@ -62,14 +62,3 @@ def test_a_row_has_to_be_an_object():
     result = CliRunner().invoke(cli, ["verify", "function", "--row", "[1]"])
     assert result.exit_code == 2
     assert "--row: found '[1]'" in result.stderr
-<<<<<<< HEAD:tests/conformance/test_verify_command.py
-=======
-
-
-def test_what_the_kit_needs_is_named(monkeypatch, installer):
-    installer.trainer("swift")
-    monkeypatch.setattr("rlcore.cli.verify.NEEDS", ("absent_pytest",))
-    result = CliRunner().invoke(cli, ["verify", "swift"])
-    assert result.exit_code == 3
-    assert "absent_pytest, not installed here: pip install 'rlcore[testing]'" in result.stderr
->>>>>>> w-m2:tests/core/cli/test_verify.py
