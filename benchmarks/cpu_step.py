@@ -60,7 +60,7 @@ def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
             f"model.path={model}",
             f"run.directory={directory}",
             f"run.num_steps={num_steps}",
-            f"training.updates_per_step={updates}",
+            f"training.minibatches_per_step={updates}",
             f"algorithm.grpo.kl_coefficient={kl}",
         ]
         summary = train(prepare(recipe, overrides, registry=registry), resume=False, progress=Stamps())

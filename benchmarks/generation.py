@@ -48,7 +48,7 @@ from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters,
 from rlcore.config.recipe import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
 ROWS = (
@@ -153,9 +153,9 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
     tokenizer = load_tokenizer(ModelConfig(path=str(directory)))
 
     def stream(texts: list[list[int]], group: int, num_tokens: int) -> int:
-        found: list[Sampled] = []
+        found: list[Completion] = []
 
-        def hand_out(samples: Sequence[Sampled]) -> None:
+        def hand_out(samples: Sequence[Completion]) -> None:
             found.extend(samples)
             if len(found) == len(texts) * group:
                 feed.end()
@@ -165,7 +165,12 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
         for text in texts:
             prompt, sampling = np.array(text, np.int32), SamplingParams()
             drawn = seeds.integers(0, 2**31, group).tolist()
-            feed.ask([Wanted(prompt=prompt, seed=seed, max_tokens=num_tokens, sampling=sampling, owner=None) for seed in drawn])
+            feed.ask(
+                [
+                    CompletionRequest(prompt=prompt, seed=seed, max_tokens=num_tokens, sampling=sampling, owner=None)
+                    for seed in drawn
+                ]
+            )
         run_stream(generator, tokenizer, feed, 0)
         return sum(len(sampled.tokens) for sampled in found)
 

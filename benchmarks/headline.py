@@ -109,7 +109,7 @@ def recipe_of(work: Work) -> dict[str, Any]:
         "rollout.max_response_tokens": work.max_length - work.prompt_length,
         "rollout.stop_token_ids": [],
         "training.prompts_per_step": work.num_prompts,
-        "training.updates_per_step": work.num_updates,
+        "training.minibatches_per_step": work.num_updates,
         "training.max_tokens_per_microbatch": work.max_tokens_per_microbatch,
         "run.device": work.device,
         "async.max_staleness": work.max_staleness,

@@ -65,7 +65,7 @@ max_response_tokens = 7168
 
 [training]
 prompts_per_step = 256
-updates_per_step = 4
+minibatches_per_step = 4
 max_tokens_per_microbatch = 8192
 """
 MEAN_RESPONSE = 2000.0

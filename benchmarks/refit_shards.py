@@ -29,7 +29,7 @@ from typing import Any
 from attrs import evolve
 from model_shapes import SHAPES, config_of, require_device
 
-from rlcore.spi import Box, ShardRoute, TensorSpec
+from rlcore.spi import ShardRoute, ShardSlice, TensorSpec
 from rlcore.testing.ranks import free_address, launch
 
 BUCKET_BYTES = 2**28
@@ -52,16 +52,16 @@ def measure(
     import torch
     import torch.distributed as dist
 
-    from rlcore_torchkit.box_cuts import whole_box, with_rest
     from rlcore_torchkit.process_group import listening_store
     from rlcore_torchkit.shard_route import ShardEnd
+    from rlcore_torchkit.shard_slices import whole_slice, with_rest
 
     device, groups = join(rank, address, device_name, senders, receivers)
     host, _, port = store.removeprefix("tcp://").rpartition(":")
     kept = [listening_store(host, int(port), None, timedelta(seconds=600), wait_for_workers=False)] if rank == 0 else []
     dist.barrier()
     held = [[rows_of(spec, number, senders) for spec in specs] for number in range(senders)]
-    wanted = tuple(map(whole_box, specs))
+    wanted = tuple(map(whole_slice, specs))
     route = ShardRoute(address=f"{host}:{port}", name="benchmark", wanted=(wanted,) * receivers, timeout_s=600)
     start = time.perf_counter()
     end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=BUCKET_BYTES, device=device)
@@ -147,9 +147,9 @@ def of_changes(share: float, end: Any, parts: Any, device: Any, repeats: int, se
     """The row of a share of values that is changed before each refit, after one that brings all."""
     import torch
 
-    from rlcore_torchkit.kept_parts import KeptParts
+    from rlcore_torchkit.shard_cache import ShardCache
 
-    kept, sent = KeptParts(device), [0]
+    kept, sent = ShardCache(device), [0]
 
     def refit() -> None:
         if not parts:
@@ -209,13 +209,13 @@ def specs_of(shape: str, layers: int | None) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name=name, shape=tuple(p.shape), dtype="bfloat16") for name, p in model.named_parameters())
 
 
-def rows_of(spec: TensorSpec, number: int, senders: int) -> Box:
+def rows_of(spec: TensorSpec, number: int, senders: int) -> ShardSlice:
     """The rows of one sender."""
     first, stop = (spec.shape[0] * place // senders for place in (number, number + 1))
-    return Box(spec.name, (first, *(0 for _ in spec.shape[1:])), (stop, *spec.shape[1:]))
+    return ShardSlice(spec.name, (first, *(0 for _ in spec.shape[1:])), (stop, *spec.shape[1:]))
 
 
-def as_an_engine_reads(specs: tuple[TensorSpec, ...], place: int, num_ranks: int, by_experts: bool) -> list[Box]:
+def as_an_engine_reads(specs: tuple[TensorSpec, ...], place: int, num_ranks: int, by_experts: bool) -> list[ShardSlice]:
     """What one rank of an engine reads of the tensors, as vLLM's layers do."""
     found = []
     for spec in specs:
@@ -231,12 +231,12 @@ def as_an_engine_reads(specs: tuple[TensorSpec, ...], place: int, num_ranks: int
             dim = len(spec.shape) - (1 if {"o_proj", "down_proj"} & {*names} else 2 if len(spec.shape) > 1 else 1)
         if dim is not None:
             start[dim], stop[dim] = (spec.shape[dim] * each // num_ranks for each in (place, place + 1))
-        found.append(Box(spec.name, tuple(start), tuple(stop)))
+        found.append(ShardSlice(spec.name, tuple(start), tuple(stop)))
     return found
 
 
 def model_bytes(specs: tuple[TensorSpec, ...]) -> float:
-    return sum(2.0 * Box(spec.name, (0,) * len(spec.shape), spec.shape).size for spec in specs)
+    return sum(2.0 * ShardSlice(spec.name, (0,) * len(spec.shape), spec.shape).size for spec in specs)
 
 
 def gathered_bytes(specs: tuple[TensorSpec, ...], senders: int) -> list[float]:

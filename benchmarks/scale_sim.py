@@ -91,7 +91,7 @@ max_prompt_tokens = 16
 max_response_tokens = {LIMIT}
 stop_token_ids = []
 [training]
-updates_per_step = 4
+minibatches_per_step = 4
 max_tokens_per_microbatch = {MAX_TOKENS}
 max_token_mult_prob_error = inf
 warn_token_mult_prob_error = inf

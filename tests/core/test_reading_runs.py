@@ -31,7 +31,7 @@ model.path = "none"
 algorithm = { name = "fake", fake = { generation_ratio = true } }
 environment.name = "fake"
 run.num_steps = 2
-training = { prompts_per_step = 2, updates_per_step = 1 }
+training = { prompts_per_step = 2, minibatches_per_step = 1 }
 rollout = { max_prompt_tokens = 16, max_response_tokens = 8 }
 logging = { rollouts_every_n_steps = 1, evaluation_answers = true }
 sinks.names = []

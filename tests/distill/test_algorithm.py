@@ -17,7 +17,9 @@ from rlcore_distill.algorithm import LOSSES, Distill
 from rlcore_distill.config import DistillConfig
 from rlcore_distill.provider import PROVIDER
 
-CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=1, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True)
+CONTEXT = AlgorithmContext(
+    seed=0, samples_per_prompt=1, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=True
+)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ RUN_BY = {
     "docs/quickstart.md": "tests/docs/test_recipe_documents.py",
     "docs/rewards.md": "tests/docs/test_rewards_document.py",
     "docs/run-directory.md": "tests/docs/test_run_directory_document.py",
-    "docs/train-inference-agreement.md": "tests/system/test_disagreement.py",
+    "docs/train-inference-agreement.md": "tests/system/test_logprob_mismatch.py",
     "docs/tutorials/": "tests/docs/test_tutorials.py",
 }
 """Which test runs the Python of a document, or of all in a folder."""
@@ -65,7 +65,7 @@ TEXTS = {
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
     "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/benchmarks/test_benchmarks.py",
     "docs/plugins.md": "an outline of a trainer, in no language",
-    "docs/releasing.md": "what `rlcore plugins` prints of a version that does not fit: tests/core/registry/test_fitting.py",
+    "docs/releasing.md": "what `rlcore plugins` prints of a version that does not fit: tests/core/registry/test_version_compatibility.py",
     "docs/spi.md": "properties: tests/docs/test_spi_document.py",
 }
 """Documents with blocks of plain text, which no test reads."""

@@ -43,7 +43,11 @@ def test_whole_recipes_are_accepted(folder, monkeypatch, name):
 
 def test_later_layers_win(folder, monkeypatch):
     recipe = accepted(folder / "four-updates.toml", monkeypatch)
-    assert (recipe.run.name, recipe.training.updates_per_step, recipe.training.prompts_per_step) == ("sums-four-updates", 4, 16)
+    assert (recipe.run.name, recipe.training.minibatches_per_step, recipe.training.prompts_per_step) == (
+        "sums-four-updates",
+        4,
+        16,
+    )
     hub = accepted(folder / "gsm8k-hub.toml", monkeypatch)
     assert (hub.data.train.path, hub.data.train.prompt_field) == ("openai/gsm8k", "question")
 

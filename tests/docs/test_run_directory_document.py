@@ -31,7 +31,7 @@ max_prompt_tokens = 8
 max_response_tokens = 4
 [training]
 prompts_per_step = 4
-updates_per_step = 2
+minibatches_per_step = 2
 [evaluation]
 max_prompts = 8
 [logging]

@@ -13,7 +13,9 @@ from rlcore_dpo.config import DpoConfig
 from rlcore_dpo.loss import dpo_loss
 from rlcore_dpo.provider import PROVIDER
 
-CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=1, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True)
+CONTEXT = AlgorithmContext(
+    seed=0, samples_per_prompt=1, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=True
+)
 
 
 @pytest.mark.parametrize("reference", ["initial", "none"])

@@ -16,11 +16,11 @@ from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.config import GrpoConfig
 
 
-def make_grpo(config=None, *, updates_per_step=1, exact=False):
+def make_grpo(config=None, *, minibatches_per_step=1, exact=False):
     context = AlgorithmContext(
         seed=0,
         samples_per_prompt=4,
-        updates_per_step=updates_per_step,
+        minibatches_per_step=minibatches_per_step,
         temperature=1.0,
         generation_logprobs_exact=exact,
         max_response_tokens=10,

@@ -40,7 +40,7 @@ from .grpo_rollouts import make_grpo, make_rollouts
     ],
 )
 def test_previous_logprobs_are_needed_where_the_generators_do_not_stand_for_them(previous, updates, exact, needed):
-    grpo = make_grpo(GrpoConfig(previous_logprobs=previous), updates_per_step=updates, exact=exact)
+    grpo = make_grpo(GrpoConfig(previous_logprobs=previous), minibatches_per_step=updates, exact=exact)
     expected = AlgorithmNeeds(
         source="rollouts",
         previous_logprobs=needed,

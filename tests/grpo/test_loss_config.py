@@ -9,7 +9,7 @@ from rlcore_grpo.loss_config import LossConfig
 @pytest.mark.parametrize(("exact", "expected"), [(True, "generation"), (False, "trainer")])
 def test_the_samplers_logprobs_are_taken_where_they_are_exact(exact, expected):
     context = AlgorithmContext(
-        seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=exact
+        seed=0, samples_per_prompt=2, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=exact
     )
     assert LossConfig().resolved(context) == LossConfig(previous_logprobs=expected)
     for given in ("generation", "trainer"):
@@ -19,7 +19,7 @@ def test_the_samplers_logprobs_are_taken_where_they_are_exact(exact, expected):
 @pytest.mark.parametrize("options", [{"geometric_minimum": 0.5}, {"geometric_maximum": 1.5}, {"objective": "kl_cov"}])
 def test_exact_logprobs_do_not_stand_for_the_trainers_where_the_two_are_compared(options):
     context = AlgorithmContext(
-        seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True
+        seed=0, samples_per_prompt=2, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=True
     )
     assert LossConfig(**options).resolved(context) == LossConfig(**options, previous_logprobs="trainer")
 

@@ -21,7 +21,7 @@ from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlcore.spi import Box, ExportWeightsRequest, ModelSpec, RankInfo, tensor_digest
+from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, ShardSlice, tensor_digest
 from rlcore.testing.models import make_model
 from rlcore_megatron import conversion, load, parallel
 from rlcore_megatron.cache_directory import OWN
@@ -33,11 +33,11 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import build
 from rlcore_megatron.model_config import transformer_config
 from rlcore_megatron.models import load_config
-from rlcore_megatron.parts import reader
+from rlcore_megatron.shards import reader
 from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.safetensors_files import TensorFiles
 from rlcore_torchkit.shard_plan import plan_pieces
-from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit.shard_route import whole_slice
 
 MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen2": ("qwen2", True),
@@ -207,9 +207,9 @@ def put_together(model: Opened) -> dict[str, Tensor]:
     read = reader(parts)
     mine = {box: part.cpu().clone() for spec in specs for box, part in read([spec]).items()}
     assert mine.keys() == {part.box for part in parts}
-    everyones: list[dict[Box, Tensor]] = [{}] * model.layout.world_size
+    everyones: list[dict[ShardSlice, Tensor]] = [{}] * model.layout.world_size
     dist.all_gather_object(everyones, mine)
-    plan_pieces(specs, [list(held) for held in everyones], [[whole_box(spec) for spec in specs]], 1 << 30)
+    plan_pieces(specs, [list(held) for held in everyones], [[whole_slice(spec) for spec in specs]], 1 << 30)
     found = {spec.name: torch.full(spec.shape, torch.nan) for spec in specs}
     for box, part in (pair for held in everyones for pair in held.items()):
         place = found[box.name][tuple(map(slice, box.start, box.stop))]

@@ -15,7 +15,7 @@ from megatron_support import OPTIMIZER, TEMPERATURE, Reference, make_backend, ma
 
 from rlcore.spi import CloseRequest, ContractError, LogprobsRequest
 from rlcore_megatron.attention import PackedAttention, PackedRotary
-from rlcore_megatron.packing import Wanted, pack
+from rlcore_megatron.packing import ForwardOptions, pack
 from rlcore_torchkit.microbatch import move
 
 NUM_HEADS, NUM_KV_HEADS, WIDTH = 4, 2, 8
@@ -25,7 +25,7 @@ NUM_HEADS, NUM_KV_HEADS, WIDTH = 4, 2, 8
 def packed():
     with on_rank(0, 1):
         batch = move(make_batch(), torch.device("cpu"), ())
-        yield pack(batch, dist.group.WORLD, 4, Wanted(temperature=1.0, entropy="none"))
+        yield pack(batch, dist.group.WORLD, 4, ForwardOptions(temperature=1.0, entropy="none"))
 
 
 def make_attention(scale=None, **changes):

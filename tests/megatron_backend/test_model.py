@@ -14,7 +14,7 @@ from rlcore.testing.models import make_model
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import mark_whole_weights, release_graphs, unwrapped
-from rlcore_megatron.packing import Wanted, pack
+from rlcore_megatron.packing import ForwardOptions, pack
 from rlcore_torchkit.microbatch import move
 
 MODELS = {"qwen2": True, "qwen3": False, "qwen3_moe": True}
@@ -35,7 +35,7 @@ def model(directory: Path) -> Iterator[Opened]:
 
 def called(model: Opened, **wanted: object) -> torch.Tensor:
     device = next(model.parts[0].parameters()).device
-    packed = pack(move(make_batch(), device, ()), model.groups.context, 1, Wanted(temperature=TEMPERATURE, **wanted))
+    packed = pack(move(make_batch(), device, ()), model.groups.context, 1, ForwardOptions(temperature=TEMPERATURE, **wanted))
     return model.parts[0](packed.tokens, None, None, packed_seq_params=packed)
 
 

@@ -17,7 +17,7 @@ from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ModelErr
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.multi_token_head import logprobs_ahead
-from rlcore_megatron.packing import Wanted, empty_like, pack
+from rlcore_megatron.packing import ForwardOptions, empty_like, pack
 from rlcore_torchkit.logprobs import token_logprobs
 from rlcore_torchkit.microbatch import Microbatch, move
 
@@ -122,7 +122,7 @@ def test_files_without_the_head_are_refused(make, rewritten):
 
 def ahead(batch: Microbatch, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     with on_rank(0, 1):
-        packed = pack(batch, dist.group.WORLD, 1, Wanted(temperature=TEMPERATURE, entropy="none", ahead=True))
+        packed = pack(batch, dist.group.WORLD, 1, ForwardOptions(temperature=TEMPERATURE, entropy="none", ahead=True))
         return logprobs_ahead(hidden, packed, partial(token_logprobs, weight=weight))
 
 

@@ -8,11 +8,11 @@ from fake_ranks import on_rank
 from megatron_support import even_batch, make_batch
 
 from rlcore.spi import ROUTED_EXPERTS
-from rlcore_megatron.packing import PackedBatch, Wanted, empty_like, pack
+from rlcore_megatron.packing import ForwardOptions, PackedBatch, empty_like, pack
 from rlcore_torchkit.microbatch import move
 
 CPU = torch.device("cpu")
-WANTED = Wanted(temperature=1.0, entropy="none")
+WANTED = ForwardOptions(temperature=1.0, entropy="none")
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ class Case:
             "run.name": self.name,
             "trainer.name": self.trainer,
             "model.dtype": self.dtype,
-            "training.updates_per_step": self.updates,
+            "training.minibatches_per_step": self.updates,
             "training.max_tokens_per_microbatch": self.max_microbatch_tokens,
             "rollout.max_response_tokens": 4,
             "algorithm.grpo.previous_logprobs": self.previous,
@@ -164,7 +164,7 @@ class Case:
         return Options(
             seed=recipe["run"]["seed"],
             num_steps=NUM_STEPS,
-            updates_per_step=self.updates,
+            minibatches_per_step=self.updates,
             max_staleness=self.staleness,
             temperature=recipe["rollout"]["temperature"],
             top_p=0.8 if self.cut else 1.0,

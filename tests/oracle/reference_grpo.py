@@ -23,7 +23,7 @@ class Options:
 
     seed: int
     num_steps: int
-    updates_per_step: int
+    minibatches_per_step: int
     max_staleness: int
     temperature: float
     top_p: float
@@ -68,12 +68,12 @@ def advantages(rewards: Sequence[float], groups: Sequence[int], epsilon: float) 
 def minibatch_groups(num_groups: int, step: int, options: Options) -> list[list[int]]:
     """The groups of each of a step's planned updates: shuffled by the run's seed and the step, counted from 1, then cut into
     as many parts, whose sizes differ by one group at most."""
-    if options.updates_per_step == 1:
+    if options.minibatches_per_step == 1:
         return [list(range(num_groups))]
     purpose = 3  # that of minibatches among the streams of randomness of a run
     order = np.random.default_rng([options.seed, purpose, step]).permutation(num_groups)
-    size, longer = divmod(num_groups, options.updates_per_step)
-    sizes = [size + (number < longer) for number in range(options.updates_per_step)]
+    size, longer = divmod(num_groups, options.minibatches_per_step)
+    sizes = [size + (number < longer) for number in range(options.minibatches_per_step)]
     ends = np.cumsum(sizes)
     return [order[end - own : end].tolist() for end, own in zip(ends, sizes, strict=True)]
 
@@ -82,7 +82,7 @@ def learning_rate(planned_update: int, options: Options) -> float:
     """Of an update by its place among those that the run plans, counted from 0: a linear warm-up, then a linear decay."""
     if planned_update < options.warmup_steps:
         return options.learning_rate * (planned_update + 1) / options.warmup_steps
-    total = options.num_steps * options.updates_per_step
+    total = options.num_steps * options.minibatches_per_step
     progress = (planned_update - options.warmup_steps) / (total - options.warmup_steps)
     lowest = options.min_learning_rate_ratio
     return options.learning_rate * (lowest + (1 - lowest) * (1 - progress))

@@ -83,9 +83,9 @@ class PpoRun:
         groups = minibatch_groups(len({own.group for own in samples}), number, options.policy)
         for place, members in enumerate(groups):
             chosen = [index for index, own in enumerate(samples) if own.group in members]
-            planned = (number - 1) * options.policy.updates_per_step + place
+            planned = (number - 1) * options.policy.minibatches_per_step + place
             if number > options.warmup_steps:
-                update = planned - options.warmup_steps * options.policy.updates_per_step
+                update = planned - options.warmup_steps * options.policy.minibatches_per_step
                 loss = self._policy_loss(
                     [samples[index] for index in chosen],
                     [white[index] for index in chosen],

@@ -100,7 +100,7 @@ class GrpoOfTurns:
                     )
             loss = torch.cat(terms).mean()
             gradients = torch.autograd.grad(loss, self.weights)
-            rate = learning_rate((number - 1) * options.updates_per_step + place, options)
+            rate = learning_rate((number - 1) * options.minibatches_per_step + place, options)
             with torch.no_grad():
                 norms.append(self.adam.step(gradients, rate))
             losses.append(loss.item())

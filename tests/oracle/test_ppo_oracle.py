@@ -60,7 +60,7 @@ max_response_tokens = 4
 temperature = 0.8
 [training]
 prompts_per_step = 8
-updates_per_step = 2
+minibatches_per_step = 2
 max_tokens_per_microbatch = 40
 [optimizer]
 learning_rate = 0.05
@@ -83,7 +83,7 @@ OPTIONS = PpoOptions(
     policy=Options(
         seed=5,
         num_steps=3,
-        updates_per_step=2,
+        minibatches_per_step=2,
         max_staleness=0,
         temperature=0.8,
         top_p=1.0,

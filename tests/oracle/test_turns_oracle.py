@@ -26,7 +26,7 @@ TURNS = (
     "rollout.max_turn_tokens=8",
     "rollout.max_response_tokens=26",
     "training.max_tokens_per_microbatch=50",
-    "training.updates_per_step=2",
+    "training.minibatches_per_step=2",
 )
 
 
@@ -65,7 +65,7 @@ def test_turns_are_compared_where_cut_samples_are_masked_and_groups_replaced(
         "algorithm.grpo.advantage_per=turn",
         "algorithm.grpo.previous_logprobs=trainer",
         "rollout.on_truncation=mask",
-        "rollout.refill_equal_rewards=true",
+        "rollout.dynamic_sampling=true",
         "rollout.max_refill_ratio=30",
         *([f"async.max_staleness={staleness}", "generator.transformers.max_batch_size=12"] if staleness else []),
     )
@@ -104,7 +104,7 @@ def assert_masked(samples: list[Sample], judge: Judge) -> None:
 def test_a_group_of_equal_components_makes_no_update(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two, each with an update of its own."""
     monkeypatch.chdir(tmp_path)
-    overrides = ("training.updates_per_step=6", "rollout.samples_per_prompt=2", "rollout.max_turn_tokens=4")
+    overrides = ("training.minibatches_per_step=6", "rollout.samples_per_prompt=2", "rollout.max_turn_tokens=4")
     run = train(tmp_path, GRPO_RECIPE.replace("grpo", "gdpo").format(model=model), *overrides)
     expected = []
     for path in sorted((run / "rollouts").glob("step-*.parquet")):
@@ -120,8 +120,8 @@ def test_a_group_whose_turns_differ_stays_though_its_sums_are_equal(
 ) -> None:
     """Groups of two, each with an update of its own: all of them teach something."""
     monkeypatch.chdir(tmp_path)
-    groups_of_two = ("training.updates_per_step=6", "rollout.samples_per_prompt=2", "run.num_steps=6")
-    refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=30")
+    groups_of_two = ("training.minibatches_per_step=6", "rollout.samples_per_prompt=2", "run.num_steps=6")
+    refills = ("rollout.dynamic_sampling=true", "rollout.max_refill_ratio=30")
     run = train(tmp_path, GRPO_RECIPE.format(model=model), "algorithm.grpo.advantage_per=turn", *groups_of_two, *refills)
     lines, num_equal_sums = lines_of(run), 0
     for path in sorted((run / "rollouts").glob("step-*.parquet")):

@@ -105,7 +105,7 @@ def test_planners_are_told_the_work(recipe, monkeypatch) -> None:
     roles = {"trainer": [trainer], "generator": [generator], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
     found = plan_recipe(
         recipe,
-        ["training.updates_per_step=2"],
+        ["training.minibatches_per_step=2"],
         parse_devices("16xH100", None),
         mean_response=100.0,
         registry=Registry.from_providers(roles),

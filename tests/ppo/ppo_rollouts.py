@@ -21,7 +21,7 @@ from rlcore_ppo.config import PpoConfig
 
 def make_ppo(*, exact=False, **options):
     context = AlgorithmContext(
-        seed=0, samples_per_prompt=1, updates_per_step=1, temperature=1.0, generation_logprobs_exact=exact
+        seed=0, samples_per_prompt=1, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=exact
     )
     return Ppo(context, PpoConfig(**options))
 

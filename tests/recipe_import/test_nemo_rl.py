@@ -16,7 +16,11 @@ from .nemo_recipes import DPO, GRPO, SFT, grpo, imported, reported
 def test_a_grpo_recipe_means_the_same(tmp_path: Path, valid) -> None:
     found = grpo(tmp_path)
     recipe = valid(found)
-    assert (recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt, recipe.training.updates_per_step) == (16, 8, 2)
+    assert (recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt, recipe.training.minibatches_per_step) == (
+        16,
+        8,
+        2,
+    )
     assert (recipe.rollout.max_prompt_tokens, recipe.rollout.max_response_tokens) == (256, 768)
     assert recipe.training.max_tokens_per_microbatch == 2048
     assert recipe.rollout.on_truncation == "mask"
@@ -114,7 +118,7 @@ def test_what_is_switched_off_is_counted_alone(tmp_path: Path) -> None:
 
 def test_batches_that_are_not_whole_are_reported(tmp_path: Path) -> None:
     found = grpo(tmp_path, "policy.train_global_batch_size=48")
-    assert found.values["training.updates_per_step"] == 2
+    assert found.values["training.minibatches_per_step"] == 2
     assert "policy.train_global_batch_size" in reported(found)
     assert "policy.train_global_batch_size" not in reported(grpo(tmp_path))
 
@@ -198,7 +202,7 @@ def test_shaped_rewards_refills_and_adapters(tmp_path: Path, valid) -> None:
     recipe = valid(found)
     loss = recipe.algorithm.options["grpo"]
     assert (loss.length_penalty, loss.length_penalty_buffer, loss.length_penalty_weight) == ("soft_overlong", 0.25, 0.5)
-    assert (recipe.rollout.refill_equal_rewards, recipe.rollout.max_refill_ratio) == (True, 9.0)
+    assert (recipe.rollout.dynamic_sampling, recipe.rollout.max_refill_ratio) == (True, 9.0)
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets) == (4, 8.0, ("q_proj",))
 
 

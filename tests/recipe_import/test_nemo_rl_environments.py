@@ -80,5 +80,5 @@ def test_prompts_are_read_from_the_checkout(tmp_path: Path) -> None:
 
 def test_groups_are_not_replaced_without_rewards(tmp_path: Path) -> None:
     found = grpo(tmp_path, "data.default={env_name: vlm}", "env={vlm: {}}", "grpo.use_dynamic_sampling=true")
-    assert "rollout.refill_equal_rewards" not in found.values
+    assert "rollout.dynamic_sampling" not in found.values
     assert "grpo.use_dynamic_sampling" in reported(found)

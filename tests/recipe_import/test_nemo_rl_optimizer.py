@@ -38,7 +38,7 @@ def rates(found: ImportedRecipe) -> list[float]:
     """The mean over its updates of each step's share of the rate."""
     section = "schedule."
     spec = ScheduleSpec(**{key.removeprefix(section): value for key, value in found.values.items() if key.startswith(section)})
-    updates = found.values["training.updates_per_step"]
+    updates = found.values["training.minibatches_per_step"]
     shares = [spec.share(update, STEPS * updates) for update in range(STEPS * updates)]
     return [sum(shares[step * updates : (step + 1) * updates]) / updates for step in range(STEPS)]
 
@@ -77,7 +77,7 @@ def require_rates(found: ImportedRecipe, warmup: int, start: float, style: str, 
         )
         assert share == pytest.approx(expected(step, warmup, start, style, least), abs=slack), step
     if warmup:
-        assert found.values["schedule.warmup_steps"] == warmup * found.values["training.updates_per_step"]
+        assert found.values["schedule.warmup_steps"] == warmup * found.values["training.minibatches_per_step"]
 
 
 @pytest.mark.parametrize("batch", [128, 32], ids=["one update", "four updates"])
@@ -86,7 +86,7 @@ def test_torchs_schedules_have_the_same_rate_at_each_step(
     tmp_path: Path, stages: str, warmup: int, start: float, style: str, batch: int
 ) -> None:
     found = torch_recipe(tmp_path, stages, f"policy.train_global_batch_size={batch}")
-    assert found.values["training.updates_per_step"] == 128 // batch
+    assert found.values["training.minibatches_per_step"] == 128 // batch
     require_rates(found, warmup, start, style, 0.2 if "0.2" in stages else 0.1)
     moves = bool(warmup) or style != "constant"
     assert ("policy.scheduler" in reported(found)) is (start > 0 or (batch == 32 and moves))
@@ -133,12 +133,12 @@ def test_a_decay_that_begins_behind_the_warm_up_is_reported(tmp_path: Path, betw
 def test_an_argument_changes_one_element_of_a_schedule(tmp_path: Path, steps: int) -> None:
     stages = f"[{LINEAR}, {CONSTANT}, {{milestones: [30]}}]"
     found = torch_recipe(tmp_path, stages, f"policy.scheduler.0.kwargs.total_iters={steps}")
-    assert found.values["schedule.warmup_steps"] == steps * found.values["training.updates_per_step"]
+    assert found.values["schedule.warmup_steps"] == steps * found.values["training.minibatches_per_step"]
 
 
 def test_a_warm_up_that_a_milestone_cuts_is_as_long_as_there(tmp_path: Path) -> None:
     found = torch_recipe(tmp_path, f"[{LINEAR}, {CONSTANT}, {{milestones: [5]}}]")
-    assert found.values["schedule.warmup_steps"] == 5 * found.values["training.updates_per_step"]
+    assert found.values["schedule.warmup_steps"] == 5 * found.values["training.minibatches_per_step"]
 
 
 @pytest.mark.parametrize("stages", ["x", "[1]", f"[{LINEAR.replace('12', '-1')}, {CONSTANT}, {{milestones: [1]}}]"])

@@ -85,7 +85,7 @@ def reported(found: ImportedRecipe) -> set[str]:
 def test_ppo_is_read_with_its_groups(config: Path, valid) -> None:
     found = import_recipe(config)
     recipe = valid(found)
-    assert (recipe.algorithm.name, recipe.training.prompts_per_step, recipe.training.updates_per_step) == ("ppo", 1024, 4)
+    assert (recipe.algorithm.name, recipe.training.prompts_per_step, recipe.training.minibatches_per_step) == ("ppo", 1024, 4)
     loss = recipe.algorithm.options["ppo"]
     assert (loss.gae_lambda, loss.value_clip, loss.dual_clip, loss.clip_high) == (0.9, 0.5, 3.0, 0.2)
     assert recipe.critic.learning_rate == 2e-5
@@ -328,7 +328,7 @@ def test_groups_of_dynamic_sampling_and_of_one_answer(config: Path, valid) -> No
     groups = "algorithm.filter_groups={enable: true, max_num_gen_batches: 10, metric: acc}"
     found = import_recipe(config, [groups, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"])
     recipe = valid(found)
-    assert (recipe.rollout.refill_equal_rewards, recipe.rollout.max_refill_ratio) == (True, 9.0)
+    assert (recipe.rollout.dynamic_sampling, recipe.rollout.max_refill_ratio) == (True, 9.0)
     assert "algorithm.filter_groups.metric" in reported(found)
     bound = "algorithm.filter_groups.max_num_gen_batches"
     newer = import_recipe(

@@ -71,7 +71,7 @@ def test_the_rate_at_each_step_is_verls(read: Read, strategy: str, options: dict
     schedule = ScheduleSpec(
         **{key.partition(".")[2]: value for key, value in found.values.items() if key.startswith("schedule.")}
     )
-    updates, warmup = found.values["training.updates_per_step"], theirs.get("warmup", 0)
+    updates, warmup = found.values["training.minibatches_per_step"], theirs.get("warmup", 0)
     assert (updates, found.values["run.num_steps"]) == (4, 40)
     for step in range(40):
         update = (step + 1) * updates - 1 if step < warmup else step * updates
@@ -172,7 +172,10 @@ def test_an_engine_that_nobody_knows_is_reported_as_one_that_trains_otherwise(re
 )
 def test_the_older_trainer_draws_a_step_of_its_own_size(read: Read, overrides: list[str], prompts: int) -> None:
     found = read("+data.gen_batch_size=32", *overrides)
-    assert (found.values["training.prompts_per_step"], found.values["training.updates_per_step"]) == (prompts, prompts // 16)
+    assert (found.values["training.prompts_per_step"], found.values["training.minibatches_per_step"]) == (
+        prompts,
+        prompts // 16,
+    )
 
 
 def test_megatrons_ratio_of_warm_up_is_one_of_the_decay(read: Read) -> None:

@@ -67,7 +67,7 @@ def context_of(*, samples: int, updates: int, max_response_tokens: int) -> Algor
     return AlgorithmContext(
         seed=0,
         samples_per_prompt=samples,
-        updates_per_step=updates,
+        minibatches_per_step=updates,
         temperature=1.0,
         generation_logprobs_exact=False,
         max_response_tokens=max_response_tokens,

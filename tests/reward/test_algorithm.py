@@ -7,7 +7,9 @@ from rlcore.spi import GROUP_IDS, AlgorithmContext, RolloutBatch, TokenBatch
 from rlcore_reward.algorithm import RewardAlgorithm
 from rlcore_reward.config import RewardConfig
 
-CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=1, updates_per_step=1, temperature=1.0, generation_logprobs_exact=False)
+CONTEXT = AlgorithmContext(
+    seed=0, samples_per_prompt=1, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=False
+)
 PAIRS = RolloutBatch(
     batch=TokenBatch(
         tokens=np.zeros(9, np.int32),

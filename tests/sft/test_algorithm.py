@@ -30,7 +30,7 @@ def rollouts():
 @pytest.fixture
 def sft():
     context = AlgorithmContext(
-        seed=0, samples_per_prompt=1, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True
+        seed=0, samples_per_prompt=1, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=True
     )
     return Sft(context, SftConfig())
 

@@ -39,7 +39,7 @@ def test_trainer_and_generator_say_the_same_after_each_update(workplace: Workpla
     (tmp_path / "any.toml").write_text(RECIPE)
     write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"{number} is"} for number in range(12)])
     model = make_family(tmp_path / "model", name, TRAINED[name])
-    run = workplace.train("any.toml", f"model.path={model}", *STEPS_ALONE, "training.updates_per_step=2", "run.num_steps=3")
+    run = workplace.train("any.toml", f"model.path={model}", *STEPS_ALONE, "training.minibatches_per_step=2", "run.num_steps=3")
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["updates"] for step in steps] == [2, 2, 2]
     assert all(step["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-4) for step in steps)

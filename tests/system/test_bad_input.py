@@ -51,10 +51,10 @@ def test_values_out_of_range_are_reported_with_those_of_the_plugins(workplace: W
     refuse(
         workplace,
         2,
-        ("rollout.temperature: found 0.0", "training.updates_per_step", "optimizer.eps: found 0.0"),
+        ("rollout.temperature: found 0.0", "training.minibatches_per_step", "optimizer.eps: found 0.0"),
         "optimizer.eps=0.0",
         "rollout.temperature=0.0",
-        "training.updates_per_step=5",
+        "training.minibatches_per_step=5",
     )
     refuse(
         workplace,

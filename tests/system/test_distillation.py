@@ -111,11 +111,11 @@ def test_a_student_reaches_its_teacher(school: Path) -> None:
 )
 def test_groups_are_not_replaced_by_rewards_that_nobody_gives(school: Path, algorithm: str, found: str) -> None:
     with contextlib.chdir(school):
-        options = (f"algorithm.name={algorithm}", "rollout.refill_equal_rewards=true")
+        options = (f"algorithm.name={algorithm}", "rollout.dynamic_sampling=true")
         refused = Workplace(school).rlcore("check", "distill.toml", *options)
     assert refused.exit_code == 2, refused.output
     told = " ".join(refused.output.split())
-    assert "rollout.refill_equal_rewards: found true" in told
+    assert "rollout.dynamic_sampling: found true" in told
     assert found in told
 
 

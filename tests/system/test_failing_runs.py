@@ -249,7 +249,7 @@ def test_a_loss_that_is_nan_is_refused_and_the_state_before_it_saved(workplace: 
 @pytest.mark.usefixtures("poison")
 def test_updates_before_the_refused_one_of_a_step_are_kept(workplace: Workplace) -> None:
     write_rows(workplace, poisoned=10)
-    data = (*ROWS, "training.updates_per_step=4")
+    data = (*ROWS, "training.minibatches_per_step=4")
     arguments = ("sft.toml", "algorithm.name=poison", "checkpoint.every_n_steps=1", "checkpoint.keep=1", *data)
     result = workplace.rlcore("train", *arguments, "algorithm.poison.token=14", "run.num_steps=3")
     expect_failure(result, 7, "the loss is nan", "The state after step 2 is in")

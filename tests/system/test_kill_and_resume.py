@@ -22,7 +22,7 @@ EVERYTHING = (
     "algorithm.grpo.kl_coefficient=0.1",
     "algorithm.grpo.previous_logprobs=trainer",
     "algorithm.grpo.entropy_coefficient=0.01",
-    "training.updates_per_step=3",
+    "training.minibatches_per_step=3",
     "schedule.warmup_steps=5",
     'schedule.decay="cosine"',
     "trainer.fsdp2.activation_checkpointing=true",
@@ -139,7 +139,12 @@ def test_stopped_by_ctrl_c_it_saves_and_says_how_to_go_on(workplace: Workplace) 
 
 
 def test_demonstrations_resume_exactly_with_several_epochs_and_updates(workplace: Workplace) -> None:
-    options = ("run.num_steps=9", "training.updates_per_step=2", "training.prompts_per_step=16", "checkpoint.every_n_steps=4")
+    options = (
+        "run.num_steps=9",
+        "training.minibatches_per_step=2",
+        "training.prompts_per_step=16",
+        "checkpoint.every_n_steps=4",
+    )
     whole = workplace.train("sft.toml", *options, "run.name=whole")
     part = workplace.train("sft.toml", *options, "run.name=part", "run.num_steps=4")
     assert read_metrics(part) == read_metrics(whole)[:4]

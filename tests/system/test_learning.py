@@ -165,7 +165,7 @@ def test_every_architecture_trains(workplace: Workplace, architecture: str) -> N
     options = (
         f"model.path={path}",
         "algorithm.grpo.kl_coefficient=0.05",
-        "training.updates_per_step=2",
+        "training.minibatches_per_step=2",
         "checkpoint.export=hf",
     )
     run = workplace.train("grpo.toml", *options, 'sinks.names=["tensorboard"]')

@@ -103,7 +103,7 @@ def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: 
     assert read_metrics(workplace.run("alone"))[0]["kl"] > 1e-4, "it began with the model alone"
     other = workplace.rlcore("check", "grpo.toml", *options, begin, "lora.rank=8")
     expect_failure(other, 2, "adapter_config.json: found r = 4", "lora.rank = 8")
-    workplace.train("grpo.toml", *options, *second, "run.name=undisturbed", "run.num_steps=2")
+    workplace.train("grpo.toml", *options, *second, "run.name=baseline_run", "run.num_steps=2")
     shutil.rmtree(workplace.run("first"))
     merged = load_file(workplace.run("second") / "model" / "model.safetensors")
     assert not any("lora" in name for name in merged)
@@ -111,7 +111,7 @@ def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: 
     exported = load_file(Path(served_model(prepare_serving(target, (), None), print)) / "model.safetensors")
     assert all(torch.equal(tensor, exported[name]) for name, tensor in merged.items()), "the checkpoint is another model"
     workplace.train("grpo.toml", *options, *second, "run.num_steps=2", "--resume")
-    last, expected = (read_metrics(workplace.run(name))[1] for name in ("second", "undisturbed"))
+    last, expected = (read_metrics(workplace.run(name))[1] for name in ("second", "baseline_run"))
     assert last["kl"] == pytest.approx(expected["kl"], rel=1e-4, abs=1e-7)
     measured = workplace.rlcore(
         "eval", "grpo.toml", *options, begin, "--checkpoint", workplace.run("second") / "checkpoints" / "step-000002"

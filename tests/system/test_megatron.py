@@ -27,7 +27,7 @@ def test_its_name_is_all_that_changes_in_a_recipe(workplace: Workplace) -> None:
         "algorithm.grpo.kl_coefficient=0.1",
         "algorithm.grpo.entropy_coefficient=0.01",
         "algorithm.grpo.previous_logprobs=trainer",
-        "training.updates_per_step=2",
+        "training.minibatches_per_step=2",
         "schedule.warmup_steps=3",
         'schedule.decay="cosine"',
     )

@@ -36,7 +36,7 @@ max_prompt_tokens = 4
 max_response_tokens = 4
 [training]
 prompts_per_step = 8
-updates_per_step = 2
+minibatches_per_step = 2
 [optimizer]
 learning_rate = 0.005
 [sinks]

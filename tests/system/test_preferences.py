@@ -167,7 +167,12 @@ def test_simpo_needs_no_reference_and_learns(place: Workplace) -> None:
 
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(place: Workplace) -> None:
-    options = ("run.num_steps=7", "training.updates_per_step=2", "training.prompts_per_step=5", "checkpoint.every_n_steps=3")
+    options = (
+        "run.num_steps=7",
+        "training.minibatches_per_step=2",
+        "training.prompts_per_step=5",
+        "checkpoint.every_n_steps=3",
+    )
     whole = place.train("dpo.toml", *options, "data.train.shuffle=true", "run.name=whole")
     part = place.train("dpo.toml", *options, "data.train.shuffle=true", "run.name=part", "run.num_steps=3")
     assert read_metrics(part) == read_metrics(whole)[:3]

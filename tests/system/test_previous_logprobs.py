@@ -9,7 +9,7 @@ OPTIONS = (
     "run.num_steps=3",
     "training.prompts_per_step=8",
     "rollout.samples_per_prompt=8",
-    "training.updates_per_step=2",
+    "training.minibatches_per_step=2",
     *STEPS_ALONE,
 )
 
@@ -38,7 +38,7 @@ def test_geometric_bounds_leave_out_samples_of_older_weights(workplace: Workplac
 def test_a_trainer_in_float8_is_compared_with_itself(workplace: Workplace, fp8: str, taken: str) -> None:
     """Its first update's ratio is 1 to the bit then; a plain trainer's is so to rounding."""
     pytest.importorskip("torchao", reason="needs torchao, the extra fp8")
-    options = (*OPTIONS, "trainer.name=fsdp2", f"trainer.fsdp2.fp8={fp8}", "training.updates_per_step=1")
+    options = (*OPTIONS, "trainer.name=fsdp2", f"trainer.fsdp2.fp8={fp8}", "training.minibatches_per_step=1")
     records = [record for record in read_metrics(workplace.train("grpo.toml", *options)) if record["updates"]]
     assert records
     for record in records:
@@ -48,7 +48,7 @@ def test_a_trainer_in_float8_is_compared_with_itself(workplace: Workplace, fp8: 
 
 
 def test_a_section_of_a_trainer_that_is_not_taken_rounds_nothing(workplace: Workplace) -> None:
-    options = (*OPTIONS, "trainer.name=auto", "trainer.megatron.fp8=true", "training.updates_per_step=1")
+    options = (*OPTIONS, "trainer.name=auto", "trainer.megatron.fp8=true", "training.minibatches_per_step=1")
     records = [record for record in read_metrics(workplace.train("grpo.toml", *options)) if record["updates"]]
     assert records
     assert not any("importance_weight" in record for record in records), "the generator's are exact, as fsdp2's are"

@@ -78,7 +78,7 @@ def test_each_step_learns_from_as_many_groups_with_a_signal_also_behind_a_checkp
     def first(completion: str) -> float:
         return float(completion[:1] in ("0", "2", "4", "6", "8"))
 
-    refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=20", "rollout.samples_per_prompt=2")
+    refills = ("rollout.dynamic_sampling=true", "rollout.max_refill_ratio=20", "rollout.samples_per_prompt=2")
     options = (*refills, "logging.rollouts_every_n_steps=1", "checkpoint.every_n_steps=1", *NOT_MEASURED)
     given: dict[str, Any] = {"reward": first, "dataset": BOTH, "progress": "silent"}
     whole = rlcore.train("grpo.toml", *options, "run.name=whole", "run.num_steps=3", **given)

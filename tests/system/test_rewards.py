@@ -116,7 +116,7 @@ def test_parts_of_rewards_that_cancel_teach_nothing(place: Workplace, algorithm:
 def test_they_teach_where_each_part_is_compared(place: Workplace) -> None:
     """No group is replaced for its equal sums, which all have."""
     weights = "algorithm.gdpo.reward_weights={bonus = 3.0}"
-    refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=2")
+    refills = ("rollout.dynamic_sampling=true", "rollout.max_refill_ratio=2")
     result = place.rlcore("train", cancelling(place), "algorithm.name=gdpo", weights, *refills)
     assert result.exit_code == 0, result.output
     for line in read_metrics(place.run("run"))[1:]:

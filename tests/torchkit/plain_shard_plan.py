@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-from rlcore.spi import Box, TensorSpec
+from rlcore.spi import ShardSlice, TensorSpec
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.shard_plan import Piece
 
-Layout = Sequence[Sequence[Box]]
+Layout = Sequence[Sequence[ShardSlice]]
 
 
 def plain_pieces(specs: Sequence[TensorSpec], held: Layout, wanted: Layout, max_piece_bytes: int) -> tuple[Piece, ...]:
@@ -25,7 +25,7 @@ def plain_pieces(specs: Sequence[TensorSpec], held: Layout, wanted: Layout, max_
     names = list(dict.fromkeys(box.name for boxes in held for box in boxes))
     blocks.sort(key=lambda block: names.index(block[0].name))
 
-    def num_bytes(block: tuple[Box, list[int], list[tuple[Box, Box, tuple[int, ...]]]]) -> int:
+    def num_bytes(block: tuple[ShardSlice, list[int], list[tuple[ShardSlice, ShardSlice, tuple[int, ...]]]]) -> int:
         return sum(box.size * item_bytes[box.name] for box, _, _ in block[2])
 
     loads, pieces = [0] * len(held), []
@@ -39,16 +39,16 @@ def plain_pieces(specs: Sequence[TensorSpec], held: Layout, wanted: Layout, max_
     return tuple(pieces)
 
 
-def plain_cuts(wanted: Layout) -> tuple[tuple[Box, ...], ...]:
+def plain_cuts(wanted: Layout) -> tuple[tuple[ShardSlice, ...], ...]:
     """What `cut_alike` has to come to."""
     boxes = _ranks_by_box(wanted)
     cut = {box: _cells(box, [other for other in boxes if other.name == box.name]) for box in boxes}
     return tuple(tuple(dict.fromkeys(cell for box in own for cell in cut[box])) for own in wanted)
 
 
-def plain_rest(specs: Sequence[TensorSpec], wanted: Layout) -> tuple[tuple[Box, ...], ...]:
+def plain_rest(specs: Sequence[TensorSpec], wanted: Layout) -> tuple[tuple[ShardSlice, ...], ...]:
     """What `with_rest` has to come to."""
-    whole = [Box(spec.name, (0,) * len(spec.shape), spec.shape) for spec in specs]
+    whole = [ShardSlice(spec.name, (0,) * len(spec.shape), spec.shape) for spec in specs]
     item_bytes = {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
     *cut, all_parts = plain_cuts([*wanted, whole])
     completed = [list(boxes) for boxes in cut]
@@ -59,25 +59,27 @@ def plain_rest(specs: Sequence[TensorSpec], wanted: Layout) -> tuple[tuple[Box, 
     return tuple(map(tuple, completed))
 
 
-def _ranks_by_box(layout: Layout) -> dict[Box, list[int]]:
-    found: dict[Box, list[int]] = defaultdict(list)
+def _ranks_by_box(layout: Layout) -> dict[ShardSlice, list[int]]:
+    found: dict[ShardSlice, list[int]] = defaultdict(list)
     for rank, boxes in enumerate(layout):
         for box in boxes:
             found[box].append(rank)
     return found
 
 
-def _blocks(box: Box, max_elements: int) -> list[Box]:
+def _blocks(box: ShardSlice, max_elements: int) -> list[ShardSlice]:
     """Runs of rows of at most so many elements, or single rows."""
     if not box.start or box.size <= max_elements:
         return [box]
     rows = max(1, max_elements * box.shape[0] // box.size)
     firsts = range(box.start[0], box.stop[0], rows)
     stops = [min(first + rows, box.stop[0]) for first in firsts]
-    return [Box(box.name, (first, *box.start[1:]), (stop, *box.stop[1:])) for first, stop in zip(firsts, stops, strict=True)]
+    return [
+        ShardSlice(box.name, (first, *box.start[1:]), (stop, *box.stop[1:])) for first, stop in zip(firsts, stops, strict=True)
+    ]
 
 
-def _cells(box: Box, all_boxes: Sequence[Box]) -> list[Box]:
+def _cells(box: ShardSlice, all_boxes: Sequence[ShardSlice]) -> list[ShardSlice]:
     """What a part is cut into, where parts of its tensor overlap; else itself."""
     if not any(one.common(other).size for one in all_boxes for other in all_boxes if one != other):
         return [box]
@@ -85,4 +87,4 @@ def _cells(box: Box, all_boxes: Sequence[Box]) -> list[Box]:
     for dim, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
         bounds = sorted({bound for each in all_boxes for bound in (each.start[dim], each.stop[dim]) if start <= bound <= stop})
         runs.append(list(pairwise(bounds)))
-    return [Box(box.name, tuple(a for a, _ in cell), tuple(b for _, b in cell)) for cell in product(*runs)]
+    return [ShardSlice(box.name, tuple(a for a, _ in cell), tuple(b for _, b in cell)) for cell in product(*runs)]

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi import Box, ContractError, RefitError, RlcoreError, ShardRoute, TensorSpec, WorkerError
+from rlcore.spi import ContractError, RefitError, RlcoreError, ShardRoute, ShardSlice, TensorSpec, WorkerError
 from rlcore_torchkit.process_group import keep_on_loopback
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
 
 from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
 
-LAYOUT = tuple(tuple(Box(spec.name, (3 * rank, 0), (3 * rank + 3, 4)) for spec in SPECS) for rank in (0, 1))
+LAYOUT = tuple(tuple(ShardSlice(spec.name, (3 * rank, 0), (3 * rank + 3, 4)) for spec in SPECS) for rank in (0, 1))
 
 
 def run_rank(rank: int, address: str) -> None:
@@ -39,10 +39,12 @@ def run_rank(rank: int, address: str) -> None:
     dist.destroy_process_group()
 
 
-def refit(rank: int, held: Sequence[Box], full: dict[str, Tensor], take: Callable[[ShardEnd], None]) -> RlcoreError | None:
+def refit(
+    rank: int, held: Sequence[ShardSlice], full: dict[str, Tensor], take: Callable[[ShardEnd], None]
+) -> RlcoreError | None:
     """What the rank raises; it comes to an end on both."""
 
-    def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
+    def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:
         names = {spec.name for spec in specs}
         return {box: full[box.name][box.start[0] : box.stop[0]] for box in held if box.name in names}
 
@@ -66,7 +68,7 @@ def refit(rank: int, held: Sequence[Box], full: dict[str, Tensor], take: Callabl
     return None
 
 
-def receive(held: Sequence[Sequence[Box]], route: ShardRoute, take: Callable[[ShardEnd], None]) -> None:
+def receive(held: Sequence[Sequence[ShardSlice]], route: ShardRoute, take: Callable[[ShardEnd], None]) -> None:
     end = ShardEnd(specs=SPECS, held=held, route=route, rank=2, max_bytes=MAX_BYTES, device=CPU)
     take(end)
     end.close()
@@ -109,15 +111,15 @@ def run_refits(rank: int, address: str) -> None:
 
 def tells_parts(given: object) -> bool:
     """Whether boxes are among what a rank has told."""
-    return "Box(" in repr(given)
+    return "ShardSlice(" in repr(given)
 
 
 def send(
-    sender: ShardSender, held: Sequence[Box], full: dict[str, Tensor], route: ShardRoute | None, ends: list[ShardEnd]
+    sender: ShardSender, held: Sequence[ShardSlice], full: dict[str, Tensor], route: ShardRoute | None, ends: list[ShardEnd]
 ) -> None:
     """One refit; `ends` gets the generator's end the first time, beside the rank that has the route."""
 
-    def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
+    def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:
         names = {spec.name for spec in specs}
         return {box: full[box.name][box.start[0] : box.stop[0]] for box in held if box.name in names}
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from rlcore.spi import Box, ExportWeightsRequest, ShardRoute, TensorSpec
+from rlcore.spi import ExportWeightsRequest, ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.process_group import listening_store
 
 CPU = torch.device("cpu")
 SPECS = tuple(TensorSpec(name=name, shape=(6, 4), dtype="float32") for name in ("a", "b", "c"))
-WHOLE = tuple(Box(spec.name, (0, 0), spec.shape) for spec in SPECS)
+WHOLE = tuple(ShardSlice(spec.name, (0, 0), spec.shape) for spec in SPECS)
 MAX_BYTES = 2 * 6 * 4 * 4
 """Two windows: the last tensor has one of its own."""
 REQUEST = ExportWeightsRequest(weight_version=3, dtype="float32", max_bucket_bytes=MAX_BYTES, sharded=True)
@@ -23,7 +23,7 @@ def store(timeout_s: float = 30.0) -> TCPStore:
     return listening_store("127.0.0.1", 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
-def route_in(at: TCPStore, wanted: Sequence[Sequence[Box]] = (WHOLE,), **changes: Any) -> ShardRoute:
+def route_in(at: TCPStore, wanted: Sequence[Sequence[ShardSlice]] = (WHOLE,), **changes: Any) -> ShardRoute:
     content = {"name": "engines", "timeout_s": 30.0, "wanted": tuple(map(tuple, wanted))}
     return ShardRoute(address=f"127.0.0.1:{at.port}", **(content | changes))
 

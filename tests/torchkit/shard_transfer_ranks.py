@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi.shards import Box, ShardRoute
+from rlcore.spi.shards import ShardRoute, ShardSlice
 from rlcore.spi.weights import TensorSpec
 from rlcore_torchkit.process_group import keep_on_loopback, listening_store
 from rlcore_torchkit.shard_route import ShardEnd
@@ -15,26 +15,30 @@ from rlcore_torchkit.shard_transfer import Moved
 
 NUM_SENDERS, NUM_RECEIVERS = 8, 4
 Specs: TypeAlias = tuple[TensorSpec, ...]
-Layout: TypeAlias = list[list[Box]]
+Layout: TypeAlias = list[list[ShardSlice]]
 DENSE = (TensorSpec(name="mlp", shape=(32, 24), dtype="bfloat16"), TensorSpec(name="norm", shape=(7,), dtype="float32"))
 EXPERTS = tuple(TensorSpec(name=f"expert.{n}", shape=(8, 12), dtype="float32") for n in range(16))
 
 
-def cut(specs: tuple[TensorSpec, ...], ranks: int, dim: int, parts: int) -> list[list[Box]]:
+def cut(specs: tuple[TensorSpec, ...], ranks: int, dim: int, parts: int) -> list[list[ShardSlice]]:
     """Tensors cut along a dimension, the parts in turn over ranks; one that has too little of it is whole everywhere."""
-    layout: list[list[Box]] = [[] for _ in range(ranks)]
+    layout: list[list[ShardSlice]] = [[] for _ in range(ranks)]
     for spec in specs:
         for rank in range(ranks):
             start, stop = [0] * len(spec.shape), list(spec.shape)
             if dim < len(spec.shape) and spec.shape[dim] >= parts:
                 start[dim], stop[dim] = (spec.shape[dim] * place // parts for place in (rank % parts, rank % parts + 1))
-            layout[rank].append(Box(spec.name, tuple(start), tuple(stop)))
+            layout[rank].append(ShardSlice(spec.name, tuple(start), tuple(stop)))
     return layout
 
 
-def by_expert(ranks: int, parts: int) -> list[list[Box]]:
+def by_expert(ranks: int, parts: int) -> list[list[ShardSlice]]:
     return [
-        [Box(spec.name, (0, 0), spec.shape) for n, spec in enumerate(EXPERTS) if n * parts // len(EXPERTS) == rank % parts]
+        [
+            ShardSlice(spec.name, (0, 0), spec.shape)
+            for n, spec in enumerate(EXPERTS)
+            if n * parts // len(EXPERTS) == rank % parts
+        ]
         for rank in range(ranks)
     ]
 
@@ -86,7 +90,7 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
         total, sent = moved.digest, moved.sent_bytes
     else:
         sent = 0
-        taken: dict[Box, Tensor] = {}
+        taken: dict[ShardSlice, Tensor] = {}
         own = end.wanted[rank - NUM_SENDERS]
         total = end.take(lambda parts: taken.update({box: tensor for _, box, tensor in parts}))
         assert {*taken} == {*own}, case
@@ -107,5 +111,5 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
         assert max(each) == min(each), case
 
 
-def cut_out(full: dict[str, Tensor], box: Box) -> Tensor:
+def cut_out(full: dict[str, Tensor], box: ShardSlice) -> Tensor:
     return full[box.name][tuple(map(slice, box.start, box.stop))]

@@ -10,34 +10,34 @@ from hypothesis import strategies as st
 
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
-from rlcore_torchkit.box_cuts import cut_alike, with_rest
-from rlcore_torchkit.shard_plan import Box, Piece, plan_pieces
+from rlcore_torchkit.shard_plan import Piece, ShardSlice, plan_pieces
+from rlcore_torchkit.shard_slices import cut_alike, with_rest
 
 from .plain_shard_plan import plain_cuts, plain_pieces, plain_rest  # type: ignore[import-not-found]
 
 SPEC = TensorSpec(name="w", shape=(8, 6), dtype="bfloat16")
-WHOLE = Box("w", (0, 0), (8, 6))
+WHOLE = ShardSlice("w", (0, 0), (8, 6))
 
 
-def rows(start: int, stop: int) -> Box:
-    return Box("w", (start, 0), (stop, 6))
+def rows(start: int, stop: int) -> ShardSlice:
+    return ShardSlice("w", (start, 0), (stop, 6))
 
 
 @st.composite
-def layouts(draw: st.DrawFn, specs: tuple[TensorSpec, ...], num_ranks: int) -> list[list[Box]]:
+def layouts(draw: st.DrawFn, specs: tuple[TensorSpec, ...], num_ranks: int) -> list[list[ShardSlice]]:
     """Each tensor cut by a grid, and each part of it on one rank or on several."""
-    held: list[list[Box]] = [[] for _ in range(num_ranks)]
+    held: list[list[ShardSlice]] = [[] for _ in range(num_ranks)]
     for spec in specs:
         cuts = [sorted({0, extent, *draw(st.lists(st.integers(0, extent), max_size=2))}) for extent in spec.shape]
         for ranges in product(*(list(pairwise(cut)) for cut in cuts)):
-            box = Box(spec.name, tuple(a for a, _ in ranges), tuple(b for _, b in ranges))
+            box = ShardSlice(spec.name, tuple(a for a, _ in ranges), tuple(b for _, b in ranges))
             for rank in draw(st.sets(st.integers(0, num_ranks - 1), min_size=1)):
                 held[rank].append(box)
     return held
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int]:
+def cases(draw: st.DrawFn) -> tuple[tuple[TensorSpec, ...], list[list[ShardSlice]], list[list[ShardSlice]], int]:
     shapes = draw(st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3), min_size=1, max_size=3))
     specs = tuple(TensorSpec(name=f"t{n}", shape=tuple(shape), dtype="float32") for n, shape in enumerate(shapes))
     held = draw(layouts(specs, draw(st.integers(1, 4))))
@@ -47,7 +47,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[TensorSpec, ...], list[list[Box]], lis
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_every_element_once_and_from_one_of_its_holders(
-    case: tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int],
+    case: tuple[tuple[TensorSpec, ...], list[list[ShardSlice]], list[list[ShardSlice]], int],
 ) -> None:
     specs, held, wanted, max_bytes = case
     pieces = plan_pieces(specs, held, wanted, max_bytes)
@@ -70,7 +70,7 @@ def test_every_element_once_and_from_one_of_its_holders(
 @settings(max_examples=100, deadline=None)
 @given(case=cases(), engines=st.integers(1, 3))
 def test_plans_are_those_of_the_plain_computation(
-    case: tuple[tuple[TensorSpec, ...], list[list[Box]], list[list[Box]], int], engines: int
+    case: tuple[tuple[TensorSpec, ...], list[list[ShardSlice]], list[list[ShardSlice]], int], engines: int
 ) -> None:
     """With engines whose ranks want the same, in one list or in lists that are equal."""
     specs, held, wanted, max_bytes = case
@@ -78,10 +78,10 @@ def test_plans_are_those_of_the_plain_computation(
         assert plan_pieces(specs, held, several, max_bytes) == plain_pieces(specs, held, several, max_bytes)
 
 
-def by_rows(spec: TensorSpec, place: int, num_ranks: int, dim: int = 0) -> Box:
+def by_rows(spec: TensorSpec, place: int, num_ranks: int, dim: int = 0) -> ShardSlice:
     start, stop = [0] * len(spec.shape), list(spec.shape)
     start[dim], stop[dim] = (spec.shape[dim] * each // num_ranks for each in (place, place + 1))
-    return Box(spec.name, tuple(start), tuple(stop))
+    return ShardSlice(spec.name, tuple(start), tuple(stop))
 
 
 LAYERS = tuple(
@@ -99,21 +99,21 @@ LAYERS = tuple(
 SMALL = TensorSpec(name="odd", shape=(3, 5), dtype="bfloat16")
 
 
-def whole_of(specs: tuple[TensorSpec, ...]) -> list[Box]:
-    return [Box(spec.name, (0,) * len(spec.shape), spec.shape) for spec in specs]
+def whole_of(specs: tuple[TensorSpec, ...]) -> list[ShardSlice]:
+    return [ShardSlice(spec.name, (0,) * len(spec.shape), spec.shape) for spec in specs]
 
 
-def divided(specs: tuple[TensorSpec, ...], place: int, num_ranks: int) -> list[Box]:
+def divided(specs: tuple[TensorSpec, ...], place: int, num_ranks: int) -> list[ShardSlice]:
     """Rows of most tensors, columns of "o", and of "norm" and "scale" all, as tensor ranks hold and read them."""
     return [
-        Box(spec.name, (0,) * len(spec.shape), spec.shape)
+        ShardSlice(spec.name, (0,) * len(spec.shape), spec.shape)
         if len(spec.shape) < 2
         else by_rows(spec, place, num_ranks, dim=int(spec.name.endswith("o")))
         for spec in specs
     ]
 
 
-def of_experts(specs: tuple[TensorSpec, ...], place: int) -> list[Box]:
+def of_experts(specs: tuple[TensorSpec, ...], place: int) -> list[ShardSlice]:
     return [box for box in whole_of(specs) if "experts" not in box.name or box.name.endswith(str(place))]
 
 
@@ -160,7 +160,7 @@ def loads(pieces: tuple[Piece, ...]) -> dict[int, int]:
 def test_replicas_share_what_is_sent_evenly(sizes: list[int], num_ranks: int, receivers: int) -> None:
     """Where all hold all, to within what is sent of one block; and once, however many want it."""
     specs = tuple(TensorSpec(name=f"t{n}", shape=(size, 2), dtype="float32") for n, size in enumerate(sizes))
-    boxes = [Box(spec.name, (0, 0), spec.shape) for spec in specs]
+    boxes = [ShardSlice(spec.name, (0, 0), spec.shape) for spec in specs]
     sent = loads(plan_pieces(specs, [boxes] * num_ranks, [boxes] * receivers, 64))
     assert sum(sent.values()) == sum(sizes) * 8
     each = [sent[rank] for rank in range(num_ranks)]
@@ -181,10 +181,10 @@ def test_shards_that_no_holder_can_choose_are_counted_first() -> None:
         ([[WHOLE, WHOLE]], [[WHOLE]], "rank 0 lists a held part of w 2 times"),
         ([[WHOLE]], [[WHOLE], [WHOLE, WHOLE]], "rank 1 lists a wanted part of w 2 times"),
         ([[WHOLE]], [[rows(0, 9)]], r"w is wanted by rank 0 from \(0, 0\) to \(9, 6\), outside of \(8, 6\)"),
-        ([[WHOLE]], [[Box("w", (0,), (8,))]], "outside of"),
-        ([[WHOLE]], [[Box("v", (0,), (8,))]], "v is wanted by rank 0 but not announced"),
+        ([[WHOLE]], [[ShardSlice("w", (0,), (8,))]], "outside of"),
+        ([[WHOLE]], [[ShardSlice("v", (0,), (8,))]], "v is wanted by rank 0 but not announced"),
     ],
 )
-def test_layouts_that_do_not_fit(held: list[list[Box]], wanted: list[list[Box]], message: str) -> None:
+def test_layouts_that_do_not_fit(held: list[list[ShardSlice]], wanted: list[list[ShardSlice]], message: str) -> None:
     with pytest.raises(RefitError, match=message):
         plan_pieces((SPEC,), held, wanted, 10**6)

@@ -9,20 +9,20 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from rlcore.spi import Box, RefitError, TensorSpec, WorkerError
+from rlcore.spi import RefitError, ShardSlice, TensorSpec, WorkerError
 from rlcore.testing.ranks import free_address, launch
-from rlcore_torchkit.kept_parts import KeptParts
+from rlcore_torchkit.shard_cache import ShardCache
 from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_receiver import ShardReceiver
-from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit.shard_route import whole_slice
 from rlcore_torchkit.shard_sender import ShardSender
 
-from .shard_meeting_ranks import run_rank  # type: ignore[import-not-found]
+from .shard_rendezvous_ranks import run_rank  # type: ignore[import-not-found]
 from .shard_threads import CPU, REQUEST, route_in, store, together  # type: ignore[import-not-found]
 
 NUM_RANKS = 3
 SPECS = tuple(TensorSpec(name=name, shape=(64, 32), dtype="bfloat16") for name in ("a", "b", "c"))
-WHOLE = tuple(map(whole_box, SPECS))
+WHOLE = tuple(map(whole_slice, SPECS))
 MODEL_BYTES, MAX_BYTES = 3 * 64 * 32 * 2, 2 * 64 * 32 * 2
 
 
@@ -33,7 +33,7 @@ class Trial:
         self.at, self.sender = store(), ShardSender(0, 1, CPU)
         self.route = route_in(self.at, [WHOLE] * NUM_RANKS)
         self.request = evolve(REQUEST, dtype="bfloat16", max_bucket_bytes=MAX_BYTES, delta=delta)
-        self.kept = [None if delta == "off" else KeptParts(CPU) for _ in range(NUM_RANKS)]
+        self.kept = [None if delta == "off" else ShardCache(CPU) for _ in range(NUM_RANKS)]
         self.receivers = list[ShardReceiver]()
         self.weights = {spec.name: torch.randn(spec.shape).bfloat16() for spec in SPECS}
         self.taken: list[dict[str, Tensor]] = [{} for _ in range(NUM_RANKS)]
@@ -41,8 +41,8 @@ class Trial:
     def refit(self, version: int) -> tuple[list[Any], int]:
         """What the trainer's rank and the others return or raise, and the bytes sent."""
 
-        def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
-            return {whole_box(spec): self.weights[spec.name] for spec in specs}
+        def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:
+            return {whole_slice(spec): self.weights[spec.name] for spec in specs}
 
         export = self.sender.export(evolve(self.request, weight_version=version), SPECS, WHOLE, read)
         assert export.shards is not None
@@ -60,7 +60,7 @@ class Trial:
         return found, export.shards.sent_bytes or 0
 
     def take(self, place: int, version: int) -> int:
-        def load(parts: Sequence[tuple[TensorSpec, Box, Tensor]]) -> None:
+        def load(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> None:
             self.taken[place].update({spec.name: tensor.clone() for spec, _, tensor in parts})
 
         return self.receivers[place].take(load, kept=self.kept[place], weight_version=version)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlcore.spi import Box, RefitError
-from rlcore_torchkit.shard_route import plan_windows, whole_box
+from rlcore.spi import RefitError, ShardSlice
+from rlcore_torchkit.shard_route import plan_windows, whole_slice
 
 from .shard_threads import MAX_BYTES, SPECS, WHOLE  # type: ignore[import-not-found]
 
@@ -14,7 +14,7 @@ def test_windows_hold_the_tensors_in_order_within_the_limit() -> None:
     for window in windows:
         boxes = [piece.box for bucket in window.buckets for piece in bucket.pieces]
         assert {box.name for box in boxes} == {spec.name for spec in window.specs}
-        assert sum(box.size for box in boxes) == sum(whole_box(spec).size for spec in window.specs)
+        assert sum(box.size for box in boxes) == sum(whole_slice(spec).size for spec in window.specs)
 
 
 def test_a_tensor_larger_than_the_limit_has_a_window_of_its_own() -> None:
@@ -25,9 +25,9 @@ def test_a_tensor_larger_than_the_limit_has_a_window_of_its_own() -> None:
     ("held", "message"),
     [
         ([WHOLE[:2]], "rank 0 wants 24 elements of c, of which 0 are held"),
-        ([[*WHOLE, Box("d", (0,), (1,))]], "d is held by rank 0 but not announced"),
+        ([[*WHOLE, ShardSlice("d", (0,), (1,))]], "d is held by rank 0 but not announced"),
     ],
 )
-def test_a_missing_and_an_unknown_part_are_named(held: list[list[Box]], message: str) -> None:
+def test_a_missing_and_an_unknown_part_are_named(held: list[list[ShardSlice]], message: str) -> None:
     with pytest.raises(RefitError, match=message):
         plan_windows(SPECS, held, [WHOLE], MAX_BYTES)

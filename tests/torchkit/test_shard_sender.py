@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.spi import Box, RefitError, ShardRoute, TensorSpec, WeightExport
+from rlcore.spi import RefitError, ShardRoute, ShardSlice, TensorSpec, WeightExport
 from rlcore.testing.ranks import free_address, launch
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_sender import ShardSender
@@ -16,15 +16,15 @@ from .shard_sender_ranks import run_rank, run_refits  # type: ignore[import-not-
 from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
 
 
-def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence[Box] = WHOLE) -> WeightExport:
-    def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
+def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence[ShardSlice] = WHOLE) -> WeightExport:
+    def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:
         names = {spec.name for spec in specs}
         return {box: weights[box.name] for box in held if box.name in names}
 
     return sender.export(REQUEST, SPECS, held, read)
 
 
-def receiving(route: ShardRoute, held: Sequence[Box] = WHOLE) -> ShardEnd:
+def receiving(route: ShardRoute, held: Sequence[ShardSlice] = WHOLE) -> ShardEnd:
     return ShardEnd(specs=SPECS, held=[held], route=route, rank=1, max_bytes=MAX_BYTES, device=CPU)
 
 

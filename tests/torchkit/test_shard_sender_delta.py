@@ -11,10 +11,10 @@ from attrs import define, evolve
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from rlcore.spi import Box, RefitError, ShardExport, ShardRoute, TensorSpec
+from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit import shard_transfer
-from rlcore_torchkit.kept_parts import KeptParts
-from rlcore_torchkit.shard_route import ShardEnd, whole_box
+from rlcore_torchkit.shard_cache import ShardCache
+from rlcore_torchkit.shard_route import ShardEnd, whole_slice
 from rlcore_torchkit.shard_sender import ShardSender
 
 from .shard_threads import CPU, REQUEST, route_in, store, together  # type: ignore[import-not-found]
@@ -23,7 +23,7 @@ SPECS = tuple(
     TensorSpec(name=name, shape=(64, 32), dtype=dtype)
     for name, dtype in (("a", "bfloat16"), ("b", "float32"), ("c", "bfloat16"))
 )
-WHOLE = tuple(map(whole_box, SPECS))
+WHOLE = tuple(map(whole_slice, SPECS))
 MAX_BYTES = 2**14
 WHOLE_BYTES = sum(64 * 32 * (4 if spec.dtype == "float32" else 2) for spec in SPECS)
 ONE_CHANGE = 3 * (16 + 8 + 8 + 8 + 16)
@@ -35,7 +35,7 @@ class Receiver:
     """A generator's one rank."""
 
     route: ShardRoute
-    kept: KeptParts
+    kept: ShardCache
     end: ShardEnd | None = None
 
     def take(self, shards: ShardExport, version: int, only_changed: bool = False) -> tuple[dict[str, Tensor], int]:
@@ -45,7 +45,7 @@ class Receiver:
             self.end = ShardEnd(specs=SPECS, route=self.route, rank=len(shards.held), **options)
         loaded: dict[str, Tensor] = {}
 
-        def load(parts: Sequence[tuple[TensorSpec, Box, Tensor]]) -> None:
+        def load(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> None:
             loaded.update({spec.name: tensor.clone() for spec, _, tensor in parts})
 
         digest = self.end.take(load, kept=self.kept, weight_version=version, only_changed=only_changed)
@@ -61,7 +61,7 @@ class Pair:
 
     def add(self) -> None:
         """A generator in the place of the one before."""
-        self.receivers.append(Receiver(route_in(self.at, [WHOLE], name=f"engine-{len(self.receivers)}"), KeptParts(CPU)))
+        self.receivers.append(Receiver(route_in(self.at, [WHOLE], name=f"engine-{len(self.receivers)}"), ShardCache(CPU)))
 
     def refit(self, weights: Mapping[str, Tensor], version: int, only_changed: bool = False) -> tuple[list[Any], int]:
         """What is loaded or raised at the sender's end and the receiver's, and the bytes sent."""
@@ -70,8 +70,8 @@ class Pair:
             self.receivers[-1],
         )
 
-        def read(specs: Sequence[TensorSpec]) -> dict[Box, Tensor]:
-            return {whole_box(spec): weights[spec.name] for spec in specs}
+        def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:
+            return {whole_slice(spec): weights[spec.name] for spec in specs}
 
         export = self.sender.export(request, SPECS, WHOLE, read)
         assert export.shards is not None

@@ -39,8 +39,8 @@ from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_vllm.backend import VllmBackend, make_replicas
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.dealing import deal
 from rlcore_vllm.replica import LocalReplica
+from rlcore_vllm.request_dispatch import dispatch
 
 PROMPTS = ([5, 6, 7], [9] * 20, [30, 31])
 
@@ -283,7 +283,7 @@ def test_a_cut_that_fails_is_an_error_and_no_wait_for_ever(backend, monkeypatch)
 
     engine.begin_update().result(120)  # so that no sample ends before the cut
     monkeypatch.setattr(engine, "_hand_out", fail_once)
-    (samples,) = deal(request, request.max_tokens.astype(np.int64), [0])
+    (samples,) = dispatch(request, request.max_tokens.astype(np.int64), [0])
     call = engine.generate(samples, delivered.append)
     engine.cut([call])
     with pytest.raises(WorkerError, match="on fire"):

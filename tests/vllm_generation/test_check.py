@@ -33,10 +33,10 @@ def test_devices_of_a_cluster_need_not_be_on_the_drivers_machine(problems: Probl
 
 
 def test_mirrors_need_whole_tensors(problems: Problems) -> None:
-    mirrors = ("http://127.0.0.1:8000",)
-    (problem,) = problems(channel="shards", mirrors=mirrors)
-    assert (problem.path, problem.found) == ("refit.channel", "shards, with generator.vllm.mirrors")
-    assert problems(channel="nccl", mirrors=mirrors) == problems(channel="shards") == []
+    followers = ("http://127.0.0.1:8000",)
+    (problem,) = problems(channel="shards", followers=followers)
+    assert (problem.path, problem.found) == ("refit.channel", "shards, with generator.vllm.followers")
+    assert problems(channel="nccl", followers=followers) == problems(channel="shards") == []
 
 
 @pytest.mark.parametrize("key", ["quantization", "kv_cache_dtype"])
@@ -154,9 +154,9 @@ def test_float8_needs_a_gpu_that_multiplies_it(
 
 @pytest.mark.parametrize("wrong", ["localhost:8000", "http://host:abc", "http://host:99999", "https://"])
 def test_a_mirror_is_an_address(wrong: str) -> None:
-    right = ["http://127.0.0.1:8000", "https://mirror/v"]
-    _, (problem,) = structure({"mirrors": [*right, wrong]}, VllmConfig, "generator.vllm")
-    assert problem.path == "generator.vllm.mirrors[2]"
+    right = ["http://127.0.0.1:8000", "https://follower/v"]
+    _, (problem,) = structure({"followers": [*right, wrong]}, VllmConfig, "generator.vllm")
+    assert problem.path == "generator.vllm.followers[2]"
 
 
 @pytest.mark.parametrize(

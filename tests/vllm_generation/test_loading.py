@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlcore.spi import RefitError, TensorSpec
-from rlcore_torchkit.box_cuts import whole_box
+from rlcore_torchkit.shard_slices import whole_slice
 
 pytest.importorskip("vllm")
 
@@ -195,7 +195,7 @@ def test_what_was_loaded_straight_is_what_is_needed():
     loader.begin()
     assert loader.needs([SPEC]) == {}
     loader.load([(SPEC.name, torch.ones(SPEC.shape))], stable=False)
-    assert loader.needs([SPEC]) == {SPEC.name: [whole_box(SPEC)]}
+    assert loader.needs([SPEC]) == {SPEC.name: [whole_slice(SPEC)]}
     loader.is_direct = False
     assert loader.needs([SPEC]) == {}
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_recorded import POSITIONS, SLOTS, TABLE_BYTES, VOCABULARY, Runner, assert_every_token_keeps_its_own
 
-from rlcore_vllm.recorder import Sampled, record
+from rlcore_vllm.recorder import RecordedRequest, record
 
 pytest.importorskip("vllm")
 
@@ -85,7 +85,7 @@ def calls(executor):
 
 
 def one(request, prompt_length, num_tokens):
-    return Sampled(request=request, prompt_length=prompt_length, num_tokens=num_tokens)
+    return RecordedRequest(request=request, prompt_length=prompt_length, num_tokens=num_tokens)
 
 
 @settings(max_examples=30, deadline=None)

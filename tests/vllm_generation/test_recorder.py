@@ -15,7 +15,7 @@ from vllm_recorded import POSITIONS, SLOTS, TABLE_BYTES, VOCABULARY, Runner, ass
 
 from rlcore_vllm import versions
 from rlcore_vllm.memory import recorder_bytes
-from rlcore_vllm.recorder import Sampled, logprobs_of, most_bytes, record
+from rlcore_vllm.recorder import RecordedRequest, logprobs_of, most_bytes, record
 from rlcore_vllm.sampling_masks import MaskRecorder
 
 
@@ -32,10 +32,10 @@ def test_a_request_that_still_has_its_slot_is_read_there():
     recorder.expect("a", 4)
     runner.add("a", 2)
     expected = [runner.step({"a": 1}, random)["a"], runner.step({"a": 2}, random)["a"]]
-    found = recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=2)])
+    found = recorder.fetch([RecordedRequest(request="a", prompt_length=2, num_tokens=2)])
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
     with pytest.raises(RuntimeError, match="request b"):
-        recorder.fetch([Sampled(request="b", prompt_length=2, num_tokens=2)])
+        recorder.fetch([RecordedRequest(request="b", prompt_length=2, num_tokens=2)])
 
 
 def test_what_nobody_asks_for_is_dropped():
@@ -54,7 +54,7 @@ def test_what_nobody_asks_for_is_dropped():
     recorder.forget(["cut after"])
     assert recorder.device_bytes == TABLE_BYTES
     with pytest.raises(RuntimeError, match="request cut after"):
-        recorder.fetch([Sampled(request="cut after", prompt_length=2, num_tokens=1)])
+        recorder.fetch([RecordedRequest(request="cut after", prompt_length=2, num_tokens=1)])
 
 
 def test_a_thousand_samples_leave_nothing_behind():
@@ -66,7 +66,7 @@ def test_a_thousand_samples_leave_nothing_behind():
         recorder.expect(request, 3)
         runner.add(request, 2)
         expected = runner.step({request: 1}, random)[request]
-        (found,) = recorder.fetch([Sampled(request=request, prompt_length=2, num_tokens=1)])
+        (found,) = recorder.fetch([RecordedRequest(request=request, prompt_length=2, num_tokens=1)])
         np.testing.assert_allclose(found, [expected], atol=1e-5)
         runner.remove(request)
     assert recorder.device_bytes == TABLE_BYTES
@@ -75,7 +75,7 @@ def test_a_thousand_samples_leave_nothing_behind():
 def test_a_sample_that_was_cut_before_its_first_token_has_no_logprobs():
     recorder = record(Runner())
     recorder.expect("a", 5)
-    (found,) = recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=0)])
+    (found,) = recorder.fetch([RecordedRequest(request="a", prompt_length=2, num_tokens=0)])
     assert found.tolist() == []
 
 
@@ -90,7 +90,9 @@ def test_the_table_is_given_back_and_taken_again():
     recorder.expect("a", 4)
     runner.add("a", 2)
     expected = runner.step({"a": 1}, random)["a"]
-    np.testing.assert_allclose(recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=1)])[0], [expected], atol=1e-5)
+    np.testing.assert_allclose(
+        recorder.fetch([RecordedRequest(request="a", prompt_length=2, num_tokens=1)])[0], [expected], atol=1e-5
+    )
 
 
 class Worker:
@@ -138,7 +140,7 @@ def test_masks_are_noted_beside_log_probabilities():
     recorder.expect("a", 4)
     masks.expect("a")
     runner.add("a", 2)
-    asked = [Sampled(request="a", prompt_length=2, num_tokens=1)]
+    asked = [RecordedRequest(request="a", prompt_length=2, num_tokens=1)]
     expected = runner.step({"a": 1}, random)["a"]
     np.testing.assert_allclose(recorder.fetch(asked)[0], [expected], atol=1e-5)
     assert masks.fetch(asked)[0].tokens.tolist() == list(range(VOCABULARY))

@@ -9,7 +9,7 @@ from rlcore.testing.models import make_model
 from rlcore_torchkit.generation import join_samples
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.dealing import deal
+from rlcore_vllm.request_dispatch import dispatch
 from rlcore_vllm.routing import reported_experts, require_experts
 from rlcore_vllm.unfinished import Sample
 
@@ -85,7 +85,7 @@ def test_engines_are_asked():
         weight_version=0,
         routed_experts=True,
     )
-    assert all(part.routed_experts for part in deal(request, request.max_tokens, [0, 0]))
+    assert all(part.routed_experts for part in dispatch(request, request.max_tokens, [0, 0]))
 
 
 def test_what_keeps_vllm_from_reporting_is_found_before(tmp_path):

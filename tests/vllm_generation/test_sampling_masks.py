@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlcore.spi import SamplingParams
-from rlcore_vllm.recorder import Sampled
+from rlcore_vllm.recorder import RecordedRequest
 from rlcore_vllm.sampling_masks import MaskRecorder, truncates
 
 VOCABULARY = 9
@@ -58,7 +58,7 @@ def logits_of(rows):
 
 
 def fetched(recorder, request, prompt_length, num_tokens):
-    (mask,) = recorder.fetch([Sampled(request=request, prompt_length=prompt_length, num_tokens=num_tokens)])
+    (mask,) = recorder.fetch([RecordedRequest(request=request, prompt_length=prompt_length, num_tokens=num_tokens)])
     return mask
 
 

@@ -33,7 +33,7 @@ from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore.testing.models import make_model
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.shard_group import ProcessShardGroup
-from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit.shard_route import whole_slice
 from rlcore_torchkit.shard_sender import ShardSender
 
 pytest.importorskip("vllm")
@@ -82,8 +82,8 @@ class Trial:
         export = self.sender.export(
             request,
             specs,
-            list(map(whole_box, specs)),
-            lambda window: {whole_box(spec): tensors[spec.name] for spec in window},
+            list(map(whole_slice, specs)),
+            lambda window: {whole_slice(spec): tensors[spec.name] for spec in window},
         )
         self.replica.begin_update().result()
         try:

@@ -37,8 +37,8 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError, SamplingParams, WorkerError, tensor_digest
 from rlcore.testing.models import make_model
-from rlcore_torchkit.changed_words import encode
-from rlcore_torchkit.shard_route import whole_box
+from rlcore_torchkit.delta_encoding import encode
+from rlcore_torchkit.shard_route import whole_slice
 from rlcore_torchkit.shard_sender import ShardSender
 
 pytest.importorskip("vllm")
@@ -163,9 +163,9 @@ def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, 
         )
 
         def read(window):
-            return {whole_box(spec): tensors[spec.name] for spec in window}
+            return {whole_slice(spec): tensors[spec.name] for spec in window}
 
-        export = sender.export(request, specs, list(map(whole_box, specs)), read)
+        export = sender.export(request, specs, list(map(whole_slice, specs)), read)
         replica.begin_update().result()
         assert transfer.take_shards(export, export.shards, holds_weights=True) == export.shards.digest
         replica.end_update(version).result()

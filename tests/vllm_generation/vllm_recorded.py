@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from rlcore_vllm.recorder import Sampled
+from rlcore_vllm.recorder import RecordedRequest
 
 VOCABULARY = 11
 SLOTS = 3
@@ -79,7 +79,10 @@ def assert_every_token_keeps_its_own(runner, recorder, tell, work, choices):
         for request in list(runner.req_states.req_id_to_index):
             if request not in running:
                 runner.remove(request)
-    asked = [Sampled(request=request, prompt_length=prompt, num_tokens=count) for request, (prompt, count, _) in ended.items()]
+    asked = [
+        RecordedRequest(request=request, prompt_length=prompt, num_tokens=count)
+        for request, (prompt, count, _) in ended.items()
+    ]
     for one, found in zip(asked, recorder.fetch(asked), strict=True):
         np.testing.assert_allclose(found, ended[one.request][2], atol=1e-5)
         assert found.dtype == np.float32

@@ -22,7 +22,7 @@ from rlcore.spi import (
 )
 from rlcore_torchkit.buckets import make_buckets
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.dealing import deal
+from rlcore_vllm.request_dispatch import dispatch
 
 MODEL = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 2}
 """Heads of 32, which vLLM's attention on CPU takes, and two of them, for two ranks."""
@@ -110,7 +110,7 @@ def begin_samples(replica, version, *, num_samples=1, max_tokens=12, sampling=No
         sampling_mask=masked,
     )
     finished = []
-    return replica.generate(deal(request, request.max_tokens, [0])[0], finished.extend), finished
+    return replica.generate(dispatch(request, request.max_tokens, [0])[0], finished.extend), finished
 
 
 def finished_samples(replica, version, **options):

@@ -9,7 +9,7 @@ from rlcore.config.load import Origin
 from rlcore.run.data.datasets import Split
 from rlcore.run.evaluate import evaluate as run_evaluation
 from rlcore.run.plan.data_sets import rows_of
-from rlcore.run.plan.given import Given
+from rlcore.run.plan.in_process_overrides import InProcessOverrides
 from rlcore.run.plan.prepare import prepare, require_device
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.storage.saved_run import SavedRun as Run
@@ -89,7 +89,7 @@ def rows(recipe: Recipe, *overrides: str, split: Split = "train") -> Sequence[Ro
     return rows_of(prepare(_as_recipe(recipe), overrides), split)
 
 
-def _plan(recipe: Recipe, overrides: Sequence[str], given: Given, *, evaluating: bool, continues: bool) -> RunPlan:
+def _plan(recipe: Recipe, overrides: Sequence[str], given: InProcessOverrides, *, evaluating: bool, continues: bool) -> RunPlan:
     plan = prepare(_as_recipe(recipe), overrides, evaluating=evaluating, continues=continues, given=given)
     require_device(plan)
     return plan
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 def _given(
     reward: Reward | None, environment: Environment | AgentEnvironment | None, dataset: Dataset | None, names: Sequence[Split]
-) -> Given:
+) -> InProcessOverrides:
     functions = () if reward is None else tuple(reward) if isinstance(reward, Sequence) else (reward,)
     rows = {} if dataset is None else dataset if isinstance(dataset, Mapping) else dict.fromkeys(names, dataset)
     splits = get_args(Split)
@@ -171,4 +171,4 @@ def _given(
         raise ConfigError(problems)
     known = {name: rows[name] for name in splits if name in rows}
     origin = Origin(label="the call of rlcore", directory=Path.cwd())
-    return Given(reward=functions, environment=environment, rows=known, origin=origin)
+    return InProcessOverrides(reward=functions, environment=environment, rows=known, origin=origin)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
-from rlcore.half_characters import half_character
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
@@ -43,7 +43,7 @@ def image_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def content_fault(content: object) -> str | None:
     """Return the fault of a message's content, which is text or a list of texts and images; None without one."""
     if isinstance(content, str):
-        half = half_character(content)
+        half = lone_surrogate(content)
         return f"a text with {half}" if half else None
     if not isinstance(content, list | tuple):
         return f"{type(content).__name__}, not text"
@@ -53,7 +53,7 @@ def content_fault(content: object) -> str | None:
             return f'a list with {part!r:.60} as part {number}, not {{"type": "text" | "image", …}}'
         if kind == "text" and not isinstance(part.get("text"), str):
             return f"a list whose part {number} has {type(part.get('text')).__name__} as its text"
-        if kind == "text" and (half := half_character(part["text"])):
+        if kind == "text" and (half := lone_surrogate(part["text"])):
             return f"a list whose part {number} has {half} in its text"
         if kind == "image" and part.get("image") is None:
             return f"a list whose part {number} is an image without a file"

@@ -126,7 +126,7 @@ def test_everything_is_reported_at_once_and_ranges_of_sound_keys_too(problems) -
         rate = "high"
         [training]
         prompts_per_step = true
-        updates_per_step = 64
+        minibatches_per_step = 64
         [data.train]
         source = "jsonl"
         [data.evaluation]
@@ -142,7 +142,7 @@ def test_everything_is_reported_at_once_and_ranges_of_sound_keys_too(problems) -
         "training.prompts_per_step",
         "data.train.path",
         "data.evaluation.limt",
-    }, "updates_per_step is not judged by a prompts_per_step that is broken itself"
+    }, "minibatches_per_step is not judged by a prompts_per_step that is broken itself"
 
 
 def test_missing_sections_and_keys_say_what_belongs_there(problems) -> None:

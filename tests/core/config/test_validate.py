@@ -48,8 +48,8 @@ from rlcore.spi import ConfigError
         "rollout.tool_parser=''",
         "model.chat_template_kwargs={tokenize=true}",
         "training.prompts_per_step=0",
-        "training.updates_per_step=0",
-        "training.updates_per_step=33",
+        "training.minibatches_per_step=0",
+        "training.minibatches_per_step=33",
         "training.max_tokens_per_microbatch=0",
         "training.warn_token_mult_prob_error=0.9",
         "training.max_token_mult_prob_error=1.0",
@@ -101,7 +101,7 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("training.updates_per_step=32",),
+        ("training.minibatches_per_step=32",),
         ("training.max_token_mult_prob_error=inf",),
         ("training.warn_token_mult_prob_error=inf", "training.max_token_mult_prob_error=1.01"),
         ("optimizer.max_grad_norm=0.0", "optimizer.betas=[0.0, 0.0]"),

@@ -46,7 +46,9 @@ GOOD = TrainingBatch(batch=BATCH, loss=LOSS, metrics={"advantage_max": 1.0})
 
 
 LABEL = "algorithm 'acme' (in-process 0)"
-CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True)
+CONTEXT = AlgorithmContext(
+    seed=0, samples_per_prompt=2, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=True
+)
 
 
 @pytest.fixture

@@ -477,7 +477,7 @@ class GoodEnvironment:
 
 
 ALGORITHM_CONTEXT = AlgorithmContext(
-    seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=False
+    seed=0, samples_per_prompt=2, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=False
 )
 
 

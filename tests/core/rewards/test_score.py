@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from rlcore.rewards.score import Said, combine, read
+from rlcore.rewards.score import RewardOutput, combine, read
 from rlcore.spi import RewardError
 
 
 @pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.25), np.int64(3), np.bool_(True)])
 def test_a_number_is_the_reward(value: object) -> None:
     said = read("f", value)
-    assert said == Said("f", {"reward": float(value)})  # type: ignore[arg-type]
+    assert said == RewardOutput("f", {"reward": float(value)})  # type: ignore[arg-type]
     assert type(said.figures["reward"]) is float
     score = combine([said], {}, 1.0)
     assert (score.reward, score.success, score.metrics) == (float(value), float(value) >= 1.0, {})  # type: ignore[arg-type]

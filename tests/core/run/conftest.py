@@ -32,7 +32,7 @@ num_steps = 6
 [data.evaluation]
 [training]
 prompts_per_step = 8
-updates_per_step = 2
+minibatches_per_step = 2
 [optimizer]
 learning_rate = 0.1
 [rollout]

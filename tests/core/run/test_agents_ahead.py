@@ -338,7 +338,7 @@ class EqualRewards(Agents):
 
 
 def test_groups_without_a_signal_are_replaced(run: Run, agents: Callable[..., Registry], tmp_path: Path) -> None:
-    options = ahead(1, *SMALL, "data.train.shuffle=false", "rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=20")
+    options = ahead(1, *SMALL, "data.train.shuffle=false", "rollout.dynamic_sampling=true", "rollout.max_refill_ratio=20")
     run(*options, registry=agents(EqualRewards))
     table = rollouts(tmp_path / "runs" / "run")
     assert (table.groupby(["step", "group"])["reward"].nunique() > 1).all()

@@ -44,7 +44,7 @@ STEPS = (
     "environment.fake.num_train_rows=128",
     "logging.rollouts_every_n_steps=1",
     "run.num_steps=8",
-    "training.updates_per_step=1",
+    "training.minibatches_per_step=1",
 )
 
 
@@ -266,7 +266,7 @@ def test_tokens_beyond_the_bound_hide_no_disagreement(run: Run, registry_with: C
 
 
 def test_groups_without_a_signal_are_replaced(run: Run, tmp_path: Path) -> None:
-    run(*STEPS, "rollout.refill_equal_rewards=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
+    run(*STEPS, "rollout.dynamic_sampling=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
     table = rollouts(tmp_path / "runs" / "run")
     assert (table.groupby(["step", "group"])["reward"].nunique() > 1).all()
     assert (table.groupby("step")["group"].nunique() == 8).all()
@@ -275,7 +275,7 @@ def test_groups_without_a_signal_are_replaced(run: Run, tmp_path: Path) -> None:
 
 def test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked(run: Run, tmp_path: Path) -> None:
     masked = ("rollout.on_truncation=mask", "rollout.max_response_tokens=16", "rollout.max_refill_ratio=50")
-    run(*STEPS, *masked, "rollout.refill_equal_rewards=true")
+    run(*STEPS, *masked, "rollout.dynamic_sampling=true")
     table = rollouts(tmp_path / "runs" / "run")
     assert not table["valid"].all()
     kept = table[table["valid"]].groupby(["step", "group"])["reward"].nunique()
@@ -285,11 +285,11 @@ def test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked(run:
 
 def test_too_many_replaced_groups_end_the_run(run: Run) -> None:
     with pytest.raises(RewardError, match="rollout.max_refill_ratio"):
-        run(*STEPS, "rollout.refill_equal_rewards=true", "environment.fake.target='!'")
+        run(*STEPS, "rollout.dynamic_sampling=true", "environment.fake.target='!'")
 
 
 def test_a_resumed_run_of_replaced_groups_goes_on_behind_them(run: Run, tmp_path: Path) -> None:
-    options = (*STEPS, "rollout.refill_equal_rewards=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
+    options = (*STEPS, "rollout.dynamic_sampling=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
     run(*options, "run.name=whole")
     with pytest.raises(Killed):
         run(*options, "run.name=killed", progress=Watched(3, kills=True))
@@ -354,7 +354,7 @@ def test_states_that_cannot_be_saved_begin_again(run: Run, registry_with: Callab
         (("async.extra_prompts=2",), "async.extra_prompts"),
         (("async.max_stalenes=1",), "async.max_stalenes"),
         (("rollout.max_refill_ratio=2",), "rollout.max_refill_ratio"),
-        (("rollout.refill_equal_rewards=true", "rollout.samples_per_prompt=1"), "rollout.refill_equal_rewards"),
+        (("rollout.dynamic_sampling=true", "rollout.samples_per_prompt=1"), "rollout.dynamic_sampling"),
         (("algorithm.fake.source=demonstrations", "async.max_staleness=1"), "async"),
     ],
 )

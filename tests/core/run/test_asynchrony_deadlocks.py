@@ -236,7 +236,7 @@ def test_3599_a_resume_goes_on_with_what_was_under_way_and_what_was_replaced(
     run: Run, registry_with: Callable[..., Registry], tmp_path: Path, killed_after: int
 ) -> None:
     """There 675 of 736 such prompts were forgotten."""
-    options = ahead(2, *QUIET, "checkpoint.every_n_steps=1", "rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=20")
+    options = ahead(2, *QUIET, "checkpoint.every_n_steps=1", "rollout.dynamic_sampling=true", "rollout.max_refill_ratio=20")
     registry = registry_with(environment=Slow)
     with pytest.raises(Killed):
         run(*options, registry=registry, progress=Watched(killed_after, kills=True))

@@ -42,7 +42,7 @@ def require_each_prompt_once(directory: Path, number: int = 40) -> None:
         ("async.on_stale=drop",),
         ("async.on_stale=rescore", "async.extra_prompts=3"),
         ("async.partial_rollouts=restart",),
-        ("rollout.refill_equal_rewards=true",),
+        ("rollout.dynamic_sampling=true",),
     ],
     ids=lambda changed: changed[0],
 )

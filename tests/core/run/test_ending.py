@@ -68,7 +68,7 @@ class FailsThenCtrlC(FakeTrainer):
 
 def test_ctrl_c_while_an_error_is_saved_keeps_the_error(run: Run, registry_with: Stands) -> None:
     with pytest.raises(ZeroDivisionError, match="the cause"):
-        run("checkpoint.every_n_steps=0", "training.updates_per_step=1", registry=registry_with(trainer=FailsThenCtrlC))
+        run("checkpoint.every_n_steps=0", "training.minibatches_per_step=1", registry=registry_with(trainer=FailsThenCtrlC))
 
 
 def test_a_guard_forgets_the_signal_before_an_error() -> None:

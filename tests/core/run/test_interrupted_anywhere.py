@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of a run: it ends as one, nothing of it goes on, and the run ends as an undisturbed one when resumed."""
+"""Ctrl-C at any line of a run: it ends as one, nothing of it goes on, and the run ends as an baseline_run one when resumed."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ AHEAD = (
     "environment.fake.num_turns=3",
     "rollout.max_turns=3",
     "rollout.max_response_tokens=40",
-    "training.updates_per_step=1",
+    "training.minibatches_per_step=1",
 )
 PARTS = 8
 """Of the run's lines; Ctrl-C comes in the middle of each."""

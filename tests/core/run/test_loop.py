@@ -76,7 +76,7 @@ def _fresh() -> None:
 
 
 def test_each_update_declares_where_the_previous_logprobs_are(run: Run) -> None:
-    options = ("algorithm.fake.previous_logprobs=true", "algorithm.fake.kl_coefficient=0.1", "training.updates_per_step=4")
+    options = ("algorithm.fake.previous_logprobs=true", "algorithm.fake.kl_coefficient=0.1", "training.minibatches_per_step=4")
     run(*options, "run.num_steps=2", registry=registry())
     declared = [request.loss.previous_logprobs for request, _ in sent]
     assert declared == ["unchanged", "given", "given", "given"] * 2
@@ -108,7 +108,7 @@ def test_reference_logprobs_that_rewards_depend_on_are_there_before_the_batch_an
     early = evolve(FAKE_ALGORITHM, backend=f"{__name__}:EarlyReference")
     others = tuple(entry for entry in registry().entries if entry.role != "algorithm")
     entries = (*others, *Registry.from_providers({"algorithm": [early]}).entries)
-    run("training.updates_per_step=2", "run.num_steps=2", registry=evolve(registry(), entries=entries))
+    run("training.minibatches_per_step=2", "run.num_steps=2", registry=evolve(registry(), entries=entries))
     assert [request.model for request in computed] == ["reference"] * 2
     del seen[0]  # the made-up samples of the check
     for batch in seen:
@@ -125,14 +125,14 @@ def test_reference_logprobs_that_rewards_depend_on_are_there_before_the_batch_an
 
 
 def test_an_algorithm_without_a_ratio_costs_no_pass_and_declares_that_nobody_computed_them(run: Run) -> None:
-    run("training.updates_per_step=2", "run.num_steps=1", registry=registry())
+    run("training.minibatches_per_step=2", "run.num_steps=1", registry=registry())
     assert [request.loss.previous_logprobs for request, _ in sent] == ["unchanged", "absent"]
     assert not computed
 
 
 def test_the_schedule_follows_the_steps_of_the_run_where_updates_are_left_out(run: Run, tmp_path: Path) -> None:
     decay = ('schedule.decay="linear"', "schedule.min_learning_rate_ratio=0.0", "optimizer.learning_rate=0.1")
-    run(*SPARSE, *decay, "training.updates_per_step=4", "run.num_steps=12", registry=registry())
+    run(*SPARSE, *decay, "training.minibatches_per_step=4", "run.num_steps=12", registry=registry())
     records = read_metrics(tmp_path / "runs" / "run")[1:]
     updates = [int(record["updates"]) for record in records]
     assert 0 < sum(updates) < 48
@@ -146,13 +146,13 @@ def test_the_schedule_follows_the_steps_of_the_run_where_updates_are_left_out(ru
 
 
 def test_a_minibatch_without_a_signal_makes_no_update(run: Run) -> None:
-    run(*SPARSE, "training.updates_per_step=4", "run.num_steps=12", registry=registry())
+    run(*SPARSE, "training.minibatches_per_step=4", "run.num_steps=12", registry=registry())
     assert 0 < len(sent) < 48
     assert all(any(batch.token_columns[ADVANTAGES].any() for batch in request.microbatches) for request, _ in sent)
 
 
 def test_a_minibatch_of_equal_rewards_has_a_signal_where_the_loss_has_other_terms(run: Run, tmp_path: Path) -> None:
-    options = ("training.updates_per_step=4", "run.num_steps=12", "algorithm.fake.kl_coefficient=0.1")
+    options = ("training.minibatches_per_step=4", "run.num_steps=12", "algorithm.fake.kl_coefficient=0.1")
     run(*SPARSE, *options, registry=registry())
     updates = [record["updates"] for record in read_metrics(tmp_path / "runs" / "run")[1:]]
     assert set(updates) <= {0.0, 4.0}
@@ -160,5 +160,10 @@ def test_a_minibatch_of_equal_rewards_has_a_signal_where_the_loss_has_other_term
 
 
 def test_a_constant_rate_needs_no_place_in_the_schedule(run: Run) -> None:
-    run(*SPARSE, "training.updates_per_step=4", "run.num_steps=4", registry=registry(frozenset({capabilities.SCHEDULE_STEP})))
+    run(
+        *SPARSE,
+        "training.minibatches_per_step=4",
+        "run.num_steps=4",
+        registry=registry(frozenset({capabilities.SCHEDULE_STEP})),
+    )
     assert [request.schedule_step for request, _ in sent] == list(range(len(sent)))

@@ -102,7 +102,7 @@ def test_without_a_reference_nothing_is_kept(run: Run, options: tuple[str, ...],
 
 
 def test_updates_of_a_step_divide_its_pairs(run: Run, options: tuple[str, ...], recorded: Any) -> None:
-    run(*options, "training.updates_per_step=3", "run.num_steps=1", registry=recorded)
+    run(*options, "training.minibatches_per_step=3", "run.num_steps=1", registry=recorded)
     assert sum(request.counts.num_loss_sequences for request in Recorded.steps) == 16
     assert [request.counts.num_loss_sequences % 2 for request in Recorded.steps] == [0, 0, 0]
 

@@ -54,7 +54,7 @@ def assert_equal(directory: Path, other: Path) -> None:
 
 
 EXTRA = (*SLOW, "async.extra_prompts=4")
-REFILLED = ("rollout.refill_equal_rewards=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
+REFILLED = ("rollout.dynamic_sampling=true", "rollout.max_response_tokens=2", "rollout.max_refill_ratio=20")
 
 
 @pytest.mark.parametrize(

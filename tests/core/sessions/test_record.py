@@ -18,7 +18,7 @@ from .chat_model import END_ID, START_ID, Script, served, user
 
 TEXT = st.text("aé \n☃<", max_size=4)
 NOTHING, ANEW, EDITED = "as it was", "begins anew", "edits an answer"
-Said = tuple[tuple[int, ...], tuple[int, ...], float]
+SampledPart = tuple[tuple[int, ...], tuple[int, ...], float]
 """A prompt, the tokens sampled behind it, and the first one's log-probability."""
 
 
@@ -27,7 +27,7 @@ class Random(Script):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[Said] = []
+        self.said: list[SampledPart] = []
         self.num_open = 0
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -81,9 +81,9 @@ async def converse(generator: Random, session: Session, rounds: list[list[Reques
             known += answers
 
 
-def learnt(session: Session, sessions: Sessions) -> Counter[Said]:
+def learnt(session: Session, sessions: Sessions) -> Counter[SampledPart]:
     """The answers in the loss, each with all that stands before it in its sequence."""
-    found: Counter[Said] = Counter()
+    found: Counter[SampledPart] = Counter()
     for segment in sessions.finish(session):
         assert not segment.logprobs[segment.weight_versions == -1].any()
         # An answer is of a weight version of its own here: where that changes, one ends.

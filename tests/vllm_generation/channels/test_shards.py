@@ -9,9 +9,9 @@ from attrs import evolve
 
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore_torchkit import shard_route
-from rlcore_torchkit.box_cuts import whole_box
 from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.shard_slices import whole_slice
 from rlcore_vllm.channels import shards
 from rlcore_vllm.manifest import Manifest
 
@@ -29,12 +29,12 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
     for seed, count, delta in ((0, 4, "off"), (1, 4, "off"), (2, 2, "off"), (1, 4, "device"), (1, 4, "device"), (3, 4, "off")):
         tensors = tensors_of(seed, count)
         specs = tuple(specs_of(tensors))
-        held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
+        held = {whole_slice(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
         export = sender.export(
             evolve(REQUEST, delta=delta),
             specs,
             [*held],
-            lambda part, held=held: {whole_box(spec): held[whole_box(spec)] for spec in part},
+            lambda part, held=held: {whole_slice(spec): held[whole_slice(spec)] for spec in part},
         )
         if not receivers:
             options = route.options(export.shards)
@@ -82,8 +82,8 @@ class Trial:
         raises."""
         tensors = tensors_of(seed)
         specs = tuple(specs_of(tensors))
-        held = {whole_box(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
-        read = lambda part: {whole_box(spec): held[whole_box(spec)] for spec in part}  # noqa: E731
+        held = {whole_slice(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
+        read = lambda part: {whole_slice(spec): held[whole_slice(spec)] for spec in part}  # noqa: E731
         self.export = export = self.sender.export(evolve(REQUEST, delta=delta), specs, [*held], read)
         if not self.receivers:
             options = self.route.options(export.shards)

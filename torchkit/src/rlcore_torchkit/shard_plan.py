@@ -10,9 +10,9 @@ from attrs import frozen
 
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
-from rlcore.spi.shards import Box as Box
+from rlcore.spi.shards import ShardSlice as ShardSlice
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
-from rlcore_torchkit.box_cuts import overlap
+from rlcore_torchkit.shard_slices import overlap
 
 _MAX_NAMED = 5
 
@@ -21,10 +21,10 @@ _MAX_NAMED = 5
 class Piece:
     """What one rank sends at once, to all that want it in the same part of theirs."""
 
-    box: Box
-    held: Box
+    box: ShardSlice
+    held: ShardSlice
     """The sender's part that it is of."""
-    wanted: Box
+    wanted: ShardSlice
     """The receivers' part that it goes into."""
     sender: int
     """The number of the rank among the trainer's."""
@@ -34,7 +34,10 @@ class Piece:
 
 
 def plan_pieces(
-    specs: Sequence[TensorSpec], held: Sequence[Sequence[Box]], wanted: Sequence[Sequence[Box]], max_piece_bytes: int
+    specs: Sequence[TensorSpec],
+    held: Sequence[Sequence[ShardSlice]],
+    wanted: Sequence[Sequence[ShardSlice]],
+    max_piece_bytes: int,
 ) -> tuple[Piece, ...]:
     """Bring each trainer rank's `held` parts to each generator rank's `wanted` ones, every wanted element once.
 
@@ -64,8 +67,8 @@ def plan_pieces(
 class _Part:
     """What will be a piece once its sender is chosen."""
 
-    box: Box
-    wanted: Box
+    box: ShardSlice
+    wanted: ShardSlice
     receivers: tuple[int, ...]
     num_bytes: int
 
@@ -74,7 +77,7 @@ class _Part:
 class _Block:
     """What one rank sends, to all that want some of it."""
 
-    held: Box
+    held: ShardSlice
     ranks: Sequence[int]
     parts: Sequence[_Part]
 
@@ -83,12 +86,12 @@ class _Block:
         return sum(part.num_bytes for part in self.parts)
 
 
-def _ranks_of(layout: Sequence[Sequence[Box]]) -> dict[str, dict[Box, tuple[int, ...]]]:
+def _ranks_of(layout: Sequence[Sequence[ShardSlice]]) -> dict[str, dict[ShardSlice, tuple[int, ...]]]:
     """The ranks of each part, ascending, by the tensors' names; names and parts in the order in which ranks list them."""
     sharing: dict[int, list[int]] = defaultdict(list)
     for rank, boxes in enumerate(layout):
         sharing[id(boxes)].append(rank)
-    found: dict[str, dict[Box, tuple[tuple[int, ...], ...]]] = defaultdict(dict)
+    found: dict[str, dict[ShardSlice, tuple[tuple[int, ...], ...]]] = defaultdict(dict)
     for ranks in map(tuple, sharing.values()):
         one = (ranks,)
         for box in layout[ranks[0]]:
@@ -99,14 +102,14 @@ def _ranks_of(layout: Sequence[Sequence[Box]]) -> dict[str, dict[Box, tuple[int,
     return {name: {box: joined(several) for box, several in boxes.items()} for name, boxes in found.items()}
 
 
-def _parts(spec: TensorSpec, block: Box, receivers: Mapping[Box, tuple[int, ...]]) -> list[_Part]:
+def _parts(spec: TensorSpec, block: ShardSlice, receivers: Mapping[ShardSlice, tuple[int, ...]]) -> list[_Part]:
     found = []
     for box, ranks in receivers.items():
         if box.start and (box.stop[0] <= block.start[0] or block.stop[0] <= box.start[0]):
             continue  # most have other rows
         start, stop = tuple(map(max, block.start, box.start)), tuple(map(min, block.stop, box.stop))
         if all(map(lt, start, stop)):
-            common = block if start == block.start and stop == block.stop else Box(block.name, start, stop)
+            common = block if start == block.start and stop == block.stop else ShardSlice(block.name, start, stop)
             found.append(_Part(common, box, ranks, common.size * ITEM_BYTES[spec.dtype]))
     return found
 
@@ -133,17 +136,17 @@ def _turn(block: _Block) -> tuple[bool, int, str, tuple[int, ...], tuple[int, ..
     return len(block.ranks) > 1, -block.num_bytes, held.name, held.start, held.stop
 
 
-def _blocks(box: Box, max_elements: int) -> Iterator[Box]:
+def _blocks(box: ShardSlice, max_elements: int) -> Iterator[ShardSlice]:
     """Runs of rows of at most so many elements, or single rows."""
     if not box.start or box.size <= max_elements:
         yield box
         return
     rows = max(1, max_elements * box.shape[0] // box.size)
     for first in range(box.start[0], box.stop[0], rows):
-        yield Box(box.name, (first, *box.start[1:]), (min(first + rows, box.stop[0]), *box.stop[1:]))
+        yield ShardSlice(box.name, (first, *box.start[1:]), (min(first + rows, box.stop[0]), *box.stop[1:]))
 
 
-def _problems(specs: Mapping[str, TensorSpec], layout: Sequence[Sequence[Box]], verb: str) -> Iterator[str]:
+def _problems(specs: Mapping[str, TensorSpec], layout: Sequence[Sequence[ShardSlice]], verb: str) -> Iterator[str]:
     sound: set[int] = set()
     for rank, boxes in enumerate(layout):
         if id(boxes) not in sound:  # ranks may share what was right already
@@ -152,7 +155,7 @@ def _problems(specs: Mapping[str, TensorSpec], layout: Sequence[Sequence[Box]], 
             sound |= set() if problems else {id(boxes)}
 
 
-def _problems_of(specs: Mapping[str, TensorSpec], rank: int, boxes: Sequence[Box], verb: str) -> Iterator[str]:
+def _problems_of(specs: Mapping[str, TensorSpec], rank: int, boxes: Sequence[ShardSlice], verb: str) -> Iterator[str]:
     for box, count in Counter(boxes).items():
         if count > 1:
             yield f"rank {rank} lists a {verb} part of {box.name} {count} times"
@@ -163,7 +166,7 @@ def _problems_of(specs: Mapping[str, TensorSpec], rank: int, boxes: Sequence[Box
             yield f"{box.name} is {verb} by rank {rank} from {box.start} to {box.stop}, outside of {spec.shape}"
 
 
-def _lies_in(box: Box, shape: tuple[int, ...]) -> bool:
+def _lies_in(box: ShardSlice, shape: tuple[int, ...]) -> bool:
     if not len(box.start) == len(box.stop) == len(shape):
         return False
     ends = zip(box.start, box.stop, shape, strict=True)
@@ -171,10 +174,10 @@ def _lies_in(box: Box, shape: tuple[int, ...]) -> bool:
 
 
 def _require_all(
-    pieces: Sequence[Piece], wanted: Sequence[Sequence[Box]], receivers: Mapping[str, Mapping[Box, Sequence[int]]]
+    pieces: Sequence[Piece], wanted: Sequence[Sequence[ShardSlice]], receivers: Mapping[str, Mapping[ShardSlice, Sequence[int]]]
 ) -> None:
     """Since held parts do not overlap, what comes is whole where its size is; to all that want a part comes the same."""
-    coming: Counter[Box] = Counter()
+    coming: Counter[ShardSlice] = Counter()
     for piece in pieces:
         coming[piece.wanted] += piece.box.size
     if all(coming[box] == box.size for boxes in receivers.values() for box in boxes):

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlcore.spi import Box, ShardRoute, TensorSpec
-from rlcore_torchkit.kept_parts import KeptParts
-from rlcore_torchkit.shard_meeting import Notices
+from rlcore.spi import ShardRoute, ShardSlice, TensorSpec
+from rlcore_torchkit.shard_cache import ShardCache
+from rlcore_torchkit.shard_rendezvous import Rendezvous
 from rlcore_torchkit.shard_route import ShardEnd
 
 
@@ -18,7 +18,7 @@ class ShardReceiver:
         self,
         *,
         specs: Sequence[TensorSpec],
-        held: Sequence[Sequence[Box]],
+        held: Sequence[Sequence[ShardSlice]],
         route: ShardRoute,
         place: int,
         max_bytes: int,
@@ -30,16 +30,16 @@ class ShardReceiver:
         """
         self._specs, self._held, self._place = specs, held, place
         self._max_bytes, self._device = max_bytes, device
-        self._notices = Notices(route)
+        self._rendezvous = Rendezvous(route)
         self._end: tuple[tuple[str, str, int], ShardEnd] | None = None
         self.received_bytes = 0
         """What the last refit has brought."""
 
     def take(
         self,
-        load: Callable[[list[tuple[TensorSpec, Box, Tensor]]], None],
+        load: Callable[[list[tuple[TensorSpec, ShardSlice, Tensor]]], None],
         *,
-        kept: KeptParts | None = None,
+        kept: ShardCache | None = None,
         weight_version: int = 0,
         only_changed: bool = False,
     ) -> int:
@@ -61,7 +61,7 @@ class ShardReceiver:
 
     def _joined(self) -> ShardEnd:
         """The end of the route by which all go this time."""
-        route, first = self._notices.hear()
+        route, first = self._rendezvous.hear()
         meeting = route.address, route.name, first
         if self._end is None or self._end[0] != meeting:
             self.close()

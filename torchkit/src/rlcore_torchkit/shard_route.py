@@ -11,13 +11,13 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import RefitError
-from rlcore.spi.shards import Box, ShardRoute
+from rlcore.spi.shards import ShardRoute, ShardSlice
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
-from rlcore_torchkit.box_cuts import Layout, cut_alike, first_alike
-from rlcore_torchkit.box_cuts import whole_box as whole_box
-from rlcore_torchkit.kept_parts import NOTHING, KeptParts
+from rlcore_torchkit.shard_cache import NOTHING, ShardCache
 from rlcore_torchkit.shard_group import ProcessShardGroup
 from rlcore_torchkit.shard_plan import Piece, plan_pieces
+from rlcore_torchkit.shard_slices import Layout, cut_alike, first_alike
+from rlcore_torchkit.shard_slices import whole_slice as whole_slice
 from rlcore_torchkit.shard_transfer import Bucket, Moved, ShardTransfer, make_bucket_list
 
 PIECES_PER_WINDOW = 4
@@ -33,7 +33,7 @@ class Window:
 
 
 def plan_windows(
-    specs: Sequence[TensorSpec], held: Sequence[Sequence[Box]], wanted: Sequence[Sequence[Box]], max_bytes: int
+    specs: Sequence[TensorSpec], held: Sequence[Sequence[ShardSlice]], wanted: Sequence[Sequence[ShardSlice]], max_bytes: int
 ) -> tuple[Window, ...]:
     """The plan of each window, which every rank works out alike. RefitError where there is none."""
     runs = list(_runs(specs, max_bytes))
@@ -57,7 +57,7 @@ class ShardEnd:
         self,
         *,
         specs: Sequence[TensorSpec],
-        held: Sequence[Sequence[Box]],
+        held: Sequence[Sequence[ShardSlice]],
         route: ShardRoute,
         rank: int,
         max_bytes: int,
@@ -90,10 +90,10 @@ class ShardEnd:
     def run(
         self,
         number: int,
-        held: Mapping[Box, Tensor],
-        wanted: Mapping[Box, Tensor],
+        held: Mapping[ShardSlice, Tensor],
+        wanted: Mapping[ShardSlice, Tensor],
         *,
-        last: Mapping[Box, Tensor] | None = None,
+        last: Mapping[ShardSlice, Tensor] | None = None,
         in_step: Set[int] | None = None,
     ) -> Moved:
         """A window's pieces, as ShardTransfer.run."""
@@ -105,9 +105,9 @@ class ShardEnd:
 
     def take(
         self,
-        load: Callable[[list[tuple[TensorSpec, Box, Tensor]]], None],
+        load: Callable[[list[tuple[TensorSpec, ShardSlice, Tensor]]], None],
         *,
-        kept: KeptParts | None = None,
+        kept: ShardCache | None = None,
         weight_version: int = 0,
         only_changed: bool = False,
     ) -> int:
@@ -116,7 +116,7 @@ class ShardEnd:
         With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` tensors are
         not loaded of which all parts are as they were."""
         wanted, total = self.wanted[self._rank - self._num_senders], Moved(digest=0)
-        of_name: dict[str, list[Box]] = defaultdict(list)
+        of_name: dict[str, list[ShardSlice]] = defaultdict(list)
         for box in wanted:
             of_name[box.name].append(box)
         if kept is not None:
@@ -142,7 +142,7 @@ class ShardEnd:
         for bucket in self.windows[number].buckets:
             yield from bucket.pieces if bucket.sender == self._rank else ()
 
-    def sent_boxes(self) -> list[Box]:
+    def sent_boxes(self) -> list[ShardSlice]:
         """What this rank sends, each part once."""
         return list(dict.fromkeys(piece.box for number in range(len(self.windows)) for piece in self.pieces(number)))
 
@@ -161,7 +161,7 @@ class ShardEnd:
         several = {bucket.receivers for window in self.windows for bucket in window.buckets if len(bucket.receivers) > 1}
         return [tuple(self._num_senders + receiver for receiver in receivers) for receivers in sorted(several)]
 
-    def _empty(self, spec: TensorSpec, box: Box) -> Tensor:
+    def _empty(self, spec: TensorSpec, box: ShardSlice) -> Tensor:
         return torch.empty(box.shape, dtype=getattr(torch, spec.dtype), device=self._device)
 
 
@@ -178,11 +178,13 @@ def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSp
         yield run
 
 
-def _divided(layout: Sequence[Sequence[Box]], number_of: Mapping[str, int], num_runs: int) -> list[list[list[Box]]]:
+def _divided(
+    layout: Sequence[Sequence[ShardSlice]], number_of: Mapping[str, int], num_runs: int
+) -> list[list[list[ShardSlice]]]:
     """The parts of each rank, window by window, in one list for all ranks with the same parts; those of an unknown tensor stand
     in the first, whose plan names them."""
     firsts = first_alike(layout)
-    divided: dict[int, list[list[Box]]] = {}
+    divided: dict[int, list[list[ShardSlice]]] = {}
     for rank in dict.fromkeys(firsts):
         runs = divided[rank] = [[] for _ in range(num_runs)]
         for box in layout[rank]:

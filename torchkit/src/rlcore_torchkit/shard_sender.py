@@ -23,15 +23,15 @@ from rlcore.spi import (
     WeightBucket,
     WeightExport,
 )
-from rlcore.spi.shards import Box
+from rlcore.spi.shards import ShardSlice
+from rlcore_torchkit.cached_all_gather import CachedAllGather
 from rlcore_torchkit.digest import tensor_digests
-from rlcore_torchkit.kept_parts import KeptParts
-from rlcore_torchkit.shard_meeting import Notices, common_route, places
+from rlcore_torchkit.shard_cache import ShardCache
+from rlcore_torchkit.shard_rendezvous import Rendezvous, common_route, places
 from rlcore_torchkit.shard_route import ShardEnd
 from rlcore_torchkit.shard_transfer import Moved
-from rlcore_torchkit.told_once import ToldOnce
 
-ReadParts = Callable[[Sequence[TensorSpec]], Mapping[Box, Tensor]]
+ReadParts = Callable[[Sequence[TensorSpec]], Mapping[ShardSlice, Tensor]]
 """This rank's parts of some tensors; called on all ranks in one order, so that it may gather."""
 Meeting: TypeAlias = tuple[tuple[str, str], ...]
 """The routes of a refit, each by its address and name."""
@@ -41,13 +41,13 @@ Meeting: TypeAlias = tuple[tuple[str, str], ...]
 class _Shared:
     """The parts that several ranks hold, of a layout."""
 
-    held: tuple[tuple[Box, ...], ...]
-    of_tensor: Mapping[str, list[Box]]
+    held: tuple[tuple[ShardSlice, ...], ...]
+    of_tensor: Mapping[str, list[ShardSlice]]
     """By the tensor's name, in one order on all ranks."""
 
     @classmethod
-    def of(cls, held: tuple[tuple[Box, ...], ...]) -> "_Shared":
-        of_tensor: dict[str, list[Box]] = {}
+    def of(cls, held: tuple[tuple[ShardSlice, ...], ...]) -> "_Shared":
+        of_tensor: dict[str, list[ShardSlice]] = {}
         for box, count in Counter(chain(*held)).items():
             if count > 1:
                 of_tensor.setdefault(box.name, []).append(box)
@@ -59,7 +59,7 @@ class _Plan:
     """What an end was made for."""
 
     specs: tuple[TensorSpec, ...]
-    held: tuple[tuple[Box, ...], ...]
+    held: tuple[tuple[ShardSlice, ...], ...]
     routes: tuple[ShardRoute, ...]
     max_bucket_bytes: int
 
@@ -70,17 +70,17 @@ class ShardSender:
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
         self._ends: dict[Meeting, tuple[_Plan, ShardEnd]] = {}
-        self._notices: dict[tuple[str, str], Notices] = {}
+        self._rendezvous: dict[tuple[str, str], Rendezvous] = {}
         self._num_made: Counter[Meeting] = Counter()
         """How often each group has been made, so that none is taken for one that met before."""
-        self._layouts: ToldOnce[tuple[Box, ...]] = ToldOnce(self._gathered)
-        self._routes: ToldOnce[ShardRoute | None] = ToldOnce(self._gathered)
+        self._layouts: CachedAllGather[tuple[ShardSlice, ...]] = CachedAllGather(self._gathered)
+        self._routes: CachedAllGather[ShardRoute | None] = CachedAllGather(self._gathered)
         self._shared = _Shared.of(())
-        self._kept: tuple[object, KeptParts] | None = None
+        self._kept: tuple[object, ShardCache] | None = None
         """What has been sent last, and of which tensors and layout."""
 
     def export(
-        self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[Box], read: ReadParts
+        self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[ShardSlice], read: ReadParts
     ) -> WeightExport:
         """Every rank of the trainer calls it, with the boxes that it holds. These are sent to the others where one of them has
         changed: a rank may hold others in another refit, as of adapters alone."""
@@ -95,7 +95,7 @@ class ShardSender:
         self._kept = None
         for _, end in self._ends.values():
             end.close()
-        self._ends, self._notices = {}, {}
+        self._ends, self._rendezvous = {}, {}
         self._layouts.forget()
         self._routes.forget()
 
@@ -129,7 +129,7 @@ class ShardSender:
         shards.digest, shards.sent_bytes = total.digest, total.sent_bytes
         yield from ()
 
-    def _kept_of(self, shards: ShardExport, specs: tuple[TensorSpec, ...]) -> KeptParts | None:
+    def _kept_of(self, shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardCache | None:
         """The copies of such an export, empty the first time; those of another are given up. None where changes are not asked
         for."""
         if shards.delta == "off":
@@ -137,10 +137,10 @@ class ShardSender:
             return None
         plan = (specs, shards.held, shards.max_bucket_bytes, shards.delta)
         if self._kept is None or self._kept[0] != plan:
-            self._kept = plan, KeptParts(self._device if shards.delta == "device" else torch.device("cpu"))
+            self._kept = plan, ShardCache(self._device if shards.delta == "device" else torch.device("cpu"))
         return self._kept[1]
 
-    def _require_equal(self, specs: Sequence[TensorSpec], parts: Mapping[Box, Tensor]) -> None:
+    def _require_equal(self, specs: Sequence[TensorSpec], parts: Mapping[ShardSlice, Tensor]) -> None:
         """Raise ContractError where ranks that hold the same part hold different values: each sends some of its replicas'."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in specs}
         shared = [box for name in dtypes for box in self._shared.of_tensor.get(name, ())]
@@ -211,10 +211,10 @@ class ShardSender:
     def _tell(self, own: ShardRoute, common: ShardRoute, place_of: Mapping[tuple[str, str], int]) -> None:
         """Those whom this rank's generator brings wait for it."""
         key = own.address, own.name
-        self._notices = {known: notices for known, notices in self._notices.items() if known[0] == own.address}
-        if key not in self._notices:
-            self._notices[key] = Notices(own)
-        self._notices[key].tell(common, place_of[key])
+        self._rendezvous = {known: notices for known, notices in self._rendezvous.items() if known[0] == own.address}
+        if key not in self._rendezvous:
+            self._rendezvous[key] = Rendezvous(own)
+        self._rendezvous[key].tell(common, place_of[key])
 
     def _gathered(self, own: Any) -> list[Any]:
         """What every rank of the trainer has given, in their order."""

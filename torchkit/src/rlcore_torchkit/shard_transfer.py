@@ -14,10 +14,10 @@ from torch import Tensor
 from rlcore.schema.listing import listed
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
-from rlcore_torchkit.changed_words import encode, patch
+from rlcore_torchkit.delta_encoding import encode, patch
 from rlcore_torchkit.digest import tensor_digest
 from rlcore_torchkit.shard_group import ShardGroup
-from rlcore_torchkit.shard_plan import Box, Piece
+from rlcore_torchkit.shard_plan import Piece, ShardSlice
 
 _ALIGNMENT = 16
 _MAX_NAMED = 5
@@ -57,7 +57,7 @@ class Bucket:
             buffer[stop - _aligned(piece) + piece.num_bytes : stop] = 0
         return buffer
 
-    def unpacked(self, buffer: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[Box, Tensor]) -> int | None:
+    def unpacked(self, buffer: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[ShardSlice, Tensor]) -> int | None:
         """The digest; None, and nothing taken, where the bucket is not as it was sent."""
         digest = tensor_digest(buffer[:-8])
         if digest != int(buffer[-8:].view(torch.int64)) % 2**64:
@@ -66,7 +66,7 @@ class Bucket:
             wanted[piece.wanted][piece.box.within(piece.wanted)].copy_(part)
         return digest
 
-    def changed(self, one: Tensor, other: Tensor) -> frozenset[Box]:
+    def changed(self, one: Tensor, other: Tensor) -> frozenset[ShardSlice]:
         """The parts whose pieces differ between two such buffers."""
         differing, start, found = one.view(torch.int64) != other.view(torch.int64), 0, list[Tensor]()
         for piece in self.pieces:
@@ -102,7 +102,7 @@ class Moved:
     """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""
     sent_bytes: int = 0
     received_bytes: int = 0
-    changed: frozenset[Box] = frozenset()
+    changed: frozenset[ShardSlice] = frozenset()
     """Wanted parts that are not as they were before."""
 
     def __add__(self, other: "Moved") -> "Moved":
@@ -126,10 +126,10 @@ class ShardTransfer:
 
     def run(
         self,
-        held: Mapping[Box, Tensor],
-        wanted: Mapping[Box, Tensor],
+        held: Mapping[ShardSlice, Tensor],
+        wanted: Mapping[ShardSlice, Tensor],
         *,
-        last: Mapping[Box, Tensor] | None = None,
+        last: Mapping[ShardSlice, Tensor] | None = None,
         in_step: Set[int] | None = None,
     ) -> Moved:
         """Send from `held`, cast to the announced dtype, and receive into `wanted`; every rank of the group calls it.
@@ -163,7 +163,11 @@ class ShardTransfer:
         return moved
 
     def _message(
-        self, bucket: Bucket, dtypes: Mapping[str, torch.dtype], held: Mapping[Box, Tensor], last: Mapping[Box, Tensor] | None
+        self,
+        bucket: Bucket,
+        dtypes: Mapping[str, torch.dtype],
+        held: Mapping[ShardSlice, Tensor],
+        last: Mapping[ShardSlice, Tensor] | None,
     ) -> tuple[Tensor, int]:
         """The bucket, or what has changed in it where that is less, sealed with the digest of the bucket, which is returned."""
         buffer = bucket.packed(dtypes, lambda piece: held[piece.held].detach()[piece.box.within(piece.held)], self.device)
@@ -216,7 +220,7 @@ class ShardTransfer:
         return sizes
 
     def _taken(
-        self, bucket: Bucket, message: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[Box, Tensor]
+        self, bucket: Bucket, message: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[ShardSlice, Tensor]
     ) -> Moved | None:
         """None, and nothing taken, where the bucket is not as it was sent."""
         changed = frozenset(piece.wanted for piece in bucket.pieces)

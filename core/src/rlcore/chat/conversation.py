@@ -10,7 +10,7 @@ from rlcore.chat.messages import ASSISTANT, read_message, role_of
 from rlcore.chat.tool_calls import THOUGHT
 from rlcore.spi import DataError, Message, Tool
 
-History: TypeAlias = Literal["refuse", "as_seen"]
+History: TypeAlias = Literal["refuse", "keep_sampled"]
 """What to do where a template would rewrite what it has shown."""
 MARK = "\ue000rlcore\ue000"
 """Stands for the policy's turn where only what surrounds it is wanted: private-use characters, which no template looks for."""
@@ -77,7 +77,7 @@ class Conversation:
 
         White space that a template takes from the edges of a turn, or puts into it, is passed over: the policy's tokens stay
         as they were sampled. With "refuse", RewritingTemplateError where the template changes anything else of what it has
-        shown or of what was said; with "as_seen" both stay, and only what comes behind the turn is taken from it.
+        shown or of what was said; with "keep_sampled" both stay, and only what comes behind the turn is taken from it.
         """
         after = tuple(messages)
         before = self._window(after)

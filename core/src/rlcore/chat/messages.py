@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from rlcore.chat.public_fields import instead_of, names_of, synonyms
-from rlcore.half_characters import half_character
 from rlcore.images import content_fault, image_source
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.spi import DataError, Message, Tool
 
 ASSISTANT = "assistant"
@@ -317,7 +317,7 @@ def _require_json(value: object, what: str) -> None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{what}, which JSON cannot hold: {error}") from error
-    if half := half_character(text):
+    if half := lone_surrogate(text):
         raise DataError(f"{what} with {half}; expected Unicode text")
 
 

@@ -14,10 +14,10 @@ from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.commands import CommandEntry, commands
 from rlcore.registry.discovery import Installed, ObserverEntry, Registry, discover
-from rlcore.registry.fitting import CORE
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.registry.states import Kind, PluginState, states_of
+from rlcore.registry.version_compatibility import CORE
 from rlcore.spi.provider import ROLES
 from rlcore.spi.version import SPI_VERSION
 

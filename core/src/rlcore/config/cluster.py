@@ -47,7 +47,7 @@ class ClusterConfig:
     """Most seconds for all workers to start and to load the model."""
     call_timeout_s: Seconds = 3600.0
     """Most seconds for one call of a worker, such as the generation of a step."""
-    late_timeout_s: Seconds = 300.0
+    straggler_timeout_s: Seconds = 300.0
     """Most seconds that a rank may lag behind the first one in what all do together."""
     object_store_mib: Annotated[int, at_least(75, "Ray takes no less; leave the key out for its own choice.")] | None = None
     """Memory of a local cluster's object store, through which a step's data travels; None leaves it to Ray."""

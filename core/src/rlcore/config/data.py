@@ -93,11 +93,11 @@ class DataConfig:
     """How often a prompt is taken whose last samples all had the same reward, as where all of them solved it or none, from
     which a comparison within its group learns nothing: as a share of how often other prompts are. 1.0 is as often."""
 
-    raise_level_at: Annotated[float, above_at_most(0, 1, "It is a share of solved samples.")] | None = None
+    curriculum_threshold: Annotated[float, above_at_most(0, 1, "It is a share of solved samples.")] | None = None
     """Rows with the lowest `level` come first, and those of the next level too once this share of the samples of the present
     level is solved, as the mean over its last `level_window` groups. Rows without a level always come. None: all rows come."""
     level_window: Positive | None = None
-    """Groups of the present level that raise_level_at looks at. None: 64."""
+    """Groups of the present level that curriculum_threshold looks at. None: 64."""
 
     @property
     def environment_of_set(self) -> Mapping[str, str]:

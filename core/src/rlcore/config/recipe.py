@@ -101,9 +101,9 @@ class RolloutConfig:
     of its config.json where there is none."""
     max_turns: Positive = 1
     """Most turns of an episode."""
-    history: Literal["refuse", "as_seen", "segment"] = "refuse"
+    history: Literal["refuse", "keep_sampled", "segment"] = "refuse"
     """What becomes of a chat of several turns whose template would change what the policy has read or said, as some take out
-    earlier thoughts. "refuse" is an error. "as_seen" keeps everything as the policy saw it, and takes from the template
+    earlier thoughts. "refuse" is an error. "keep_sampled" keeps everything as the policy saw it, and takes from the template
     only what it puts behind the turn. "segment", with agents and with chats to learn alone, begins another sequence, with
     the chat as the template writes it now."""
     max_turn_tokens: Positive | None = None
@@ -115,7 +115,7 @@ class RolloutConfig:
     tool_parser: Text = "auto"
     """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), or a parser
     that the generator brings, such as "qwen3_coder". "auto" takes the one of the first two that the chat template shows."""
-    refill_equal_rewards: bool | None = None
+    dynamic_sampling: bool | None = None
     """Replace a group whose rewards are all equal, but for masked samples, from which a comparison within groups learns
     nothing, by the next prompt's (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it,
     else false. Where the algorithm compares turns, or the parts of rewards, all of those are equal in such a group. With an
@@ -158,7 +158,7 @@ class TrainingConfig:
 
     prompts_per_step: Positive = 32
     """Prompts (or demonstrations, or pairs of answers) of a step."""
-    updates_per_step: Positive = 1
+    minibatches_per_step: Positive = 1
     """Optimizer steps that a step's batch is divided into, whole groups each."""
     max_tokens_per_microbatch: Positive = 8192
     """Most tokens in one forward and backward pass; a longer sequence gets one of its own, and so do the two of a pair of
@@ -168,7 +168,7 @@ class TrainingConfig:
     several updates of a step that has nothing to learn from is left out in either case."""
     warn_token_mult_prob_error: Mismatch = 1.05
     """When a step's mean exp(|generation - trainer log-probability|) rises above this, a note says so and the worst samples are
-    written to `disagreement/`; inf never."""
+    written to `logprob_mismatch/`; inf never."""
     max_token_mult_prob_error: Mismatch = 2.0
     """Above this the update is refused, the worst samples are written, and the run ends: generator and trainer disagree; inf
     never."""

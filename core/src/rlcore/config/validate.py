@@ -58,13 +58,13 @@ def find_problems(recipe: Recipe, broken: Sequence[str] = ()) -> list[Problem]:
     return [problem for rule in RULES if not rule.reads_any(broken) for problem in rule.check(recipe)]
 
 
-@rule("training.updates_per_step", "training.prompts_per_step")
+@rule("training.minibatches_per_step", "training.prompts_per_step")
 def _updates(recipe: Recipe) -> Iterator[Problem]:
     training = recipe.training
-    if training.updates_per_step > training.prompts_per_step >= 1:
+    if training.minibatches_per_step > training.prompts_per_step >= 1:
         yield Problem(
-            path="training.updates_per_step",
-            found=f"{training.updates_per_step}, with {training.prompts_per_step} prompts in a step",
+            path="training.minibatches_per_step",
+            found=f"{training.minibatches_per_step}, with {training.prompts_per_step} prompts in a step",
             expected="at most training.prompts_per_step",
             remedy="Each update trains on whole groups, so on one prompt at least.",
         )

@@ -14,11 +14,11 @@ from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
 from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
-from rlcore.registry.fitting import misfit
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
 from rlcore.registry.states import named_state, states_of
+from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
@@ -336,7 +336,7 @@ def _loading(what: str) -> Iterator[None]:
 
 def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
     """Import the object that an entry point names. Return the object and None, or None and the reason of the failure."""
-    if problem := misfit(entry_point.dist):
+    if problem := incompatibility(entry_point.dist):
         return None, problem
     if EntryPoint.pattern.match(entry_point.value) is None:
         return None, f"the entry point names {entry_point.value!r}; expected package.module:attribute"

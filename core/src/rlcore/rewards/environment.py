@@ -8,7 +8,7 @@ from rlcore.functions import FORM, Function
 from rlcore.rewards.config import FunctionConfig
 from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
 from rlcore.rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
-from rlcore.rewards.score import Said, combine
+from rlcore.rewards.score import RewardOutput, combine
 from rlcore.rewards.worker import pool_of, say_all
 from rlcore.secrets import unset_problems
 from rlcore.spi import (
@@ -69,7 +69,7 @@ class FunctionBackend:
         calls = [self._say_here(function, sample) for function in self._here]
         pooled = [say_all(self._pool, self._pooled, sample)] if self._pool is not None else []
         outcomes = await asyncio.gather(*pooled, *calls, return_exceptions=True)  # none goes on behind the failure of another
-        said: list[Said] = []
+        said: list[RewardOutput] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -88,7 +88,7 @@ class FunctionBackend:
         if self._pool is not None:
             self._pool.close()
 
-    async def _say_here(self, function: RewardFunction, sample: Sample) -> list[Said]:
+    async def _say_here(self, function: RewardFunction, sample: Sample) -> list[RewardOutput]:
         return [await (function.say_later(sample) if function.is_async else asyncio.to_thread(function.say, sample))]
 
 

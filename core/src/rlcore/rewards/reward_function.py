@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.functions import Function, is_async, load_function, place_in
-from rlcore.rewards.score import Said, read
+from rlcore.rewards.score import RewardOutput, read
 from rlcore.spi import ConfigError, Message, Problem, RewardError, RlcoreError
 
 KEY = "environment.function.path"
@@ -78,7 +78,7 @@ class RewardFunction:
         given = {name: value for name, value in row.items() if isinstance(name, str)} | parts
         return {name: value for name, value in given.items() if self.takes_all or name in self.takes}
 
-    def say(self, sample: Sample) -> Said:
+    def say(self, sample: Sample) -> RewardOutput:
         """What the function says of a sample. RewardError where it raises, or returns what is no reward."""
         try:
             value = self.call(**self.arguments(sample))
@@ -86,7 +86,7 @@ class RewardFunction:
             raise self._failure(error) from None
         return read(self.name, value)
 
-    async def say_later(self, sample: Sample) -> Said:
+    async def say_later(self, sample: Sample) -> RewardOutput:
         """What an `async def` says of a sample."""
         try:
             value = await self.call(**self.arguments(sample))

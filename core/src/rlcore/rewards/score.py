@@ -13,7 +13,7 @@ REWARD, SUCCESS = "reward", "success"
 
 
 @frozen
-class Said:
+class RewardOutput:
     """What one function says of one sample."""
 
     name: str
@@ -35,7 +35,7 @@ class Score:
     """What the reward is the sum of, weighted; empty where that is one thing."""
 
 
-def read(name: str, value: object) -> Said:
+def read(name: str, value: object) -> RewardOutput:
     """What a function's value stands for: a finite number, or a mapping of names to such, in which `success` is a bool.
     RewardError where it is something else."""
     values: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {REWARD: value}
@@ -46,10 +46,12 @@ def read(name: str, value: object) -> Said:
         if not (is_number(found) or isinstance(found, bool | np.bool_)):  # True is a usual way to say that an answer is right
             what = brief(value) if not isinstance(value, Mapping) else f"{brief(found)} as {key!r}"
             raise _wrong(name, what, "a finite number, or a mapping of names to such")
-    return Said(name, {str(key): float(found) for key, found in values.items()}, None if success is None else bool(success))
+    return RewardOutput(
+        name, {str(key): float(found) for key, found in values.items()}, None if success is None else bool(success)
+    )
 
 
-def combine(said: Sequence[Said], weights: Mapping[str, float], success_reward: float) -> Score:
+def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_reward: float) -> Score:
     """The weighted sum of what functions say: of each its reward, or else those of its figures that `weights` names. Everything
     is a metric, but for the reward of a single function. RewardError where there is no reward, or one that `weights` names is
     missing."""

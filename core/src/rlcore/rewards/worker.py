@@ -7,7 +7,7 @@ from functools import lru_cache
 from attrs import frozen
 
 from rlcore.rewards.reward_function import RewardFunction, Sample, load_all
-from rlcore.rewards.score import Said
+from rlcore.rewards.score import RewardOutput
 from rlcore.spi import ConfigError, RewardError, RlcoreError
 from rlcore.worker_pool import WorkerPool
 from rlcore.worker_process import Ended, Task, ending
@@ -36,7 +36,7 @@ def pool_of(paths: Sequence[str], num_processes: int, pass_environment: tuple[st
     return WorkerPool(task, num_processes)
 
 
-async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample: Sample) -> list[Said]:
+async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample: Sample) -> list[RewardOutput]:
     """What the functions of a pool say of a sample. RewardError where one fails or ends its process."""
     answer = await pool.call(sample)
     if isinstance(answer, Ended):
@@ -44,11 +44,11 @@ async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample:
         raise RewardError(f"the process of the reward function {names} ended with {ending(answer.exit_code)}")
     if isinstance(answer, RlcoreError):
         raise answer
-    said: list[Said] = answer
+    said: list[RewardOutput] = answer
     return said
 
 
-def answer(functions: Functions, sample: Sample) -> list[Said] | RlcoreError:
+def answer(functions: Functions, sample: Sample) -> list[RewardOutput] | RlcoreError:
     """What they say of one sample, or why there is no reward. The modules are loaded by the first sample of each process."""
     for folder in functions.sys_path:
         if folder not in sys.path:

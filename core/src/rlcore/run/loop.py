@@ -29,12 +29,12 @@ from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
 from rlcore.run.storage.reference_store import ReferenceStore
 from rlcore.run.storage.saver import RunSaver
-from rlcore.run.train_step.figures_of_sets import FiguresOfSets
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.minibatches import minibatches_of
 from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
+from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
 from rlcore.run.train_step.reference import Reference
 from rlcore.run.train_step.rescoring import rescored
 from rlcore.spi.arrays import Float32Array
@@ -192,7 +192,7 @@ class Loop:
             samples = evolve(samples, batch=self.critic.with_values(samples.batch, self.position))
         training = self.algorithm.build_batch(samples)
         self._to_training()
-        of_sets = self._figures_of_sets(samples, step)
+        of_sets = self._per_dataset_metrics(samples, step)
         results, of_critic = self._train(training, step, of_sets)
         collected = samples if isinstance(samples, CollectedRollouts) else None
         if collected is not None:
@@ -215,17 +215,17 @@ class Loop:
             self.sinks.log_samples(step, self.saver.samples(generated, training.batch, number))
         return metrics | times
 
-    def _figures_of_sets(self, samples: spi.RolloutBatch, step: int) -> FiguresOfSets | None:
+    def _per_dataset_metrics(self, samples: spi.RolloutBatch, step: int) -> PerDatasetMetrics | None:
         """What gathers the figures of each of several data sets; None where there is one, or where these need more than the
         log-probabilities that an update can return."""
         needs, sets = self.algorithm.needs, self.source.sets_of_examples(step)
         can_return = self.trainer.has(spi.capabilities.STEP_LOGPROBS) and needs.head == "tokens"
         if not sets or not self.algorithm.measures or not can_return or needs.reference_logprobs:
             return None
-        return FiguresOfSets(algorithm=self.algorithm, samples=samples, sets=sets)
+        return PerDatasetMetrics(algorithm=self.algorithm, samples=samples, sets=sets)
 
     def _train(
-        self, training: spi.TrainingBatch, step: int, of_sets: FiguresOfSets | None
+        self, training: spi.TrainingBatch, step: int, of_sets: PerDatasetMetrics | None
     ) -> tuple[list[spi.TrainStepResult], Mapping[str, float]]:
         """Make all updates of a step; none where there is nothing to learn from. The results of the policy's, and figures of
         the critic's. Those come last: what refuses the policy's first update then leaves the step as it was."""
@@ -245,7 +245,7 @@ class Loop:
         return results, self.critic.train(minibatches, training.critic_loss, self.position)
 
     def _train_policy(
-        self, minibatches: Sequence[Minibatch], spec: spi.LossSpec, step: int, of_sets: FiguresOfSets | None
+        self, minibatches: Sequence[Minibatch], spec: spi.LossSpec, step: int, of_sets: PerDatasetMetrics | None
     ) -> list[spi.TrainStepResult]:
         """An update on each minibatch."""
         (first, loss), *later = self._with_logprobs(minibatches, spec)
@@ -275,7 +275,7 @@ class Loop:
         minibatch: Minibatch,
         loss: spi.LossSpec,
         compared: Minibatch | None,
-        of_sets: FiguresOfSets | None,
+        of_sets: PerDatasetMetrics | None,
     ) -> spi.TrainStepResult:
         """One update. RefitError where generator and trainer turn out to be too far apart on `compared`: the minibatch itself,
         or one with some of its loss tokens alone."""

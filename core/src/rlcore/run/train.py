@@ -31,7 +31,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.recorded_progress import RecordedProgress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.schedule_record import RecordedSchedule
+from rlcore.run.rollout.rollout_trace import RolloutTrace
 from rlcore.run.rollout.sources import Source
 from rlcore.run.storage.hub_upload import upload
 from rlcore.run.storage.reference_store import open_reference_store
@@ -154,7 +154,7 @@ class _Run:
     """Whether a recipe that makes another run may be resumed with."""
     initial_state: AlgorithmState | None
     """What the algorithm keeps before the first step; None where it keeps nothing."""
-    replayed: RecordedSchedule | None
+    replayed: RolloutTrace | None
     """The schedule that it repeats; None where it has its own."""
     clock: PhaseClock
     guard: InterruptGuard = field(factory=InterruptGuard)
@@ -257,5 +257,5 @@ def _critic(run: _Run, backends: Backends) -> Critic | None:
         group=backends.critic,
         residency=CriticResidency.of(plan, backends.critic, run.clock),
         clock=run.clock,
-        num_warmup_updates=plan.critic_warmup_steps * plan.recipe.training.updates_per_step,
+        num_warmup_updates=plan.critic_warmup_steps * plan.recipe.training.minibatches_per_step,
     )

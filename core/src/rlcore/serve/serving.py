@@ -232,7 +232,7 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
         model=model_spec(recipe, serving.device),
         rank_info=spi.RankInfo(device="cpu"),
         seed=recipe.run.seed,
-        num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
+        num_train_steps=recipe.run.num_steps * recipe.training.minibatches_per_step,
         needs_reference=False,
         max_sequence_length=recipe.rollout.max_sequence_length,
         optimizer=recipe.optimizer,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.half_characters import half_character
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.sessions.errors import RequestError, bad_request
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -51,7 +51,7 @@ def read_json(content: bytes) -> Any:
         if depth > MAX_DEPTH:
             raise _too_deep()
         for value in layer:
-            if isinstance(value, str) and (half := half_character(value)):
+            if isinstance(value, str) and (half := lone_surrogate(value)):
                 raise RequestError(400, f"the request's body is no JSON that can be read: it has {half}")
         layer, depth = [inner for value in layer for inner in _inside(value)], depth + 1
     return body

@@ -46,7 +46,7 @@ _NAMES = {
     "provider": "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES Provider Role",
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
-    "shards": "Box Delta ShardExport ShardRoute",
+    "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "tools": "ParseToolCalls Tool ToolCall",
     "trainer": (
@@ -168,10 +168,10 @@ if TYPE_CHECKING:
     from rlcore.spi.provider import Role as Role
     from rlcore.spi.rows import LazyRows as LazyRows
     from rlcore.spi.sampling_mask import SamplingMask as SamplingMask
-    from rlcore.spi.shards import Box as Box
     from rlcore.spi.shards import Delta as Delta
     from rlcore.spi.shards import ShardExport as ShardExport
     from rlcore.spi.shards import ShardRoute as ShardRoute
+    from rlcore.spi.shards import ShardSlice as ShardSlice
     from rlcore.spi.sink import CHART_GROUP as CHART_GROUP
     from rlcore.spi.sink import EvaluationSink as EvaluationSink
     from rlcore.spi.sink import LoggedSample as LoggedSample

@@ -51,14 +51,14 @@ class AlgorithmNeeds:
     order. A group of more than training.max_tokens_per_microbatch tokens gets a microbatch of its own."""
     rewards: bool = True
     """The training reads the rewards of rollouts. Where they are only reported, a recipe that replaces groups by them
-    (rollout.refill_equal_rewards) is refused."""
+    (rollout.dynamic_sampling) is refused."""
     compares: Literal["rewards", "turn_rewards", "reward_components"] = "rewards"
     """By what the samples of a group are told apart: what an episode earned in all; what it earned from each of its turns on,
     where turns are told apart (RolloutBatch.turns); or each of the parts that the environment names of its reward. Where all of
-    it is equal in a group, rollout.refill_equal_rewards replaces the group, and data.zero_variance_weight has its prompt come
+    it is equal in a group, rollout.dynamic_sampling replaces the group, and data.zero_variance_weight has its prompt come
     less often."""
     dynamic_sampling: bool = False
-    """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.refill_equal_rewards is true
+    """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.dynamic_sampling is true
     unless the recipe says otherwise."""
     head: Head = "tokens"
     """What the trained model ends in (TrainerContext.head). "value" is for models that judge, such as reward models: nothing

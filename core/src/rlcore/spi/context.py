@@ -114,7 +114,7 @@ class AlgorithmContext:
 
     seed: int
     samples_per_prompt: int
-    updates_per_step: int
+    minibatches_per_step: int
     temperature: float
     generation_logprobs_exact: bool
     """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""

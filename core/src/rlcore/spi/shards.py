@@ -9,7 +9,7 @@ Delta: TypeAlias = Literal["off", "device", "host"]
 
 
 @frozen(order=True)
-class Box:
+class ShardSlice:
     """A part of a tensor: in dimension d the indices from `start[d]` to before `stop[d]`."""
 
     name: str
@@ -29,12 +29,12 @@ class Box:
             size *= stop - start if stop > start else 0
         return size
 
-    def common(self, other: "Box") -> "Box":
+    def common(self, other: "ShardSlice") -> "ShardSlice":
         """What lies in both, maybe nothing."""
         start = tuple(map(max, self.start, other.start))
-        return Box(self.name, start, tuple(map(max, start, map(min, self.stop, other.stop))))
+        return ShardSlice(self.name, start, tuple(map(max, start, map(min, self.stop, other.stop))))
 
-    def within(self, outer: "Box") -> tuple[slice, ...]:
+    def within(self, outer: "ShardSlice") -> tuple[slice, ...]:
         """Where it lies in a tensor that holds `outer`."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True))
 
@@ -48,7 +48,7 @@ class ShardRoute:
     """"host:port" of a store of torch.distributed in which the group meets."""
     name: str
     """Tells the group from others that meet in the store. One that was not used before makes a group anew."""
-    wanted: tuple[tuple[Box, ...], ...]
+    wanted: tuple[tuple[ShardSlice, ...], ...]
     """The parts that each of the generator's ranks wants."""
     timeout_s: float
     """How long one rank waits for another."""
@@ -58,7 +58,7 @@ class ShardRoute:
 class ShardExport:
     """A trainer's weights as parts. `WeightExport.buckets` brings none then: read to its end on every rank, it sends them."""
 
-    held: tuple[tuple[Box, ...], ...] = field(on_setattr=None)
+    held: tuple[tuple[ShardSlice, ...], ...] = field(on_setattr=None)
     """The parts that each of the trainer's ranks holds; the same on every rank, and of replicas too."""
     max_bucket_bytes: int = field(on_setattr=None)
     """Tensors are sent in groups of at most so much, or one that is larger, in the order of WeightExport.specs."""

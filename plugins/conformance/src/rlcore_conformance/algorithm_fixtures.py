@@ -73,7 +73,7 @@ class AlgorithmUnderTest:
     handle: AlgorithmHandle
     open: OpenAlgorithm
     evaluate: EvaluateLoss
-    updates_per_step: int
+    minibatches_per_step: int
 
     def losses(self, rollouts: RolloutBatch, *, on_policy: bool = False) -> list[LossUnderTest]:
         """The losses of a first update on these samples: the policy's, and the critic's where there is one."""
@@ -104,7 +104,7 @@ class AlgorithmUnderTest:
             batch = batch.with_token_column(REFERENCE_LOGPROBS, np.where(batch.loss_mask, told, np.float32(0)))
             spec = with_column(spec, REFERENCE_LOGPROBS)
         # A loop computes none for the updates of a step behind the first unless the algorithm says that it needs them.
-        if not is_valued and (needs.previous_logprobs or self.updates_per_step == 1):
+        if not is_valued and (needs.previous_logprobs or self.minibatches_per_step == 1):
             previous = generated if on_policy else (generated - 0.5 * noise).astype(np.float32)
             figures["previous_logprobs"] = previous
             batch = batch.with_token_column(PREVIOUS_LOGPROBS, previous[batch.tokens])
@@ -121,7 +121,7 @@ class AlgorithmFixtures(ProviderFixtures):
         return AlgorithmContext(
             seed=0,
             samples_per_prompt=SAMPLES_PER_PROMPT,
-            updates_per_step=2,
+            minibatches_per_step=2,
             temperature=1.0,
             generation_logprobs_exact=False,
         )
@@ -145,7 +145,7 @@ class AlgorithmFixtures(ProviderFixtures):
             handle=open_algorithm(),
             open=open_algorithm,
             evaluate=evaluate_loss,
-            updates_per_step=algorithm_context.updates_per_step,
+            minibatches_per_step=algorithm_context.minibatches_per_step,
         )
 
     @pytest.fixture

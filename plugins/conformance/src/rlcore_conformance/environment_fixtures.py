@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from rlcore.half_characters import half_character
 from rlcore.images import content_fault
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.registry.binding import build_environment
 from rlcore.spi import (
     EnvironmentContext,
@@ -183,7 +183,7 @@ def check_observation(observation: object) -> None:
     if observation.text is not None:
         assert isinstance(observation.text, str), f"the text is of type {type(observation.text).__name__}; expected str"
         assert observation.text, "an observation has an empty text; expected one that can be read"
-        assert not (half := half_character(observation.text)), f"the text has {half}; expected Unicode text"
+        assert not (half := lone_surrogate(observation.text)), f"the text has {half}; expected Unicode text"
     for message in observation.messages or ():
         assert isinstance(message, Mapping), f"a message is a {type(message).__name__}; expected a mapping"
         assert {"role", "content"} <= set(message), f"a message has the keys {sorted(message)}; expected role and content"
@@ -199,7 +199,7 @@ def check_step(result: StepResult) -> None:
     figures = {"reward": result.reward, **result.reward_components, **result.metrics}
     for name, value in figures.items():
         assert isinstance(name, str), f"a figure is called {name!r}; expected a string"
-        assert not (half := half_character(name)), f"the name {name!r} has {half}; expected Unicode text"
+        assert not (half := lone_surrogate(name)), f"the name {name!r} has {half}; expected Unicode text"
         assert isinstance(value, int | float | np.number), f"{name} is of type {type(value).__name__}; expected a float"
         assert abs(value) <= LARGEST, f"{name} is {value}; expected a finite number, as float32"
     taken = result.metrics.keys() & {"failed", "timed_out"}

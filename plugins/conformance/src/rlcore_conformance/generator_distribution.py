@@ -63,7 +63,7 @@ CASES = {
 
 
 @define
-class Evidence:
+class BiasStatistic:
     """What sampled tokens say about the sampler."""
 
     vocab_size: int
@@ -128,7 +128,7 @@ class Evidence:
             self.scores[name].add((ranks > 1.0 - share) * 1.0, np.array(share), np.full(len(ranks), share * (1.0 - share)))
         self.ranks.append(ranks)
 
-    def join(self, other: "Evidence") -> None:
+    def join(self, other: "BiasStatistic") -> None:
         """Add the tokens of other evidence."""
         for name, score in self.scores.items():
             score.join(other.scores[name])
@@ -161,12 +161,12 @@ def described(name: str, score: Score) -> str:
     )
 
 
-def found_effects(draw: Callable[[int], Evidence], vocab_size: int) -> dict[str, str]:
+def found_effects(draw: Callable[[int], BiasStatistic], vocab_size: int) -> dict[str, str]:
     """Return a line for each figure with an effect, by name. Questions are asked until all EFFECTS are found or excluded.
 
     AssertionError where MOST_BLOCKS questions do not tell.
     """
-    whole = Evidence(vocab_size)
+    whole = BiasStatistic(vocab_size)
     for number in range(MOST_BLOCKS):
         whole.join(draw(number))
         verdicts = {name: whole.scores[name].verdict(effect) for name, effect in EFFECTS.items()}
@@ -196,8 +196,8 @@ class GeneratorDistribution(GeneratorFixtures):
         repeated: dict[str, str] = {}
 
         @cache
-        def draw(number: int) -> Evidence:
-            evidence = Evidence(reference.vocab_size)
+        def draw(number: int) -> BiasStatistic:
+            evidence = BiasStatistic(reference.vocab_size)
             question = make_long_question(reference.vocab_size, num_samples, number)
             result = generator.generate(question, 0, sampling)
             gather(evidence, generator.edge, policy, question, result, sampling, random)
@@ -208,7 +208,7 @@ class GeneratorDistribution(GeneratorFixtures):
             return evidence
 
         def find(numbers: range, limits: Limits) -> dict[str, str]:
-            evidence = Evidence(reference.vocab_size)
+            evidence = BiasStatistic(reference.vocab_size)
             for number in numbers:
                 evidence.join(draw(number))
             return evidence.problems(limits) | repeated
@@ -225,7 +225,7 @@ def find_repeated_samples(question: Question, result: GenerateResult) -> dict[st
 
 
 def gather(
-    evidence: Evidence,
+    evidence: BiasStatistic,
     edge: float,
     policy: ReferencePolicy,
     question: Question,

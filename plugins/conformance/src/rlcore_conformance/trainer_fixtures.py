@@ -133,7 +133,7 @@ class TrainerUnderTest:
 
 
 @frozen(kw_only=True, eq=False)
-class Undisturbed:
+class BaselineRun:
     """Updates of a trainer to which nothing else happened."""
 
     batch: TokenBatch
@@ -144,7 +144,7 @@ class Undisturbed:
     steps: tuple[StepOutcome, StepOutcome, StepOutcome]
 
 
-_KEPT: dict[str, Undisturbed] = {}
+_KEPT: dict[str, BaselineRun] = {}
 """The latest, by the trainer and the data it is of."""
 
 
@@ -252,7 +252,7 @@ class TrainerFixtures(BackendFixtures):
         return make_batch(reference.vocab_size, seed=1)
 
     @pytest.fixture
-    def undisturbed(
+    def baseline_run(
         self,
         provider: Provider,
         config: Any,
@@ -261,7 +261,7 @@ class TrainerFixtures(BackendFixtures):
         loss: LossSpec,
         reference: Reference,
         batch: TokenBatch,
-    ) -> Undisturbed:
+    ) -> BaselineRun:
         """Three updates of a trainer to which nothing else happens, made once for a class's checks."""
         given = type(self), provider, config, trainer_context, loss, batch.tokens.tobytes(), batch.loss_mask.tobytes()
         if (key := repr(given)) not in _KEPT:
@@ -270,7 +270,7 @@ class TrainerFixtures(BackendFixtures):
                 before = trainer.weights()
                 steps = trainer.outcome((batch,), 0), trainer.outcome((other,), 1), trainer.outcome((batch, other), 2)
             _KEPT.clear()
-            _KEPT[key] = Undisturbed(batch=batch, other=other, before=before, steps=steps)
+            _KEPT[key] = BaselineRun(batch=batch, other=other, before=before, steps=steps)
         return _KEPT[key]
 
 

@@ -32,7 +32,7 @@ from rlcore_conformance.probe import LARGEST_SURPRISE, TOKEN_SHARE
 from rlcore_conformance.reference import reference_logprobs
 from rlcore_conformance.step_outcome import assert_same_step, assert_same_weights
 from rlcore_conformance.tensors import num_bytes
-from rlcore_conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, Undisturbed, with_loss
+from rlcore_conformance.trainer_fixtures import BaselineRun, OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")
@@ -41,17 +41,17 @@ STATE_ON_HOST = SetResidencyRequest(weights="device", state="host")
 
 @contextmanager
 def refused(
-    error: type[RlcoreError], open_trainer: OpenTrainer, undisturbed: Undisturbed
+    error: type[RlcoreError], open_trainer: OpenTrainer, baseline_run: BaselineRun
 ) -> Iterator[tuple[TrainerUnderTest, pytest.ExceptionInfo[Any]]]:
     """A trainer after one update, which refuses the second with `error`: its weights stay, and the next step is the one that
     would have followed."""
     with open_trainer() as trainer:
-        before = trainer.outcome((undisturbed.batch,), 0).weights
+        before = trainer.outcome((baseline_run.batch,), 0).weights
         with pytest.raises(error) as raised:
             yield trainer, raised
         after = trainer.weights(1)
         assert_same_weights(after, before)
-        assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], after)
+        assert_same_step(trainer.outcome((baseline_run.other,), 1), baseline_run.steps[1], after)
 
 
 class TrainerLifecycle(TrainerFixtures):
@@ -59,47 +59,47 @@ class TrainerLifecycle(TrainerFixtures):
 
     @pytest.mark.parametrize("poison", ["loss", "gradient"])
     def test_step_that_is_not_finite_is_refused_and_leaves_the_state(
-        self, open_trainer: OpenTrainer, loss: LossSpec, undisturbed: Undisturbed, poison: str
+        self, open_trainer: OpenTrainer, loss: LossSpec, baseline_run: BaselineRun, poison: str
     ) -> None:
         """Weights, optimizer and version stay, and the next step is the one that would have followed."""
-        last = spoiled(undisturbed.other) if poison == "loss" else undisturbed.other
-        with refused(NonFiniteError, open_trainer, undisturbed) as (trainer, _):
-            trainer.step((undisturbed.batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
+        last = spoiled(baseline_run.other) if poison == "loss" else baseline_run.other
+        with refused(NonFiniteError, open_trainer, baseline_run) as (trainer, _):
+            trainer.step((baseline_run.batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
 
     @pytest.mark.parametrize("metric", [TOKEN_SHARE, LARGEST_SURPRISE])
     def test_step_over_a_bound_is_refused_and_leaves_the_state(
-        self, provider: Provider, open_trainer: OpenTrainer, undisturbed: Undisturbed, metric: str
+        self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun, metric: str
     ) -> None:
         """The figure of the whole step counts, a sum or a maximum over microbatches; the error names metric and value."""
         require(provider, capabilities.METRIC_BOUNDS)
-        value = undisturbed.steps[1].result.metrics[metric]
+        value = baseline_run.steps[1].result.metrics[metric]
         bounds = {TOKEN_SHARE: 2.0, LARGEST_SURPRISE: 1e6, "probe/not_reported": 0.0, metric: 0.95 * value}
-        with refused(BoundError, open_trainer, undisturbed) as (trainer, raised):
-            trainer.step(arrange(undisturbed.other, "apart"), 1, bounds=bounds)
+        with refused(BoundError, open_trainer, baseline_run) as (trainer, raised):
+            trainer.step(arrange(baseline_run.other, "apart"), 1, bounds=bounds)
         assert raised.value.metrics == {metric: pytest.approx(value, rel=1e-4)}
         shown = [float(number) for number in re.findall(r"\d+\.?\d*(?:e[+-]\d+)?", str(raised.value))]
         assert metric in str(raised.value), f"the message does not name {metric}: {raised.value}"
         assert pytest.approx(value, rel=1e-2) in shown, f"the message does not name {value}: {raised.value}"
 
     def test_bounds_that_hold_change_nothing(
-        self, provider: Provider, open_trainer: OpenTrainer, undisturbed: Undisturbed
+        self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun
     ) -> None:
         """The step is the one without bounds; a metric that the loss does not report has none."""
         require(provider, capabilities.METRIC_BOUNDS)
-        bounds = {name: value + 1e-3 * abs(value) for name, value in undisturbed.steps[0].result.metrics.items()}
+        bounds = {name: value + 1e-3 * abs(value) for name, value in baseline_run.steps[0].result.metrics.items()}
         with open_trainer() as trainer:
-            found = trainer.outcome((undisturbed.batch,), 0, bounds={**bounds, "probe/not_reported": -1.0})
-        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
+            found = trainer.outcome((baseline_run.batch,), 0, bounds={**bounds, "probe/not_reported": -1.0})
+        assert_same_step(found, baseline_run.steps[0], baseline_run.before)
 
     def test_step_returns_the_logprobs_it_trained_on(
-        self, provider: Provider, open_trainer: OpenTrainer, undisturbed: Undisturbed, tolerance: float
+        self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun, tolerance: float
     ) -> None:
         """Each microbatch's, at the weights before the update and at the step's temperature; the step is the one without."""
         require(provider, capabilities.STEP_LOGPROBS)
-        microbatches = (undisturbed.other, undisturbed.batch)
+        microbatches = (baseline_run.other, baseline_run.batch)
         with open_trainer() as trainer:
-            asked = trainer.outcome((undisturbed.batch,), 0, logprobs=True)
-            assert_same_step(asked, undisturbed.steps[0], undisturbed.before)
+            asked = trainer.outcome((baseline_run.batch,), 0, logprobs=True)
+            assert_same_step(asked, baseline_run.steps[0], baseline_run.before)
             expected = trainer.logprobs(microbatches, 1, temperature=0.7)
             found = trainer.step(microbatches, 1, temperature=0.7, logprobs=True).logprobs
             assert found is not None
@@ -107,33 +107,33 @@ class TrainerLifecycle(TrainerFixtures):
                 np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
     def test_state_loaded_continues_exactly(
-        self, open_trainer: OpenTrainer, undisturbed: Undisturbed, device: Device, tmp_path: Path
+        self, open_trainer: OpenTrainer, baseline_run: BaselineRun, device: Device, tmp_path: Path
     ) -> None:
         """A trainer that has trained on something else continues exactly too."""
         with open_trainer() as trainer:
-            trainer.step((undisturbed.batch,), 0)
-            trainer.step((undisturbed.other,), 1)
+            trainer.step((baseline_run.batch,), 0)
+            trainer.step((baseline_run.other,), 1)
             files = trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
         assert files, "save_state names no files"
         assert all((tmp_path / name).is_file() for name in files)
         with open_trainer() as trainer:
-            trainer.step((undisturbed.other,), 0)
+            trainer.step((baseline_run.other,), 0)
             assert trainer.handle.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 2
             restored = trainer.weights(2)
-            found = trainer.outcome((undisturbed.batch, undisturbed.other), 2)
+            found = trainer.outcome((baseline_run.batch, baseline_run.other), 2)
         if device != "cpu":
-            assert_same_step(found, undisturbed.steps[2], restored)
+            assert_same_step(found, baseline_run.steps[2], restored)
             return
-        assert found.result == undisturbed.steps[2].result
-        assert_same_weights(restored, undisturbed.steps[1].weights)
-        assert_same_weights(found.weights, undisturbed.steps[2].weights)
+        assert found.result == baseline_run.steps[2].result
+        assert_same_weights(restored, baseline_run.steps[1].weights)
+        assert_same_weights(found.weights, baseline_run.steps[2].weights)
 
-    def test_saving_changes_nothing(self, open_trainer: OpenTrainer, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    def test_saving_changes_nothing(self, open_trainer: OpenTrainer, baseline_run: BaselineRun, tmp_path: Path) -> None:
         """The step after a save is the step without one."""
         with open_trainer() as trainer:
-            trainer.step((undisturbed.batch,), 0)
+            trainer.step((baseline_run.batch,), 0)
             trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
-            assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], undisturbed.steps[0].weights)
+            assert_same_step(trainer.outcome((baseline_run.other,), 1), baseline_run.steps[1], baseline_run.steps[0].weights)
 
     def test_reference_is_the_initial_policy_after_loading(
         self, provider: Provider, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path
@@ -159,18 +159,18 @@ class TrainerLifecycle(TrainerFixtures):
             trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
 
     def test_moving_to_the_host_and_back_changes_nothing(
-        self, provider: Provider, open_trainer: OpenTrainer, undisturbed: Undisturbed, device: Device, tmp_path: Path
+        self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun, device: Device, tmp_path: Path
     ) -> None:
         """Log-probabilities and exports work with the optimizer on the host, saving and loading with all of it; the step after
         is the step without the moves."""
         require(provider, capabilities.RESIDENCY)
         with open_trainer() as trainer:
-            trainer.step((undisturbed.batch,), 0)
-            before, (logprobs,) = trainer.weights(1), trainer.logprobs((undisturbed.other,), 1)
+            trainer.step((baseline_run.batch,), 0)
+            before, (logprobs,) = trainer.weights(1), trainer.logprobs((baseline_run.other,), 1)
             resident = trainer.handle.set_residency(ON_DEVICE).device_bytes
             assert resident > 0, "a trainer on its device holds no bytes there"
             trainer.handle.set_residency(STATE_ON_HOST)
-            np.testing.assert_array_equal(trainer.logprobs((undisturbed.other,), 1)[0], logprobs)
+            np.testing.assert_array_equal(trainer.logprobs((baseline_run.other,), 1)[0], logprobs)
             assert_same_weights(trainer.weights(1), before)
             moved = trainer.handle.set_residency(ON_HOST).device_bytes
             # What is left may be a workspace that is larger than this small model: then what has gone counts.
@@ -182,8 +182,8 @@ class TrainerLifecycle(TrainerFixtures):
             trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
             trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
             trainer.handle.set_residency(ON_DEVICE)
-            np.testing.assert_array_equal(trainer.logprobs((undisturbed.other,), 1)[0], logprobs)
-            assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], before)
+            np.testing.assert_array_equal(trainer.logprobs((baseline_run.other,), 1)[0], logprobs)
+            assert_same_step(trainer.outcome((baseline_run.other,), 1), baseline_run.steps[1], before)
 
     def test_reference_stays_through_sleep_and_steps(
         self, trainer: TrainerUnderTest, batch: TokenBatch, tmp_path: Path

@@ -21,7 +21,7 @@ from rlcore_conformance.batches import (
 from rlcore_conformance.probe import ProbeConfig, expected_mismatch, expected_probe
 from rlcore_conformance.reference import Reference, reference_logprobs
 from rlcore_conformance.step_outcome import assert_close, assert_same_names, assert_same_step
-from rlcore_conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, Undisturbed, with_loss
+from rlcore_conformance.trainer_fixtures import BaselineRun, OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
 
 REORDERED: tuple[Arrangement, ...] = tuple(arrangement for arrangement in ARRANGEMENTS if arrangement != "together")
 TEMPERATURES = (1.0, 0.6)
@@ -194,22 +194,22 @@ class TrainerNumerics(TrainerFixtures):
 
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_update_does_not_depend_on_the_microbatches(
-        self, open_trainer: OpenTrainer, undisturbed: Undisturbed, arrangement: Arrangement
+        self, open_trainer: OpenTrainer, baseline_run: BaselineRun, arrangement: Arrangement
     ) -> None:
         """Microbatch size, packing and order change loss, gradient norm and new weights by rounding alone."""
         with open_trainer() as trainer:
-            found = trainer.outcome(arrange(undisturbed.batch, arrangement))
-        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
+            found = trainer.outcome(arrange(baseline_run.batch, arrangement))
+        assert_same_step(found, baseline_run.steps[0], baseline_run.before)
 
-    def test_microbatch_without_loss_tokens_adds_nothing(self, open_trainer: OpenTrainer, undisturbed: Undisturbed) -> None:
+    def test_microbatch_without_loss_tokens_adds_nothing(self, open_trainer: OpenTrainer, baseline_run: BaselineRun) -> None:
         """Ranks have equally many microbatches, so some may hold nothing to learn."""
-        empty = without_loss(undisturbed.other)
+        empty = without_loss(baseline_run.other)
         with open_trainer() as trainer:
-            found = trainer.outcome((empty, undisturbed.batch, empty))
-        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
+            found = trainer.outcome((empty, baseline_run.batch, empty))
+        assert_same_step(found, baseline_run.steps[0], baseline_run.before)
 
     def test_tokens_after_the_last_loss_token_get_no_gradient(
-        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch, undisturbed: Undisturbed
+        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch, baseline_run: BaselineRun
     ) -> None:
         """Other tokens in their place change nothing."""
         tokens = batch.tokens.copy()
@@ -219,7 +219,7 @@ class TrainerNumerics(TrainerFixtures):
         assert (tokens != batch.tokens).sum() >= 3, "the batch has too few tokens after its last loss tokens"
         with open_trainer() as trainer:
             found = trainer.outcome((evolve(batch, tokens=tokens),))
-        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
+        assert_same_step(found, baseline_run.steps[0], baseline_run.before)
 
     def test_losses_are_divided_by_the_global_counts(self, open_trainer: OpenTrainer, batch: TokenBatch) -> None:
         """With counts three times those of the rank's own microbatches, loss and gradient are a third."""

@@ -42,7 +42,7 @@ EXPECTED_REFUSALS = {NOT_FINITE: "NonFiniteError", OVER_A_BOUND: "BoundError"}
 
 
 @frozen(kw_only=True, eq=False)
-class Alone:
+class SingleRankRun:
     """What one rank with all the data makes of the steps."""
 
     figures: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
@@ -74,7 +74,7 @@ class TrainerRanks(TrainerFixtures):
         assert_one_trainer(job, one)
 
 
-def assert_one_trainer(job: RankJob, one: Alone) -> None:
+def assert_one_trainer(job: RankJob, one: SingleRankRun) -> None:
     """Assert that the ranks of a job, launched here, do what one rank has done."""
     reports = launched(job)
     assert_two_or_one([report.layout for report in reports])
@@ -167,7 +167,7 @@ def shared(trainer: TrainerUnderTest, shares: Shares, weight_version: int, **opt
     return SharedStep(request=request, shares=shares)
 
 
-def alone(trainer: TrainerUnderTest, job: RankJob) -> Alone:
+def alone(trainer: TrainerUnderTest, job: RankJob) -> SingleRankRun:
     """Return what one rank computes without the others."""
     first, second = (trainer.figures(share, temperature=TEMPERATURE) for share in job.steps[0].shares)
     steps, before = [], trainer.weights(0)
@@ -175,7 +175,7 @@ def alone(trainer: TrainerUnderTest, job: RankJob) -> Alone:
         result = trainer.handle.train_step(step.request)
         steps.append((trainer.after(result), before))
         before = steps[-1][0].weights
-    return Alone(figures=(first, second), steps=(*steps, steps[-1]))
+    return SingleRankRun(figures=(first, second), steps=(*steps, steps[-1]))
 
 
 def launched(job: RankJob, attempts: int = 3) -> list[RankReport]:

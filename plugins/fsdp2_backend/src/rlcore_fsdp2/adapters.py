@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
-from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.decoders import has_states, is_described
 from rlcore_torchkit.lora import Dropout, initial_adapters, linear_layers_of
@@ -80,7 +80,7 @@ class Adapters:
     def _fill(self, model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, whole in values.items():
             parameter = model.get_parameter(name)
-            part = ShardSlice.of(parameter)
+            part = LocalShard.of(parameter)
             bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
             local(parameter).copy_(whole[bounds])
 

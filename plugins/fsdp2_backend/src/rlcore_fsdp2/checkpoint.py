@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rlcore.spi import CheckpointError, RankInfo
 from rlcore_fsdp2.adapters import trained
-from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
 from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.hf_directory import model_storage_errors
@@ -45,7 +45,7 @@ def save(
         "format": FORMAT,
         "world_size": rank_info.world_size,
         "weight_version": weight_version,
-        "parts": {name: asdict(ShardSlice.written(parameter)) for name, parameter in parameters.items()},
+        "parts": {name: asdict(LocalShard.written(parameter)) for name, parameter in parameters.items()},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
     }
     stem = f"trainer-{rank_info.rank:05d}"
@@ -67,7 +67,7 @@ class _Stored:
     weight_version: int
     steps: Mapping[str, int]
     """The optimizer's count for each parameter."""
-    blocks: Mapping[str, Mapping[str, ShardSlice]]
+    blocks: Mapping[str, Mapping[str, LocalShard]]
     """By parameter, and by the stem of each file that has something of it: which block."""
 
 
@@ -103,21 +103,21 @@ def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
     indices = _read_indices(directory)
     _check_same_model(directory, parameters, indices)
     any_index = next(iter(indices.values()))
-    blocks: dict[str, dict[str, ShardSlice]] = {name: {} for name in parameters}
+    blocks: dict[str, dict[str, LocalShard]] = {name: {} for name in parameters}
     with ExitStack() as stack:
         files = _opened(directory, list(indices), stack)
         _check_complete(directory, files, indices, any_index["optimizer_steps"])
     for stem, index in indices.items():
         for name, part in index["parts"].items():
-            block = ShardSlice(**{field: tuple(values) for field, values in part.items()})
+            block = LocalShard(**{field: tuple(values) for field, values in part.items()})
             blocks[name] |= {} if block.is_empty else {stem: block}
     return _Stored(weight_version=int(any_index["weight_version"]), steps=any_index["optimizer_steps"], blocks=blocks)
 
 
-def _sources(tensor: Tensor, blocks: Mapping[str, ShardSlice]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:
+def _sources(tensor: Tensor, blocks: Mapping[str, LocalShard]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """Where this rank is to read its part of a tensor, by the file's stem: slices into the part and into the file's block.
     Nothing where another rank sends it."""
-    mine = ShardSlice.of(tensor)
+    mine = LocalShard.of(tensor)
     if mine.is_empty or not is_first_copy(tensor):
         return {}
     overlaps = {stem: mine.overlap(block) for stem, block in blocks.items()}

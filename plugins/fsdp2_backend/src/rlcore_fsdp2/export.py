@@ -12,8 +12,8 @@ from transformers.core_model_loading import PrefixChange, revert_weight_conversi
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, WeightExport
 from rlcore.spi.weights import ITEM_BYTES
-from rlcore_fsdp2.parts import Parts
 from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.shards import Parts
 from rlcore_torchkit.buckets import make_buckets
 from rlcore_torchkit.lora import merged
 from rlcore_torchkit.lora_targets import LORA_A, LORA_B, is_adapter

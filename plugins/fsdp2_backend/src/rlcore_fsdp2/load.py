@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
 from rlcore_torchkit.agreement import together
 from rlcore_torchkit.architectures.modules import ModuleNames
@@ -72,7 +72,7 @@ class _FileTensor:
 
     name: str
     shape: tuple[int, ...]
-    block: ShardSlice
+    block: LocalShard
     """The block of the parameter that it fills: the tensor's shape, after dimensions of 1 where the parameter has more."""
 
 
@@ -96,7 +96,7 @@ def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files
     match = _EXPERTS.fullmatch(name)
     if match is None or name in files:
         found = bare if bare in files and name not in files else name
-        yield _FileTensor(name=found, shape=shape, block=ShardSlice(global_shape=shape, offset=(0,) * len(shape), shape=shape))
+        yield _FileTensor(name=found, shape=shape, block=LocalShard(global_shape=shape, offset=(0,) * len(shape), shape=shape))
         return
     prefix, kind = match.groups()
     projections = (modules.gate, modules.up) if kind == "gate_up_proj" else (modules.down,)
@@ -104,7 +104,7 @@ def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files
     size = rows // len(projections)
     for expert in range(num_experts):
         for number, projection in enumerate(projections):
-            block = ShardSlice(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
+            block = LocalShard(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
             yield _FileTensor(name=f"{prefix}.{expert}.{projection}.weight", shape=(size, columns), block=block)
 
 
@@ -117,7 +117,7 @@ def _problems(tensor: _FileTensor, files: TensorFiles) -> Iterator[Problem]:
 
 
 def _fill(parameter: Tensor, tensor: _FileTensor, files: TensorFiles) -> None:
-    overlap = ShardSlice.of(parameter).overlap(tensor.block)
+    overlap = LocalShard.of(parameter).overlap(tensor.block)
     if overlap is not None:
         into, bounds = overlap
         local(parameter)[into].copy_(files.read(tensor.name, bounds[-len(tensor.shape) :]))
@@ -126,7 +126,7 @@ def _fill(parameter: Tensor, tensor: _FileTensor, files: TensorFiles) -> None:
 def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, files: TensorFiles) -> None:
     """ModelError where the files have a head of its own for a model whose head is said to be its embedding."""
     weight = parameters[embedding]
-    part = ShardSlice.of(weight)
+    part = LocalShard.of(weight)
     bounds = [slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True)]
     if head not in files or part.is_empty:
         return

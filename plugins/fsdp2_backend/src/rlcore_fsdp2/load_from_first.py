@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.spi import ModelSpec
-from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.agreement import first_rank, together
 from rlcore_torchkit.lora_targets import is_adapter
@@ -31,7 +31,7 @@ def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parame
         if is_adapter(name):
             continue
         whole = _send(None if source is None else source.get_parameter(name), parameter.shape, parameter.dtype, device)
-        part = ShardSlice.of(parameter)
+        part = LocalShard.of(parameter)
         bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
         local(parameter).copy_(whole[bounds])
     for name, buffer in list(model.named_buffers()):

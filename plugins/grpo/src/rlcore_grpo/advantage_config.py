@@ -18,7 +18,7 @@ class AdvantageConfig:
     section: ClassVar[str] = "algorithm.grpo"
     """The section of a recipe that these options are of."""
     dynamic_sampling: ClassVar[bool] = False
-    """Whether rollout.refill_equal_rewards is true unless the recipe says otherwise."""
+    """Whether rollout.dynamic_sampling is true unless the recipe says otherwise."""
 
     advantage_baseline: Literal["group_mean", "leave_one_out", "batch_mean", "none"] = "group_mean"
     """What is subtracted from a reward: the mean of its group, the mean of the group's other rewards, the mean of the step's
@@ -39,7 +39,7 @@ class AdvantageConfig:
     step."""
     reward_weights: Mapping[str, Annotated[float, _FINITE]] = field(factory=dict)
     """Weights of the components, by name, with "normalise_then_sum"; 1 for those that are not here. Whether a group is
-    replaced (rollout.refill_equal_rewards) goes by all components, those of weight 0 too."""
+    replaced (rollout.dynamic_sampling) goes by all components, those of weight 0 too."""
     length_penalty: Literal["none", "soft_overlong", "linear", "group"] = "none"
     """Added to the reward by how many tokens the policy said: "soft_overlong" falls from 0 to -1 over the last part of
     rollout.max_response_tokens; "linear" is minus the share of rollout.max_response_tokens; "group" goes from 0.5 for the

@@ -45,7 +45,7 @@ class DrGrpoConfig(GrpoConfig):
 @preset(clip_high=0.28, length_penalty="soft_overlong")
 class DapoConfig(GrpoConfig):
     """DAPO (arXiv:2503.14476): a higher upper clip range, the mean over tokens, soft overlong punishment, and dynamic sampling
-    (rollout.refill_equal_rewards is true unless the recipe says otherwise)."""
+    (rollout.dynamic_sampling is true unless the recipe says otherwise)."""
 
     section = "algorithm.dapo"
     dynamic_sampling = True

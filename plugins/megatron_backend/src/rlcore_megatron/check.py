@@ -14,7 +14,6 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import (
     AUTO_SIZES,
     SECTION,
@@ -33,6 +32,7 @@ from rlcore_megatron.models import (
     trained_model_problems,
 )
 from rlcore_megatron.multi_token_check import head_option_problems, head_problems
+from rlcore_megatron.passthrough_check import passthrough_problems
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.scheduler_check import course_notes, course_problems
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -60,7 +60,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
-        *forwarded_problems(config, context.device, context.model.dtype, dims),
+        *passthrough_problems(config, context.device, context.model.dtype, dims),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
         *_value_problems(context, config),

@@ -15,7 +15,7 @@ from rlcore_megatron.exported import Exported
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.parameter_rows import row_ranges, rows_per_group, tensor_rank_and_size
-from rlcore_megatron.parts import Part, parts_of, reader
+from rlcore_megatron.shards import Part, parts_of, reader
 from rlcore_megatron.weight_mapping import Names
 from rlcore_megatron.weight_source import HfTensor, Source
 from rlcore_torchkit.buckets import make_buckets

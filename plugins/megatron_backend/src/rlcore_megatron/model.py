@@ -19,7 +19,7 @@ from rlcore.spi import Head
 from rlcore_megatron import latent_attention
 from rlcore_megatron.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
-from rlcore_megatron.corrected_router import CorrectedRouter
+from rlcore_megatron.bias_corrected_router import BiasCorrectedRouter
 from rlcore_megatron.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
@@ -250,7 +250,7 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
     for layer in spec.layer_specs:
         mlp = layer.submodules.mlp.submodules
         if hasattr(mlp, "router"):
-            mlp.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
+            mlp.router = BiasCorrectedRouter if family.has_correction_bias else PolicyRouter
             if mlp.experts.module is TEGroupedMLP:
                 mlp.experts.module = GroupedExperts
         if not fused and layer.submodules.self_attention.module is MLASelfAttention:

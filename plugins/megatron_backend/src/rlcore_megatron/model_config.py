@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from rlcore.spi import ModelError, Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families.family import MegatronFamily
-from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
+from rlcore_megatron.passthrough import converted
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.stages import layers_of_parts
 from rlcore_torchkit.architectures.dims import ModelDims

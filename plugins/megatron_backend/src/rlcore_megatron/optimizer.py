@@ -12,9 +12,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlcore.spi import TrainerContext
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.forwarded import converted
 from rlcore_megatron.model import PolicyModel
 from rlcore_megatron.partial_step import step_in_parts
+from rlcore_megatron.passthrough import converted
 
 
 def distribute(models: Sequence[PolicyModel], config: MegatronConfig, transformer: TransformerConfig, device: str) -> list[Any]:

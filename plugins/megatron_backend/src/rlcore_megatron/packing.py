@@ -17,7 +17,7 @@ from rlcore_torchkit.microbatch import Microbatch
 
 
 @frozen(kw_only=True, eq=False)
-class Wanted:
+class ForwardOptions:
     """What the last stage makes of the hidden states."""
 
     temperature: float
@@ -39,7 +39,7 @@ class PackedBatch(PackedSeqParams):
     """int64 [1, S], of this rank."""
     positions: Tensor | None = None
     """int64 [S], from 0 in every sequence."""
-    wanted: Wanted | None = None
+    wanted: ForwardOptions | None = None
     routed: Tensor | None = None
     """int16 [L, K, S]: the experts that each token is sent to in each of all L layers; where it is -1, and everywhere if this
     is None, the router chooses."""
@@ -55,7 +55,9 @@ class PackedBatch(PackedSeqParams):
         return torch.full_like(numbers, -1) if self.is_filler else numbers
 
 
-def pack(batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: Wanted, *, is_filler: bool = False) -> PackedBatch:
+def pack(
+    batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: ForwardOptions, *, is_filler: bool = False
+) -> PackedBatch:
     """This context rank's equal share of the tokens, a multiple of `multiple` in size, as sequence parallelism divides it."""
     part = ContextPart.of(batch.packed, group, multiple)
     routed = batch.token_columns.get(ROUTED_EXPERTS)

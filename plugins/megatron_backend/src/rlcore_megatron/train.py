@@ -19,7 +19,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import FLOAT8_MULTIPLE
 from rlcore_megatron.model import unwrapped
 from rlcore_megatron.multi_token_head import lent_embedding
-from rlcore_megatron.packing import PackedBatch, Wanted, empty_like, pack
+from rlcore_megatron.packing import ForwardOptions, PackedBatch, empty_like, pack
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.routing_replay import replay_of
 from rlcore_megatron.token_dispatch import forget_tokens
@@ -65,7 +65,7 @@ class Passes:
         the last stage, None before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`. `prepare` is
         told of each microbatch, with its number, before one of the models runs it."""
         mtp = self.mtp_loss_weight
-        wanted = Wanted(temperature=temperature, entropy=loss.entropy, ahead=mtp is not None)
+        wanted = ForwardOptions(temperature=temperature, entropy=loss.entropy, ahead=mtp is not None)
         outputs: list[LossOutput] = []
         self._auxiliary.begin(microbatches)
         self._replay.begin()
@@ -102,16 +102,16 @@ class Passes:
         microbatches = [move(batch, self.device, ()) for batch in request.microbatches]
         if request.model == "reference":  # which routes itself, and with adapters is the policy's own model
             microbatches = [evolve(batch, token_columns={}) for batch in microbatches]
-        wanted = Wanted(temperature=request.temperature, entropy="metric" if request.entropy else "none")
+        wanted = ForwardOptions(temperature=request.temperature, entropy="metric" if request.entropy else "none")
         parts = self._without_gradient(microbatches, wanted)
         return parts[0], parts[1] if request.entropy else None
 
     def values(self, request: ValuesRequest) -> tuple[Float32Array, ...]:
         """float32 [T] for each microbatch, on every rank."""
         microbatches = [move(batch, self.device, ()) for batch in request.microbatches]
-        return self._without_gradient(microbatches, Wanted(temperature=1.0, entropy="none"))[0]
+        return self._without_gradient(microbatches, ForwardOptions(temperature=1.0, entropy="none"))[0]
 
-    def _without_gradient(self, microbatches: Sequence[Microbatch], wanted: Wanted) -> list[tuple[Float32Array, ...]]:
+    def _without_gradient(self, microbatches: Sequence[Microbatch], wanted: ForwardOptions) -> list[tuple[Float32Array, ...]]:
         """What the last stage makes of each microbatch, by its rows, float32 [T] each, on every rank."""
         found: list[Tensor] = []
 
@@ -135,7 +135,7 @@ class Passes:
     def _run(
         self,
         microbatches: Sequence[Microbatch],
-        wanted: Wanted,
+        wanted: ForwardOptions,
         reduce: Callable[..., Any],
         *,
         forward_only: bool,
@@ -170,7 +170,7 @@ class Passes:
         finally:  # after an error too: what comes next, such as a checkpoint, needs the memory
             forget_tokens(self.models)
 
-    def _pack(self, batch: Microbatch, wanted: Wanted, is_filler: bool) -> PackedBatch:
+    def _pack(self, batch: Microbatch, wanted: ForwardOptions, is_filler: bool) -> PackedBatch:
         config = self.models[0].config
         divided = config.tensor_model_parallel_size if config.sequence_parallel else 1
         multiple = divided * (FLOAT8_MULTIPLE if config.fp8 else 1)

@@ -10,7 +10,7 @@ from rlcore import spi
 from rlcore_openai.check import SECTION
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints
-from rlcore_openai.samples import Sample, Wanted, result_of, wanted_of
+from rlcore_openai.samples import CompletionRequest, Sample, result_of, wanted_of
 from rlcore_openai.tokenizer import decoder_of, vocab_size_of
 
 
@@ -69,7 +69,7 @@ class OpenAIBackend:
             for task in tasks:
                 task.cancel()
 
-    async def _one(self, wanted: Wanted, request: spi.GenerateRequest) -> Sample:
+    async def _one(self, wanted: CompletionRequest, request: spi.GenerateRequest) -> Sample:
         sample = await self._endpoints.complete(wanted, self._endpoints.sample())
         if request.on_finished is not None:
             request.on_finished(wanted.number, result_of([sample], request.weight_version))
@@ -96,9 +96,9 @@ class _Stream:
         self._error: BaseException | None = None
         self._is_cut = False
         self._count = 0
-        self._under_way: dict[int, tuple[Wanted, Sample, asyncio.Task[None]]] = {}
+        self._under_way: dict[int, tuple[CompletionRequest, Sample, asyncio.Task[None]]] = {}
 
-    def add(self, wanted: list[Wanted]) -> None:
+    def add(self, wanted: list[CompletionRequest]) -> None:
         """Begin samples, the next in the stream's order."""
         self._on_loop(partial(self._begin, self._count, wanted))
         self._count += len(wanted)
@@ -115,12 +115,12 @@ class _Stream:
 
         self._endpoints.run(called())
 
-    def _begin(self, first: int, wanted: list[Wanted]) -> None:
+    def _begin(self, first: int, wanted: list[CompletionRequest]) -> None:
         for number, one in enumerate(wanted, first):
             sample = self._endpoints.sample()
             self._under_way[number] = (one, sample, asyncio.ensure_future(self._fill(number, one, sample)))
 
-    async def _fill(self, number: int, wanted: Wanted, sample: Sample) -> None:
+    async def _fill(self, number: int, wanted: CompletionRequest, sample: Sample) -> None:
         try:
             await self._endpoints.complete(wanted, sample)
             del self._under_way[number]

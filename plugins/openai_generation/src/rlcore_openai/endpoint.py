@@ -12,7 +12,7 @@ from attrs import define
 
 from rlcore.secrets import masked
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
-from rlcore_openai.samples import Sample, Wanted
+from rlcore_openai.samples import CompletionRequest, Sample
 
 AGAIN = (408, 409, 429)
 """Statuses besides 5xx that the same request may not meet again."""
@@ -43,7 +43,7 @@ class Endpoint:
             listed = json.loads(await _beginning(response, MAX_EVENT_BYTES))
             return [dict(card) for card in listed["data"]]
 
-    async def complete(self, wanted: Wanted, sample: Sample) -> None:
+    async def complete(self, wanted: CompletionRequest, sample: Sample) -> None:
         """Fill a sample, token by token. LostAnswerError or WrongAnswerError where it does not come to its end."""
         async with self.places, self._answered("POST", "/completions", json=wanted.body(self.model)) as response:
             async for event in _events(response):

@@ -17,7 +17,7 @@ from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoint import Endpoint
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.probe import Probed, probe
-from rlcore_openai.samples import Sample, Wanted
+from rlcore_openai.samples import CompletionRequest, Sample
 from rlcore_openai.tokenizer import Decode
 
 ResultT = TypeVar("ResultT")
@@ -61,7 +61,7 @@ class Endpoints:
         """Return an empty sample."""
         return Sample(vocab_size=self._vocab_size)
 
-    async def complete(self, wanted: Wanted, sample: Sample) -> Sample:
+    async def complete(self, wanted: CompletionRequest, sample: Sample) -> Sample:
         """Fill a sample, in several attempts where it has to be. WorkerError where none succeeds, PluginError where an endpoint
         refuses."""
         endpoint, pause_s = self._first(wanted), FIRST_PAUSE_S
@@ -99,7 +99,7 @@ class Endpoints:
             with suppress(BaseException):
                 self._loop.run_forever()
 
-    def _first(self, wanted: Wanted) -> Endpoint:
+    def _first(self, wanted: CompletionRequest) -> Endpoint:
         """The one that has had the sample's conversation, in whose cache its beginning may be."""
         if wanted.conversation >= 0:
             return self._all[wanted.conversation % len(self._all)]

@@ -9,7 +9,7 @@ from rlcore.spi import FinishReason, Problem, SamplingParams
 from rlcore_openai.check import SECTION
 from rlcore_openai.endpoint import Endpoint
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
-from rlcore_openai.samples import Sample, Wanted
+from rlcore_openai.samples import CompletionRequest, Sample
 from rlcore_openai.tokenizer import Decode, same_text
 
 CERTAIN = -1e-6
@@ -39,7 +39,7 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int,
         if problem := _model_problem(endpoint, listed, model, max_sequence_length):
             return Probed(problems=[problem])
         sampling = SamplingParams(top_k=1)
-        await endpoint.complete(Wanted(number=0, prompt=[1], seed=0, max_tokens=count, sampling=sampling), sample)
+        await endpoint.complete(CompletionRequest(number=0, prompt=[1], seed=0, max_tokens=count, sampling=sampling), sample)
     except (LostAnswerError, WrongAnswerError) as error:
         expected = "one of vLLM (from 0.10.2 on), of `rlcore serve`, or another that completes prompts of token ids, with seeds"
         remedy = "" if "/v1" in endpoint.url else f"The API is usually at {endpoint.url}/v1."

@@ -16,7 +16,7 @@ REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @frozen(kw_only=True, eq=False)
-class Wanted:
+class CompletionRequest:
     """The request for one sample."""
 
     number: int
@@ -105,11 +105,11 @@ class Sample:
         return self
 
 
-def wanted_of(request: GenerateRequest, max_sequence_length: int) -> Iterator[Wanted]:
+def wanted_of(request: GenerateRequest, max_sequence_length: int) -> Iterator[CompletionRequest]:
     """Yield the samples of a request, in order."""
     for number, (seed, limit) in enumerate(zip(request.seeds.tolist(), request.max_tokens.tolist(), strict=True)):
         prompt = request.prompts.sequence(number // request.num_samples).tolist()
-        yield Wanted(
+        yield CompletionRequest(
             number=number,
             prompt=prompt,
             seed=seed,

@@ -36,7 +36,7 @@ def step_context(
     model = model_content(recipe.model)
     generates = needs.source == "rollouts"
     samples = rollout.samples_per_prompt if generates else 2 if needs.source == "preferences" else 1
-    updates = training.updates_per_step
+    updates = training.minibatches_per_step
     reference = None
     if needs.reference_logprobs and not reference_is_apart:
         named = recipe.reference

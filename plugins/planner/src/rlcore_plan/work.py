@@ -149,6 +149,6 @@ def _assumptions(
             f"Generation runs {recipe.async_.max_staleness} step(s) ahead: a step waits for the groups that began so many "
             'before it, and unfinished samples go on in the next, as with on_stale = "wait" and partial_rollouts = "continue".'
         )
-    if recipe.rollout.refill_equal_rewards:
+    if recipe.rollout.dynamic_sampling:
         found.append("No group is replaced for equal rewards.")
     return found

@@ -118,7 +118,7 @@ def _step(source: Source, values: dict[str, Any]) -> int:
     elif batch % samples:
         source.report("policy.train_global_batch_size", f"groups of {samples} samples are not divided between updates")
     values["training.prompts_per_step"] = prompts
-    values["training.updates_per_step"] = updates
+    values["training.minibatches_per_step"] = updates
     values["rollout.samples_per_prompt"] = samples
     return updates
 
@@ -159,7 +159,7 @@ def _replacement(source: Source, values: dict[str, Any]) -> None:
     if replaces and values["environment.name"] == "unrewarded":
         source.report("grpo.use_dynamic_sampling", "no group is replaced before there are rewards")
         return
-    values["rollout.refill_equal_rewards"] = replaces
+    values["rollout.dynamic_sampling"] = replaces
     if not replaces:
         return
     values["rollout.max_refill_ratio"] = max(most - 1, 0.1)

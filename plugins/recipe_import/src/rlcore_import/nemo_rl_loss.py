@@ -76,7 +76,7 @@ def import_loss(source: Source, values: dict[str, Any]) -> None:
     dual = source.number(f"{LOSS}.ratio_clip_c")
     of_sequence = source.flag(f"{LOSS}.sequence_level_importance_ratios")
     clips_weights, has_no_ratio = source.flag(f"{LOSS}.use_cispo"), source.flag(f"{LOSS}.disable_ppo_ratio")
-    if source.flag(f"{LOSS}.force_on_policy_ratio") and values["training.updates_per_step"] > 1:
+    if source.flag(f"{LOSS}.force_on_policy_ratio") and values["training.minibatches_per_step"] > 1:
         has_no_ratio = True
     objective = "policy_gradient" if has_no_ratio else "cispo" if clips_weights else "clipped"
     values[f"{GRPO}.objective"] = objective
@@ -182,7 +182,7 @@ def import_distillation(source: Source, values: dict[str, Any]) -> None:
     values["algorithm.distill.importance_maximum"] = most
     if most < math.inf and (source.text(TRUNCATION) != "tis" or source.number(f"{TRUNCATED}_min", 0.0)):
         source.report(TRUNCATION, "weights above the bound are cut to it, and those below another one stay as they are")
-    if values["training.updates_per_step"] > 1:
+    if values["training.minibatches_per_step"] > 1:
         source.report("policy.train_global_batch_size", "divergences of later updates are those of the policy as it is then")
 
 

@@ -82,7 +82,7 @@ def _step(source: Source, values: dict[str, Any]) -> None:
     answer = source.integer("data.max_response_length", 512, least=1)
     values |= {
         "training.prompts_per_step": prompts,
-        "training.updates_per_step": updates,
+        "training.minibatches_per_step": updates,
         "rollout.samples_per_prompt": samples,
         "rollout.max_prompt_tokens": prompt,
         "rollout.max_response_tokens": answer,
@@ -96,7 +96,7 @@ def _step(source: Source, values: dict[str, Any]) -> None:
     if refills and samples == 1:
         source.report("algorithm.filter_groups.enable", "the rewards of a group of one are always equal: none is replaced")
         refills = False
-    values["rollout.refill_equal_rewards"] = refills
+    values["rollout.dynamic_sampling"] = refills
     most = source.integer("algorithm.filter_groups.max_num_gen_batches", 0)
     if refills and most > 1 and source.look("trainer.use_v1"):
         what = f"verl's newer trainer replaces groups without a bound: rollout.max_refill_ratio is {most - 1} here"

@@ -51,7 +51,7 @@ def import_distillation(source: Source, values: dict[str, Any]) -> None:
         source.report(f"{ACTOR}.loss_agg_mode", "the mean over tokens")
     if source.number(f"{ACTOR}.entropy_coeff", 0.0):
         source.report(f"{ACTOR}.entropy_coeff", "the algorithm distill has no entropy bonus")
-    if values.pop("rollout.refill_equal_rewards"):
+    if values.pop("rollout.dynamic_sampling"):
         source.report("algorithm.filter_groups.enable", "the algorithm distill compares no rewards")
     values.pop("rollout.max_refill_ratio", None)
     source.ignore(f"{ROLLOUT}.calculate_log_probs")

@@ -17,10 +17,10 @@ from torch import Tensor
 from rlcore.spi import FinishReason, GenerateRequest, NonFiniteError, SamplingParams
 from rlcore.spi.arrays import BoolArray, Int64Array
 from rlcore_transformers.attention import PromptAttention, SlotAttention
+from rlcore_transformers.batch_slots import BatchSlots, Kind
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.jobs import Deliver, Job, Prefilled, hand_out
-from rlcore_transformers.places import Kind, Places
 from rlcore_transformers.routing import Routing
 from rlcore_transformers.sampling import position_keys, sample_tokens
 from rlcore_transformers.stopping import StopStrings
@@ -57,7 +57,7 @@ class Generation:
         """Requests of which a sample has no place yet."""
         self._num_left = 0
         """Samples that have not ended."""
-        self._places = Places() if cache is None else Places(cache.num_slots, cache.length)
+        self._slots = BatchSlots() if cache is None else BatchSlots(cache.num_slots, cache.length)
         self._last = torch.zeros(0, dtype=torch.int64, device=self._device)
         """int64 [B]: the token that each place drew last."""
         self._kinds: dict[SamplingParams, Kind] = {}
@@ -83,7 +83,7 @@ class Generation:
 
     def step(self) -> None:
         """Give free places to the next samples; with none, or nobody who waits, draw one more token in every place."""
-        if self._queue and self._places.num_free:
+        if self._queue and self._slots.num_free:
             self._admit(self._queue[0])
             if not self._queue[0].has_waiting:
                 self._queue.popleft()
@@ -93,7 +93,7 @@ class Generation:
     def cut(self) -> None:
         """Hand out what has not ended, with the tokens that it has."""
         finished = [
-            self._places.finished(place, FinishReason.ABORTED, self._weight_version) for place in range(len(self._places))
+            self._slots.finished(place, FinishReason.ABORTED, self._weight_version) for place in range(len(self._slots))
         ]
         finished += [(job, sample) for job in self._queue for sample in job.unbegun()]
         self._queue.clear()
@@ -106,31 +106,31 @@ class Generation:
         held = self.cache
         if held is not None and num_places <= held.num_slots and length <= held.length:
             return
-        num_in_use = len(self._places)
+        num_in_use = len(self._slots)
         if held is None or not num_in_use:
             held = self.cache = None  # freed before the next is made
             self.cache = SlotCache(num_places, length)
-            self._places = Places(self.cache.num_slots, self.cache.length)
+            self._slots = BatchSlots(self.cache.num_slots, self.cache.length)
             return
         # At least doubled, so that requests that come one by one do not move what it holds again and again.
         self.cache = SlotCache(
             _grown(held.num_slots, num_places, self._max_batch_size), _grown(held.length, length, self._max_length)
         )
-        self.cache.take(held, num_in_use, int(self._places.positions.max()))
-        self._places.grow(self.cache.num_slots, self.cache.length)
+        self.cache.take(held, num_in_use, int(self._slots.positions.max()))
+        self._slots.grow(self.cache.num_slots, self.cache.length)
 
     def _admit(self, job: Job) -> None:
         """Give free places to the next samples of a request and draw their first tokens."""
         assert self.cache is not None
         prefilled = job.prefilled or self._prefill(job)
-        first = len(self._places)
-        taken, rest = prefilled.take(self._places.num_free)
+        first = len(self._slots)
+        taken, rest = prefilled.take(self._slots.num_free)
         job.prefilled = rest if len(rest.samples) else None
         rows = torch.from_numpy(taken.rows).to(self._device)
         self.cache.fill(first, taken.attention, rows)
         kind, strings = self._kinds[job.request.sampling], job.request.sampling.stop_strings
         texts = [self._new_stop_strings(strings) if strings else None for _ in taken.samples]
-        self._places.add(job, taken.samples, kind, texts)
+        self._slots.add(job, taken.samples, kind, texts)
         self._draw(taken.logits[rows], first, [(kind, slice(None))])
 
     def _prefill(self, job: Job) -> Prefilled:
@@ -159,10 +159,10 @@ class Generation:
     def _decode(self) -> None:
         """One more token in every place."""
         assert self.cache is not None
-        written = self._places.positions - 1
+        written = self._slots.positions - 1
         positions = torch.from_numpy(written).to(self._device)
         attention = SlotAttention(self.cache, positions, int(written.max()) + 1)
-        routings = self._places.routings
+        routings = self._slots.routings
         routed = self._unrouted(len(written)) if routings else None
         hidden = self._decoder.forward(self._last, positions, attention, routed)
         if routed is not None:
@@ -170,7 +170,7 @@ class Generation:
             for routing, places, samples in routings:
                 routing.add_tokens(samples, written[places], experts[places])
         self._last = self._last[:0]
-        self._draw(self._decoder.logits(hidden), 0, self._places.kinds)
+        self._draw(self._decoder.logits(hidden), 0, self._slots.kinds)
 
     def _unrouted(self, num_rows: int) -> Tensor:
         """Room for the experts of so many tokens."""
@@ -179,26 +179,26 @@ class Generation:
     def _draw(self, logits: Tensor, first: int, kinds: Kinds) -> None:
         """Draw a token from each row of logits, for the places from `first` on, and hand out the samples that end."""
         places = slice(first, first + len(logits))
-        keys = torch.from_numpy(position_keys(self._places.seeds[places], self._places.positions[places])).to(self._device)
+        keys = torch.from_numpy(position_keys(self._slots.seeds[places], self._slots.positions[places])).to(self._device)
         drawn, drawn_logprobs, kept = _sample(logits, keys, kinds)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
-            broken = self._places[first + int(np.isfinite(logprobs).argmin())].sample
+            broken = self._slots[first + int(np.isfinite(logprobs).argmin())].sample
             raise NonFiniteError(f"sample {broken}: found a log-probability that is NaN or infinite; are the weights finite?")
         self._note_kept(kept, first, kinds)
         self._last = torch.cat((self._last, drawn))
-        full = self._places.write(first, tokens, logprobs)
+        full = self._slots.write(first, tokens, logprobs)
         stopped = self._stopped(tokens, first, kinds)
         ended = np.flatnonzero(stopped | full)
         if len(ended):
             reasons = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)[ended].tolist()
             ended += first
             finished = [
-                self._places.finished(place, FinishReason(reason), self._weight_version)
+                self._slots.finished(place, FinishReason(reason), self._weight_version)
                 for place, reason in zip(ended.tolist(), reasons, strict=True)
             ]
             self._num_left -= len(ended)
-            self._keep(np.setdiff1d(np.arange(len(self._places)), ended, assume_unique=True))
+            self._keep(np.setdiff1d(np.arange(len(self._slots)), ended, assume_unique=True))
             hand_out(finished)
 
     def _note_kept(self, kept: Sequence[Tensor | None], first: int, kinds: Kinds) -> None:
@@ -206,7 +206,7 @@ class Generation:
         for (_, rows), is_kept in zip(kinds, kept, strict=True):
             if is_kept is None:
                 continue
-            places = [self._places[first + row] for row in np.arange(len(self._places) - first)[rows].tolist()]
+            places = [self._slots[first + row] for row in np.arange(len(self._slots) - first)[rows].tolist()]
             wanted = [row for row, place in enumerate(places) if place.job.kept is not None]
             found, tokens = is_kept[wanted].nonzero(as_tuple=True)
             bounds = np.searchsorted(found.cpu().numpy(), np.arange(1, len(wanted)))
@@ -220,17 +220,17 @@ class Generation:
             stopped[rows] = kind.stops[tokens[rows]]
             if kind.sampling.stop_strings:
                 for row in np.arange(len(tokens))[rows].tolist():
-                    text = self._places[first + row].text
+                    text = self._slots[first + row].text
                     stopped[row] |= text is not None and text.complete(int(tokens[row]))
         return stopped
 
     def _keep(self, kept: Int64Array) -> None:
         """Keep the samples at these places alone, ascending, and close the gaps with the last of them."""
-        sources, gaps = (torch.from_numpy(places).to(self._device) for places in self._places.keep(kept))
+        sources, gaps = (torch.from_numpy(places).to(self._device) for places in self._slots.keep(kept))
         if len(gaps):
             assert self.cache is not None
             self._last[gaps] = self._last[sources]
-            self.cache.move(sources, gaps, int(self._places.positions[gaps.cpu().numpy()].max()))
+            self.cache.move(sources, gaps, int(self._slots.positions[gaps.cpu().numpy()].max()))
         self._last = self._last[: len(kept)]
 
 

@@ -14,12 +14,12 @@ from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_li
 from rlcore_torchkit.safetensors_files import check_hub_files
 from rlcore_vllm.background_restart import BackgroundRestart, Restart
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.dealing import deal
+from rlcore_vllm.device_placement import DevicePlacement
+from rlcore_vllm.followers import Followers
 from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.mirrors import Mirrors
-from rlcore_vllm.places import Places
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
+from rlcore_vllm.request_dispatch import dispatch
 from rlcore_vllm.routing import require_experts
 from rlcore_vllm.sampling import SMALLEST_TEMPERATURE, joined
 from rlcore_vllm.settings import engine_settings, replica_devices, vocab_size, with_devices
@@ -47,9 +47,9 @@ class VllmBackend:
         self._vocab_size = vocab_size(context.model)
         if context.channel is None:
             check_hub_files(context.model)
-        self._mirrors = Mirrors(config)
+        self._followers = Followers(config)
         self._replicas = make_replicas(context, config)
-        self._places = Places(self._replicas)
+        self._placement = DevicePlacement(self._replicas)
         self._num_starts = [1] * len(self._replicas)
         self._in_background = BackgroundRestart(self._changing)
         try:
@@ -65,7 +65,7 @@ class VllmBackend:
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Several calls may be under way, and refits go on beside them."""
         limits = self._limits(request)
-        parts = deal(request, limits, [0] * len(self._replicas))
+        parts = dispatch(request, limits, [0] * len(self._replicas))
         finished: Finished = queue.SimpleQueue()
         with self._changing:
             # So that it begins before a refit or after it, with the version that was checked.
@@ -128,7 +128,7 @@ class VllmBackend:
                 self._claimed(range(len(self._replicas)))()
                 raise
             self._version = request.weight_version
-            self._mirrors.push()
+            self._followers.push()
         counted = [one for one in drafts if one is not None]
         guessed = sum(counted, spi.DraftCounts()) if counted else None
         return spi.RefitResult(
@@ -147,7 +147,7 @@ class VllmBackend:
         if request.discard_weights and not weights:
             self._version = NO_WEIGHTS
         num_starts = list(self._num_starts)
-        moves = self._places.move(weights=weights, cache=cache, discard_weights=request.discard_weights)
+        moves = self._placement.move(weights=weights, cache=cache, discard_weights=request.discard_weights)
         self._start_anew({one for one, move in moves.items() if isinstance(move.exception(), spi.WorkerError)}, num_starts)
         return spi.SetResidencyResult(device_bytes=sum(move.result() for move in moves.values()))
 
@@ -161,7 +161,7 @@ class VllmBackend:
         self._in_background.end()
         self._version = NO_WEIGHTS
         self._transfer.close()
-        self._mirrors.close()
+        self._followers.close()
         _in_parallel(replica.close for replica in self._replicas)
 
     def _limits(self, request: spi.GenerateRequest) -> Int64Array:
@@ -207,7 +207,7 @@ class VllmBackend:
         """The digests of each tensor, or of all parts together. `holds_weights`: whether the engines hold those before."""
         weights = request.weights
         if weights.shards is None:
-            return self._transfer.send(self._mirrors.tee(weights), request.delta), None
+            return self._transfer.send(self._followers.tee(weights), request.delta), None
         return {}, self._transfer.take_shards(weights, weights.shards, holds_weights=holds_weights)
 
     def _make_transfer(self) -> Transfer:
@@ -220,7 +220,7 @@ class VllmBackend:
             self._version = NO_WEIGHTS
             if self._context.channel is not None:
                 # Before they are counted: a call that knows the new numbers must not find these engines dead.
-                self._places.leave(indices)
+                self._placement.leave(indices)
                 for index in indices:
                     self._num_starts[index] += 1
         return partial(self._restart, indices)
@@ -233,7 +233,7 @@ class VllmBackend:
             return  # nobody would refit them: what they serve ends
         replicas = [self._replicas[index] for index in indices]
         # Weights of a drafter are to be kept: no refit brings them.
-        with self._places.starting(indices, discard_weights=not self._config.has_drafter):
+        with self._placement.starting(indices, discard_weights=not self._config.has_drafter):
             # Also where they do not start, nothing is sent by one that is closed.
             closed, self._transfer = self._transfer, self._make_transfer()
             closed.close()

@@ -69,7 +69,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         # Devices that the layout of a cluster sets aside are of its machines: Ray says whether they are there.
         *device_problems(config, context.device, len(memories) if memories is not None and named is not None else None),
         *_placement_problems(named, context),
-        *mirror_problems(config, context.channel),
+        *follower_problems(config, context.channel),
         *speculation_problems(config, context.model.path),
         *batch_invariance_problems(context, config),
         *any_decoder_problems(context.model),
@@ -98,13 +98,13 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     return problems if problems or dims is None else list(memory_problems(dims, context, config, memories))
 
 
-def mirror_problems(config: VllmConfig, channel: str | None) -> Iterator[Problem]:
-    """A channel that mirrors cannot be updated from."""
-    if config.mirrors and channel is not None and CHANNELS[channel].sharded:
+def follower_problems(config: VllmConfig, channel: str | None) -> Iterator[Problem]:
+    """A channel that followers cannot be updated from."""
+    if config.followers and channel is not None and CHANNELS[channel].sharded:
         yield Problem(
             path="refit.channel",
-            found=f"{channel}, with {SECTION}.mirrors",
-            expected="a channel for whole tensors, which mirrors are updated from",
+            found=f"{channel}, with {SECTION}.followers",
+            expected="a channel for whole tensors, which followers are updated from",
             remedy='Set refit.channel = "auto".',
         )
 

@@ -89,12 +89,12 @@ class VllmConfig:
     process, which may stand still, says whether samples have ended."""
     generate_timeout_s: Seconds = 3600.0
     """Most seconds for the samples of one step."""
-    mirrors: tuple[Annotated[str, _ADDRESS], ...] = ()
+    followers: tuple[Annotated[str, _ADDRESS], ...] = ()
     """vLLM's own servers that take over every refit too, such as http://127.0.0.1:8000 (docs/serving.md)."""
-    mirrors_required: bool = False
-    """Whether a mirror that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
+    followers_required: bool = False
+    """Whether a follower that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
     refit_directory: PathText | None = None
-    """Folder through which weights travel to mirrors, and to engines by the channel "directory"; every side has to see it. None
+    """Folder through which weights travel to followers, and to engines by the channel "directory"; every side has to see it. None
     takes one in shared memory where there is room, else a temporary one."""
     engine: Mapping[str, object] = field(factory=dict)
     """Further arguments of vLLM's EngineArgs, by its names."""

@@ -17,7 +17,7 @@ from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.image_features import image_features
 from rlcore_vllm.rank_recorders import Logprobs, Masks, RankCalls
-from rlcore_vllm.recorder import Sampled
+from rlcore_vllm.recorder import RecordedRequest
 from rlcore_vllm.sampling import Samples, engine_sampling, engine_seeds, finish_reason
 from rlcore_vllm.sampling_masks import truncates
 from rlcore_vllm.settings import EngineSettings
@@ -247,7 +247,7 @@ class Engine:
     def _hand_out(self) -> None:
         """Deliver the samples that have ended, with what the recorder holds of them."""
         asked = [
-            Sampled(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
+            RecordedRequest(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
             for request, sample in self._ended.items()
         ]
         if self._recorder is not None:

@@ -18,10 +18,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
-from rlcore.spi import Box, TensorSpec
+from rlcore.spi import ShardSlice, TensorSpec
 from rlcore_vllm.manifest import refuse
-from rlcore_vllm.noted_copies import LoadWeights, NotedCopies, Weights
 from rlcore_vllm.versions import keeps_checkpoint_form, without_weights
+from rlcore_vllm.weight_load_plan import LoadWeights, WeightLoadPlan, Weights
 
 
 class Loader:
@@ -37,7 +37,7 @@ class Loader:
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
         self._loaded: set[str] | None = set()
-        self._copies = NotedCopies(model)
+        self._copies = WeightLoadPlan(model)
         self._unwritten: set[str] = set()
         """Tensors that loaders have been seen to read without writing to them."""
         self._attention = [layer for layer in model.modules() if type(layer) is Attention]
@@ -59,8 +59,8 @@ class Loader:
         """What is not loaded stays as it is, where tensors are loaded directly: no parameter then lacks weights."""
         self._loaded = None
 
-    def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[Box]]:
-        """The parts of tensors that this refit will read, as NotedCopies.needs; of all others it reads the whole."""
+    def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[ShardSlice]]:
+        """The parts of tensors that this refit will read, as WeightLoadPlan.needs; of all others it reads the whole."""
         return self._copies.needs(specs) if self.is_direct else {}
 
     def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool, partial: Set[str] = frozenset()) -> None:

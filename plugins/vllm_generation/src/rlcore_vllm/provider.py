@@ -20,7 +20,7 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section rules out: ways to refit that its layout has no use for, exactness where weights or the KV cache are
-    quantised or an argument of the engine's may round, adapters apart from weights that are quantised, or that mirrors take
+    quantised or an argument of the engine's may round, adapters apart from weights that are quantised, or that followers take
     over too, and what guessing leaves no place for."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
@@ -31,8 +31,8 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
         "any": False,
     }
     names = {channel.capability for channel in CHANNELS.values() if is_out_of_reach[channel.reach]}
-    if config.quantization != "none" or config.mirrors:
-        names.add(capabilities.ADAPTER_REFIT)  # mirrors have no room for adapters
+    if config.quantization != "none" or config.followers:
+        names.add(capabilities.ADAPTER_REFIT)  # followers have no room for adapters
     if config.is_quantized or any(map(config.engine.get, ROUNDING_ARGUMENTS)):
         names.add(capabilities.EXACT_LOGPROBS)
     return frozenset(names) | lost_capabilities(config)

@@ -13,7 +13,7 @@ from typing import Any
 from rlcore.spi import SamplingMask
 from rlcore.spi.arrays import Float32Array
 from rlcore_vllm.memory import recorder_ended
-from rlcore_vllm.recorder import LogprobRecorder, Sampled, record, split
+from rlcore_vllm.recorder import LogprobRecorder, RecordedRequest, record, split
 from rlcore_vllm.sampling_masks import MaskRecorder
 
 Order = tuple[str, str, tuple[Any, ...]]
@@ -129,7 +129,7 @@ class RemoteLogprobs:
         """As the recorder's, from the next `RankCalls.tell` on."""
         self._calls.note("logprobs", "expect", request, most_tokens)
 
-    def fetch(self, requests: Sequence[Sampled]) -> list[Float32Array]:
+    def fetch(self, requests: Sequence[RecordedRequest]) -> list[Float32Array]:
         """float32 [num_tokens] for each request, which has ended; nothing of it is kept."""
         if not requests:
             return []
@@ -152,7 +152,7 @@ class RemoteMasks:
         """As the recorder's, from the next `RankCalls.tell` on."""
         self._calls.note("masks", "expect", request)
 
-    def fetch(self, requests: Sequence[Sampled]) -> list[SamplingMask]:
+    def fetch(self, requests: Sequence[RecordedRequest]) -> list[SamplingMask]:
         """What was noted of each request, which has ended; nothing of it is kept."""
         if not requests:
             return []

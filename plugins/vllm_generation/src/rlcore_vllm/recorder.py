@@ -19,7 +19,7 @@ from rlcore_vllm.memory import recorder_bytes, recorder_ended
 
 
 @frozen(kw_only=True)
-class Sampled:
+class RecordedRequest:
     """The tokens of one request whose log-probabilities are fetched."""
 
     request: str
@@ -93,11 +93,11 @@ class LogprobRecorder:
         """Keep what is recorded for a request of at most so many tokens with its prompt, until it is fetched or forgotten."""
         self._expected[request] = most_tokens
 
-    def fetch(self, requests: Sequence[Sampled]) -> list[Float32Array]:
+    def fetch(self, requests: Sequence[RecordedRequest]) -> list[Float32Array]:
         """float32 [num_tokens] for each request, which has ended; nothing of it is kept. Waits for the device once."""
         return split(self.fetch_joined(requests), requests) if requests else []
 
-    def fetch_joined(self, requests: Sequence[Sampled]) -> Float32Array:
+    def fetch_joined(self, requests: Sequence[RecordedRequest]) -> Float32Array:
         """As `fetch`, one request after another in one array; at least one of them."""
         rows = [self._part(one) for one in requests]
         self.forget([one.request for one in requests])
@@ -110,7 +110,7 @@ class LogprobRecorder:
             self._expected.pop(request, None)
             self._kept.pop(request, None)
 
-    def _part(self, one: Sampled) -> Tensor:
+    def _part(self, one: RecordedRequest) -> Tensor:
         if not one.num_tokens:
             return torch.zeros(0, device=self._runner.device)
         row = self._row(one.request)
@@ -147,7 +147,7 @@ class LogprobRecorder:
         return bool(self._remove(request))
 
 
-def split(joined: Float32Array, requests: Sequence[Sampled]) -> list[Float32Array]:
+def split(joined: Float32Array, requests: Sequence[RecordedRequest]) -> list[Float32Array]:
     """The part of each request in what was fetched of them together."""
     return list(np.split(joined, np.cumsum([one.num_tokens for one in requests])[:-1]))
 

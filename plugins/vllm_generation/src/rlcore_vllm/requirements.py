@@ -45,7 +45,7 @@ def unavailable() -> str | None:
     found = _installed()
     if isinstance(found, str):
         return found
-    return missing_requirement() or next(_misfits(found), None)
+    return missing_requirement() or next(_incompatibilities(found), None)
 
 
 def meant_for() -> frozenset[str]:
@@ -75,7 +75,7 @@ def _installed() -> Installed | str:
     return Installed(distribution=name, version=version)
 
 
-def _misfits(found: Installed) -> Iterator[str]:
+def _incompatibilities(found: Installed) -> Iterator[str]:
     """What keeps the installed vLLM from running."""
     name, supported = found.distribution, SUPPORTED[found.distribution]
     if not supported.contains(found.version, prereleases=True):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import SamplingMask, SamplingParams
 from rlcore.spi.arrays import Int32Array
-from rlcore_vllm.recorder import Sampled, replace_sample
+from rlcore_vllm.recorder import RecordedRequest, replace_sample
 
 
 def truncates(sampling: SamplingParams) -> bool:
@@ -38,7 +38,7 @@ class MaskRecorder:
         """Note what a request's tokens are sampled among, until it is fetched or forgotten."""
         self._kept[request] = {}
 
-    def fetch(self, requests: Sequence[Sampled]) -> list[SamplingMask]:
+    def fetch(self, requests: Sequence[RecordedRequest]) -> list[SamplingMask]:
         """What was noted of each request, which has ended; nothing of it is kept."""
         return [self._fetch(one) for one in requests]
 
@@ -47,7 +47,7 @@ class MaskRecorder:
         for request in requests:
             self._kept.pop(request, None)
 
-    def _fetch(self, one: Sampled) -> SamplingMask:
+    def _fetch(self, one: RecordedRequest) -> SamplingMask:
         kept = self._kept.pop(one.request)
         places = range(one.prompt_length, one.prompt_length + one.num_tokens)
         missing = [place for place in places if place not in kept]
@@ -63,7 +63,7 @@ class MaskRecorder:
 
     def _note(self, processed: Tensor, arguments: dict[str, Any]) -> None:
         """`processed` [B, V] are the logits or log-probabilities of each row, -inf where they were cut."""
-        places = {row: place for row, place in self._places(arguments) if place[0] in self._kept}
+        places = {row: place for row, place in self._placement(arguments) if place[0] in self._kept}
         if not places:
             return
         rows = torch.tensor(list(places), device=processed.device)
@@ -73,7 +73,7 @@ class MaskRecorder:
         for (request, position), kept in zip(places.values(), np.split(both[1], bounds), strict=True):
             self._kept[request][position] = kept.copy()  # a view would hold all rows of the step
 
-    def _places(self, arguments: dict[str, Any]) -> Iterable[tuple[int, tuple[str, int]]]:
+    def _placement(self, arguments: dict[str, Any]) -> Iterable[tuple[int, tuple[str, int]]]:
         """Each row that belongs to a request, with the request and the position of the token that is sampled."""
         if "expanded_idx_mapping" in arguments:  # model runner V2
             requests = {slot: request for request, slot in self._runner.req_states.req_id_to_index.items()}

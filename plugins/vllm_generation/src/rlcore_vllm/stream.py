@@ -10,8 +10,8 @@ import numpy as np
 from rlcore.spi import GenerateRequest, SampleFeed
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample
-from rlcore_vllm.dealing import deal, work_of
 from rlcore_vllm.replica import Replica
+from rlcore_vllm.request_dispatch import dispatch, work_of
 from rlcore_vllm.routing import require_experts
 from rlcore_vllm.sampling import Samples, joined
 
@@ -29,7 +29,7 @@ class Stream:
         self._lock = threading.Lock()
         self._busy = [0] * len(replicas)
         """Tokens that each engine may still come to."""
-        self._places: dict[int, int] = {}
+        self._placement: dict[int, int] = {}
         self.calls: dict[Future[None], int] = {}
         """Calls under way, and those that failed, with the number of their engine."""
         self._error: BaseException | None = None
@@ -39,7 +39,7 @@ class Stream:
         first, self._num_samples = self._num_samples, self._num_samples + len(limits)
         work = work_of(request, limits)
         with self._lock:
-            parts = deal(request, limits, self._busy, self._places)
+            parts = dispatch(request, limits, self._busy, self._placement)
             for engine, part in enumerate(parts):
                 self._busy[engine] += int(work[part.numbers].sum())
                 self._remember(request, part, engine)
@@ -55,11 +55,11 @@ class Stream:
         if request.conversations is None or len(self._replicas) == 1:
             return
         for conversation in request.conversations[part.numbers].tolist():
-            self._places.pop(conversation, None)
-            self._places[conversation] = engine
-        self._places.pop(-1, None)
-        while len(self._places) > MAX_CONVERSATIONS:
-            del self._places[next(iter(self._places))]
+            self._placement.pop(conversation, None)
+            self._placement[conversation] = engine
+        self._placement.pop(-1, None)
+        while len(self._placement) > MAX_CONVERSATIONS:
+            del self._placement[next(iter(self._placement))]
 
     def cut(self) -> None:
         """End what is under way; returns once all is delivered. Raises what a call raised."""

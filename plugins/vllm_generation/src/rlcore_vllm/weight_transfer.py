@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from rlcore.spi import Box, RefitError, TensorSpec
+from rlcore.spi import RefitError, ShardSlice, TensorSpec
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_vllm.adapters import replace_adapters, without_adapters
@@ -71,7 +71,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._shard_digest: int | None = None
         self.received_bytes = 0
         """What the last sharded refit has brought this rank."""
-        self._told: dict[tuple[TensorSpec, ...], dict[str, list[Box]]] = {}
+        self._told: dict[tuple[TensorSpec, ...], dict[str, list[ShardSlice]]] = {}
         """What the sender knows of what this rank reads."""
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:

@@ -14,10 +14,10 @@ from vllm.platforms import current_platform
 
 from rlcore.spi import RefitError
 from rlcore_vllm import versions
+from rlcore_vllm.fixed_length_drafts import use_fixed_length_drafts
 from rlcore_vllm.invariant import use_invariant_kernels
 from rlcore_vllm.rank_recorders import Order, RankRecorders
 from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
-from rlcore_vllm.whole_guesses import guess_whole
 
 register()
 if current_platform.is_cpu():
@@ -27,7 +27,7 @@ if current_platform.is_cpu():
 else:
     versions.leave_room_for_recorder()
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
-        guess_whole()
+        use_fixed_length_drafts()
 versions.keep_scales_exact()
 if envs.VLLM_BATCH_INVARIANT:
     use_invariant_kernels()

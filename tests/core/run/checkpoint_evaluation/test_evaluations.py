@@ -160,7 +160,7 @@ def test_every_nth_checkpoint_and_the_last_are_measured(run: Run, exporting: Reg
 
 
 def test_checkpoints_of_a_run_that_generates_ahead_are_measured(run: Run, exporting: Registry, tmp_path: Path) -> None:
-    options = "async.max_staleness=1", "training.updates_per_step=1", "algorithm.fake.generation_ratio=true"
+    options = "async.max_staleness=1", "training.minibatches_per_step=1", "algorithm.fake.generation_ratio=true"
     run(*measuring("cat {model}/config.json", "wait=true"), *options, registry=exporting)
     assert figures(tmp_path / "runs" / "run") == {step: {"eval/version": float(step)} for step in (2, 4, 6)}
 

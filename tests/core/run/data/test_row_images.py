@@ -11,10 +11,10 @@ from pyarrow import parquet
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
+from rlcore.run.data.assistant_masked_chats import render_chats
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.examples import example_batch, joined_examples
 from rlcore.run.data.given_rows import given_rows
-from rlcore.run.data.learned_chats import render_chats
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import load_tokenizer

@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.learned_chats import render_chats
+from rlcore.run.data.assistant_masked_chats import render_chats
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import render_demonstrations
 from rlcore.run.data.tokenizer import load_tokenizer

@@ -37,7 +37,7 @@ SHORT = (
     "evaluation.at_end=false",
     "evaluation.every_n_steps=0",
     "run.num_steps=2",
-    "training.updates_per_step=1",
+    "training.minibatches_per_step=1",
 )
 calls: list[str] = []
 

@@ -13,7 +13,7 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.protocols import LogprobsColumn, Minibatch
-from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
@@ -200,9 +200,9 @@ def test_a_generators_responses_come_with_their_texts() -> None:
     handle = build_generator(entry, context, FakeGeneratorConfig())
     export = trainer().handle.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=2**20))
     handle.refit(RefitRequest(weight_version=0, channel="in_process", weights=export, may_alias=False))
-    found: list[Sampled] = []
+    found: list[Completion] = []
 
-    def keep(handed: Sequence[Sampled]) -> None:
+    def keep(handed: Sequence[Completion]) -> None:
         found.extend(handed)
         if len(found) == 4:
             feed.end()
@@ -211,7 +211,12 @@ def test_a_generators_responses_come_with_their_texts() -> None:
     feed.begin(0)
     prompts = [np.array([1, 2], np.int32), np.array([3], np.int32)]
     sampling = SamplingParams()
-    feed.ask([Wanted(prompt=prompts[seed % 2], seed=seed, max_tokens=5, sampling=sampling, owner=seed) for seed in range(4)])
+    feed.ask(
+        [
+            CompletionRequest(prompt=prompts[seed % 2], seed=seed, max_tokens=5, sampling=sampling, owner=seed)
+            for seed in range(4)
+        ]
+    )
     InProcessGenerator(handle=handle, tokenizer=FakeTokenizer()).stream(feed, 0)
     assert [one.text for one in found] == [FakeTokenizer().decode(one.tokens) for one in found]
     assert all(len(one.tokens) for one in found)

@@ -105,14 +105,14 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_dead_worker_took_with_it_is_generated_again(run: Run, mortal: Registry, tmp_path: Path) -> None:
-    """With the metrics of an undisturbed run."""
+    """With the metrics of an baseline_run run."""
     Mortal.dies()
-    run("run.name=undisturbed", registry=mortal)
+    run("run.name=baseline_run", registry=mortal)
     Mortal.dies(stream={2, 4, 7}, refit={3})
     notes = Notes()
     run("run.name=disturbed", registry=mortal, progress=notes)
-    undisturbed, disturbed = (read_metrics(tmp_path / "runs" / name) for name in ("undisturbed", "disturbed"))
-    assert disturbed == undisturbed
+    baseline_run, disturbed = (read_metrics(tmp_path / "runs" / name) for name in ("baseline_run", "disturbed"))
+    assert disturbed == baseline_run
     assert len(notes.texts) == 4
     assert sum("generation failed and is tried again: engine 0 died in stream" in text for text in notes.texts) == 3
     assert sum("refit to version" in text and "its last lines" not in text for text in notes.texts) == 1
@@ -354,12 +354,12 @@ AWAY = ("run.device=cuda", "model.dtype=float32", "residency.offload_trainer=all
 def test_what_dies_while_the_trainer_is_away_is_refitted_all_the_same(run: Run, mortal: Registry, tmp_path: Path) -> None:
     """Its weights come back for the refit, and leave again."""
     Mortal.dies()
-    run("run.name=undisturbed", *AWAY, registry=mortal)
+    run("run.name=baseline_run", *AWAY, registry=mortal)
     Mortal.dies(stream={2, 4, 7}, refit={3})
     notes = Notes()
     run("run.name=disturbed", *AWAY, registry=mortal, progress=notes)
-    undisturbed, disturbed = (read_metrics(tmp_path / "runs" / name) for name in ("undisturbed", "disturbed"))
-    assert disturbed == undisturbed
+    baseline_run, disturbed = (read_metrics(tmp_path / "runs" / name) for name in ("baseline_run", "disturbed"))
+    assert disturbed == baseline_run
     assert sum("is tried again" in text for text in notes.texts) == 4
     assert {record["memory/trainer_idle_gib"] for record in disturbed if "memory/trainer_idle_gib" in record} == {0.0}
 

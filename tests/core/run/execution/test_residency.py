@@ -70,7 +70,7 @@ def observer(watch: Watch) -> object:
 
 
 QUIET = ("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_n_steps=0", "checkpoint.at_end=false")
-SHORT = (*QUIET, "run.num_steps=2", "training.updates_per_step=1", "checkpoint.every_n_steps=0")
+SHORT = (*QUIET, "run.num_steps=2", "training.minibatches_per_step=1", "checkpoint.every_n_steps=0")
 
 
 def test_the_generator_sleeps_while_the_trainer_works(run: Run) -> None:

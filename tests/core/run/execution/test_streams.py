@@ -12,7 +12,7 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator
 from rlcore.run.execution.streams import not_begun
-from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
 from rlcore.spi import (
     ContractError,
     ExportWeightsRequest,
@@ -64,13 +64,13 @@ def generator(request: pytest.FixtureRequest) -> InProcessGenerator:
 class Ending(RequestFeed):
     """Ends once so many samples were handed out, and asks for another one at the first."""
 
-    def __init__(self, num_samples: int, late: Sequence[Wanted] = ()) -> None:
+    def __init__(self, num_samples: int, late: Sequence[CompletionRequest] = ()) -> None:
         super().__init__(self.keep)
         self.num_samples, self.late = num_samples, late
-        self.found: list[Sampled] = []
+        self.found: list[Completion] = []
         self.lock = threading.Lock()
 
-    def keep(self, handed: Sequence[Sampled]) -> None:
+    def keep(self, handed: Sequence[Completion]) -> None:
         with self.lock:
             self.found += handed
             late, self.late = self.late, ()
@@ -80,13 +80,13 @@ class Ending(RequestFeed):
                 self.end()
 
 
-def wanted(prompt: int, seed: int, max_tokens: int, sampling: SamplingParams | None = None) -> Wanted:
-    return Wanted(
+def wanted(prompt: int, seed: int, max_tokens: int, sampling: SamplingParams | None = None) -> CompletionRequest:
+    return CompletionRequest(
         prompt=PROMPTS[prompt], seed=seed, max_tokens=max_tokens, sampling=sampling or SamplingParams(), owner=(prompt, seed)
     )
 
 
-def alone(generator: InProcessGenerator, one: Wanted) -> tuple[list[int], str]:
+def alone(generator: InProcessGenerator, one: CompletionRequest) -> tuple[list[int], str]:
     """What a request for this sample alone brings."""
     request = GenerateRequest(
         prompts=RaggedTokens.from_lists([one.prompt.tolist()]),

@@ -89,7 +89,9 @@ def test_a_channel_is_a_row(prepared: Callable[..., RunPlan], monkeypatch: pytes
 def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) -> None:
     both = registry(declaring(FAKE_TRAINER, *EVERY), declaring(FAKE_GENERATOR, "in_process", "directory"))
     assert prepared("refit.channel=directory", registry=both).channel == "directory"
-    with pytest.raises(PluginError, match=r"on cpu. Wanted: shared_memory. Declared, as configured: .*refit.directory"):
+    with pytest.raises(
+        PluginError, match=r"on cpu. CompletionRequest: shared_memory. Declared, as configured: .*refit.directory"
+    ):
         prepared("refit.channel=shared_memory", registry=both)
     with pytest.raises(PluginError, match=THERE_ON_CPU):
         prepared("refit.channel=nccl", registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR, *EVERY)))
@@ -104,7 +106,7 @@ def test_parts_travel_between_devices_where_they_are_asked_for(prepared: Callabl
     apart = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
     assert prepared(*options, *apart, "refit.channel=shards", registry=both).channel == "shards"
     assert prepared(*options, *apart, registry=both).channel == ("nccl" if device == "cuda" else "in_process")
-    with pytest.raises(PluginError, match="Wanted: shards"):
+    with pytest.raises(PluginError, match="CompletionRequest: shards"):
         prepared(*options, "refit.channel=shards", registry=both)
 
 
@@ -130,7 +132,7 @@ def test_changes_alone_need_a_channel_and_two_sides_that_know_them(prepared: Cal
     assert prepared(*options, registry=both(delta, delta)).channel == "directory"
     with pytest.raises(PluginError, match=r'On cpu with refit\.delta = "host"'):
         prepared(*options, "refit.channel=in_process", registry=both(delta, delta))
-    with pytest.raises(PluginError, match=r"Wanted: nccl.*there are shards, directory\."):
+    with pytest.raises(PluginError, match=r"CompletionRequest: nccl.*there are shards, directory\."):
         prepared(*options, *apart, "refit.channel=nccl", registry=both(delta, delta))
 
 

@@ -186,22 +186,22 @@ def with_dynamic() -> Registry:
 def test_groups_of_equal_rewards_are_replaced_where_the_recipe_or_else_the_algorithm_says_so(
     prepared: Callable[..., RunPlan], said: str | None, plain: bool, dynamic: bool
 ) -> None:
-    overrides = () if said is None else (f"rollout.refill_equal_rewards={said}",)
+    overrides = () if said is None else (f"rollout.dynamic_sampling={said}",)
     for registry, expected in ((fake_registry(), plain), (with_dynamic(), dynamic)):
         plan = prepared(*overrides, registry=registry)
-        assert plan.recipe.rollout.refill_equal_rewards is expected
-        assert f"refill_equal_rewards = {str(expected).lower()}" in plan.resolved
+        assert plan.recipe.rollout.dynamic_sampling is expected
+        assert f"dynamic_sampling = {str(expected).lower()}" in plan.resolved
 
 
 def test_what_dynamic_sampling_does_not_go_with_names_the_algorithm(prepared: Callable[..., RunPlan]) -> None:
     assert prepared("rollout.max_refill_ratio=2", registry=with_dynamic()).recipe.rollout.max_refill_ratio == 2.0
     with pytest.raises(ConfigError) as raised:
-        prepared("rollout.max_refill_ratio=2", "rollout.refill_equal_rewards=false", registry=with_dynamic())
+        prepared("rollout.max_refill_ratio=2", "rollout.dynamic_sampling=false", registry=with_dynamic())
     assert [problem.path for problem in raised.value.problems] == ["rollout.max_refill_ratio"]
     with pytest.raises(ConfigError) as raised:
         prepared("rollout.samples_per_prompt=1", registry=with_dynamic())
     found = {problem.path: problem.found for problem in raised.value.problems}
-    assert "algorithm 'fake' is meant for" in found["rollout.refill_equal_rewards"]
+    assert "algorithm 'fake' is meant for" in found["rollout.dynamic_sampling"]
 
 
 class Indifferent(FakeAlgorithm):
@@ -230,8 +230,8 @@ def test_groups_that_rewards_cannot_tell_apart_are_not_replaced(
     others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
     with pytest.raises(ConfigError) as raised:
-        prepared("rollout.refill_equal_rewards=true", *overrides, registry=registry)
-    (problem,) = [one for one in raised.value.problems if one.path == "rollout.refill_equal_rewards"]
+        prepared("rollout.dynamic_sampling=true", *overrides, registry=registry)
+    (problem,) = [one for one in raised.value.problems if one.path == "rollout.dynamic_sampling"]
     assert problem.found.startswith(f"true, with {found}")
 
 
@@ -252,7 +252,7 @@ def test_a_recipe_that_does_not_ask_for_it_is_not_refused_for_what_its_algorithm
     providers = {"algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:{algorithm}")]}
     others = tuple(entry for entry in fake_registry().entries if entry.role != "algorithm")
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
-    assert prepared(*overrides, registry=registry).recipe.rollout.refill_equal_rewards is False
+    assert prepared(*overrides, registry=registry).recipe.rollout.dynamic_sampling is False
 
 
 def test_an_environment_that_rewards_beside_one_that_does_not_tells_groups_apart(prepared: Callable[..., RunPlan]) -> None:
@@ -260,9 +260,9 @@ def test_an_environment_that_rewards_beside_one_that_does_not_tells_groups_apart
     others = tuple(entry for entry in fake_registry().entries if entry.role not in providers)
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
     both = 'data.train.mix={one={source="environment"}, two={source="environment", environment="other"}}'
-    plan = prepared("rollout.refill_equal_rewards=true", both, registry=registry)
+    plan = prepared("rollout.dynamic_sampling=true", both, registry=registry)
     assert len(plan.environments) == 2
-    assert plan.recipe.rollout.refill_equal_rewards
+    assert plan.recipe.rollout.dynamic_sampling
 
 
 class Exact(FakeAlgorithm):

@@ -87,9 +87,9 @@ def test_a_step_of_more_prompts_than_the_first_level_has_is_noted(
     prepared: Callable[..., RunPlan], prompts_per_step: int, is_noted: bool
 ) -> None:
     rows = [{"prompt": f"{letter}:", "level": level} for letter, level in zip("abcd", (0, 0, 1, 1), strict=True)]
-    options = ("data.train.source=python", "data.raise_level_at=0.5", f"training.prompts_per_step={prompts_per_step}")
+    options = ("data.train.source=python", "data.curriculum_threshold=0.5", f"training.prompts_per_step={prompts_per_step}")
     with load_inputs(evolve(prepared(*options), given_rows={"train": rows}), FakeTokenizer()) as inputs:
-        noted = [note for note in inputs.notes if note.startswith("data.raise_level_at: 2 rows are open at first, of 4")]
+        noted = [note for note in inputs.notes if note.startswith("data.curriculum_threshold: 2 rows are open at first, of 4")]
         assert bool(noted) == is_noted
 
 

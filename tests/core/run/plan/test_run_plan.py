@@ -24,7 +24,7 @@ def test_the_dtype_is_the_recipes_or_else_the_devices(prepared: Prepare, written
 
 
 def test_backends_are_built_with_the_recipes_model_lengths_and_seed(prepared: Prepare) -> None:
-    plan = prepared("run.seed=7", "run.num_steps=5", "training.updates_per_step=3", "model.revision=main", "run.device=cpu")
+    plan = prepared("run.seed=7", "run.num_steps=5", "training.minibatches_per_step=3", "model.revision=main", "run.device=cpu")
     trainer = plan.trainer_context(RankInfo(rank=1, world_size=2))
     assert (trainer.seed, trainer.num_train_steps, trainer.max_sequence_length) == (7, 15, 24)
     assert trainer.rank_info.rank == 1

@@ -268,9 +268,9 @@ def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any) -> N
     found = collect(play, "mask", timeout_s=5.0)
     assert found.valid.tolist() == [True, True, False, True]
     assert begun.count("a") == 4
-    undisturbed = collect(play)
-    assert undisturbed.responses[:2] == found.responses[:2]
-    assert undisturbed.responses[3] == found.responses[3]
+    baseline_run = collect(play)
+    assert baseline_run.responses[:2] == found.responses[:2]
+    assert baseline_run.responses[3] == found.responses[3]
 
 
 def test_a_session_ends_with_its_episode(collect: Any) -> None:

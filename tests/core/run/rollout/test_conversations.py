@@ -250,7 +250,7 @@ def test_what_each_family_makes_of_a_thought_that_a_user_answers(load, talk, fam
 def test_what_was_seen_is_kept_where_the_recipe_says_so(load, talk, thinks):
     """The thought stays before its answer; behind the turn stands what the template puts behind one without a thought."""
     tokenizer = load("qwen3", chat_template_kwargs={"enable_thinking": thinks})
-    script, _ = talk(tokenizer, THOUGHT, Observation(messages=[USER]), [Observation(messages=[USER])], history="as_seen")
+    script, _ = talk(tokenizer, THOUGHT, Observation(messages=[USER]), [Observation(messages=[USER])], history="keep_sampled")
     first = reference(tokenizer, [USER])
     assert script.prompts[0] == first
     plain = tokenizer.backend.decode(reference(tokenizer, [USER, says("assistant", "4"), USER]))

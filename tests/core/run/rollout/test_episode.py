@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.run.rollout.episode import NOT_GENERATED, Episode
-from rlcore.run.rollout.request_feed import Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest
 from rlcore.spi import FinishReason, Observation, SamplingParams, StepResult, ToolCall
 
 PROMPT = np.array([1, 2, 3], np.int32)
@@ -16,10 +16,10 @@ def episode(budget: int = 10) -> Episode:
     return made
 
 
-def sampled(number: int, text: str = "said", reason: FinishReason = FinishReason.STOP, experts: bool = False) -> Sampled:
+def sampled(number: int, text: str = "said", reason: FinishReason = FinishReason.STOP, experts: bool = False) -> Completion:
     tokens = np.full(number, 7, np.int32)
-    return Sampled(
-        wanted=Wanted(prompt=PROMPT, seed=0, max_tokens=number + 1, sampling=SamplingParams(), owner=4),
+    return Completion(
+        wanted=CompletionRequest(prompt=PROMPT, seed=0, max_tokens=number + 1, sampling=SamplingParams(), owner=4),
         text=text,
         tokens=tokens,
         logprobs=np.full(number, -0.5, np.float32),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.episode_starts import Cohort, Draws, PromptLimit, StepPlan
+from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepBatch, StepPlan
 from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, Row, capabilities
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
@@ -97,7 +97,7 @@ def test_the_next_rows_take_the_places_of_long_prompts(run: Run, registry: Regis
 
 
 def test_a_step_whose_prompts_are_all_too_long_takes_others(run: Run, registry: Registry, tmp_path: Path) -> None:
-    run(*LONG, *DROP, *UNMEASURED, "training.prompts_per_step=1", "training.updates_per_step=1", registry=registry)
+    run(*LONG, *DROP, *UNMEASURED, "training.prompts_per_step=1", "training.minibatches_per_step=1", registry=registry)
     assert [letters(rollouts(tmp_path / "runs" / "run", step)) for step in (1, 2, 3)] == ["i"] * 3
     assert [record["updates"] for record in read_metrics(tmp_path / "runs" / "run")] == [1.0] * 3
 
@@ -132,7 +132,7 @@ def test_a_resumed_run_leaves_out_and_takes_what_an_undisturbed_one_does(
         *DROP,
         f"environment.fake.long={''.join(sorted(long))}",
         f"training.prompts_per_step={prompts_per_step}",
-        "training.updates_per_step=1",
+        "training.minibatches_per_step=1",
         "run.num_steps=4",
         "evaluation.every_n_steps=2",
         "checkpoint.every_n_steps=1",
@@ -157,13 +157,13 @@ def test_a_group_that_is_given_up_is_waited_for_no_longer() -> None:
     """Rows take the places of long prompts once it is known which are; of what is given up it never is."""
     rows = [{"prompt": name} for name in "abcde"]
     plan = StepPlan(rows=rows[:4], draws=Draws([0], 4, 1), spare=iter(rows[4:]))
-    cohort = Cohort(plan=plan, limit=PromptLimit(max_tokens=2, drops=True, key="data.train"), num_unknown=4)
-    assert cohort.begun() == {}
-    assert cohort.too_long(1, rows[1], 9) == {}
-    assert cohort.too_long(2, rows[2], 9) == {}
-    cohort.give_up(1)  # which waits for a row itself
-    cohort.give_up(3)  # the last that was not known
-    assert cohort.resolve() == {2: rows[4]}
+    step_batch = StepBatch(plan=plan, limit=PromptLimit(max_tokens=2, drops=True, key="data.train"), num_unknown=4)
+    assert step_batch.begun() == {}
+    assert step_batch.too_long(1, rows[1], 9) == {}
+    assert step_batch.too_long(2, rows[2], 9) == {}
+    step_batch.give_up(1)  # which waits for a row itself
+    step_batch.give_up(3)  # the last that was not known
+    assert step_batch.resolve() == {2: rows[4]}
 
 
 def test_a_prompt_that_is_left_out_changes_no_sample_of_the_others(run: Run, registry: Registry, tmp_path: Path) -> None:

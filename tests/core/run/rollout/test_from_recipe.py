@@ -28,12 +28,12 @@ ROLLOUT = RolloutConfig(
     stop_token_ids=(2, 4),
     max_turns=6,
     max_turn_tokens=9,
-    history="as_seen",
+    history="keep_sampled",
     on_truncation="mask",
     max_failed_fraction=0.25,
     replay_routing=True,
     episode_timeout_s=8.0,
-    refill_equal_rewards=True,
+    dynamic_sampling=True,
     max_refill_ratio=2.5,
 )
 RECIPE = Recipe(
@@ -78,7 +78,7 @@ def test_training_follows_the_rollouts_section_and_evaluation_its_own() -> None:
     assert isinstance(train, RolloutCollector)
     assert isinstance(held_out, RolloutCollector)
     for one in (train, held_out):
-        assert (one.max_turns, one.max_turn_tokens, one.episode_timeout_s, one.history) == (6, 9, 8.0, "as_seen")
+        assert (one.max_turns, one.max_turn_tokens, one.episode_timeout_s, one.history) == (6, 9, 8.0, "keep_sampled")
         assert (one.max_failed_fraction, one.tool_parser, one.is_mixed) == (0.25, "parser", False)
     assert train.compares == collected("train", agents=True).compares == "turn_rewards"
     assert (train.masks_truncated, train.routed_experts, train.purpose) == (True, True, "the step")
@@ -109,6 +109,6 @@ def test_agents_sample_by_the_same_options() -> None:
 
 @pytest.mark.parametrize(("refills", "most"), [(True, 50), (False, None)])
 def test_the_schedule_has_the_rules_of_the_recipe(refills: bool, most: int | None) -> None:
-    policy = policy_of(evolve(RECIPE, rollout=evolve(ROLLOUT, refill_equal_rewards=refills)))
+    policy = policy_of(evolve(RECIPE, rollout=evolve(ROLLOUT, dynamic_sampling=refills)))
     assert (policy.groups_per_step, policy.num_steps) == (10, RECIPE.run.num_steps)
     assert (policy.max_staleness, policy.on_stale, policy.num_extra, policy.max_refills) == (1, "drop", 3, most)

@@ -91,7 +91,7 @@ def test_it_goes_on_where_the_recipe_lets_all_fail(run: Run, broken: Registry, t
     assert [record["environment/failed"] for record in read_metrics(tmp_path / "runs" / "run")] == [64, 64]
 
 
-@pytest.mark.parametrize("options", [(), ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=50")])
+@pytest.mark.parametrize("options", [(), ("rollout.dynamic_sampling=true", "rollout.max_refill_ratio=50")])
 def test_failures_below_the_bound_are_said_with_reason_and_count(
     run: Run, broken: Registry, progress: Progress, notes: list[str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.run.rollout.replay import ReplaySchedule
+from rlcore.run.rollout.rollout_trace import GroupRecord, RolloutTrace, SampleRecord, StepRecord, wrong_with
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
-from rlcore.run.rollout.schedule_record import GroupRecord, RecordedSchedule, SampleRecord, StepRecord, wrong_with
 
 policies = st.builds(
     lambda **options: SchedulePolicy(**options),
@@ -58,7 +58,7 @@ def test_whatever_ends_first_a_replay_has_the_batches_of_the_file(rules: Schedul
     """It may be killed at any event, and go on from its position, or as a run without the file."""
     records, figures = recorded_run(rules, data)
     assert not list(wrong_with(records, rules.groups_per_step, 1))
-    recorded = RecordedSchedule(steps=records, group_size=1)
+    recorded = RolloutTrace(steps=records, group_size=1)
     schedule: Schedule = ReplaySchedule(rules, recorded, Position())
     num_said: dict[int, int] = {}
     again, shown = [], []

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from rlcore.run.protocols import Responses
 from rlcore.run.rollout import request_feed
-from rlcore.run.rollout.request_feed import RequestFeed, Wanted
+from rlcore.run.rollout.request_feed import CompletionRequest, RequestFeed
 from rlcore.spi import (
     FinishReason,
     GenerateRequest,
@@ -33,7 +33,7 @@ FIRST, SECOND = np.array([1, 2, 3], np.int32), np.array([4], np.int32)
 def wanted(prompt, *owners, sampling=WARM, routed_experts=False, goes_on=False):
     """A sample for each owner; its seed is the owner's number, and its limit too."""
     return [
-        Wanted(
+        CompletionRequest(
             prompt=prompt,
             seed=owner,
             max_tokens=owner + 1,
@@ -155,7 +155,7 @@ def test_what_cannot_be_handed_out_is_owed_all_the_same(feed, handed, monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(request_feed, "Sampled", no_memory)
+        patched.setattr(request_feed, "Completion", no_memory)
         feed.deliver(np.array([0, 1]), responses_of(1, 2))
     assert (handed, feed.num_outstanding) == ([], 2)
     feed.deliver(np.array([0, 1]), responses_of(1, 2))
@@ -253,7 +253,9 @@ def test_many_threads_ask_a_generator_that_streams():
             prompt = np.arange(1, 2 + thread, dtype=np.int32)
             sampling = COLD if thread % 2 else WARM
             seed = thread * 100 + turn
-            feed.ask([Wanted(prompt=prompt, seed=seed, max_tokens=3 + turn, sampling=sampling, owner=(thread, turn))])
+            feed.ask(
+                [CompletionRequest(prompt=prompt, seed=seed, max_tokens=3 + turn, sampling=sampling, owner=(thread, turn))]
+            )
             assert got[thread].wait(300)
 
     threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(num_threads)]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.reward_differences import Compared, are_told_apart, differ
+from rlcore.run.rollout.reward_differences import Compared, differ, has_reward_variance
 
 REWARDS = [
     ((), False),
@@ -52,7 +52,7 @@ def test_samples_are_told_apart_by_what_is_compared(
     rewards: Sequence[Sequence[float]], compared: Compared, expected: bool
 ) -> None:
     parts = [{"all": sum(of_turns)} for of_turns in rewards]
-    assert are_told_apart(rewards, parts, compared) is expected
+    assert has_reward_variance(rewards, parts, compared) is expected
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_samples_are_told_apart_by_what_is_compared(
     ],
 )
 def test_samples_are_told_apart_by_each_part_of_their_rewards(parts: Sequence[Mapping[str, float]], expected: bool) -> None:
-    assert are_told_apart([(1.0,)] * len(parts), parts, "reward_components") is expected
+    assert has_reward_variance([(1.0,)] * len(parts), parts, "reward_components") is expected
 
 
 def test_without_parts_the_whole_is_compared() -> None:
     """So that the algorithm, which gets such a group, says what is missing."""
-    assert are_told_apart([(1.0,), (0.0,)], [{}, {}], "reward_components")
+    assert has_reward_variance([(1.0,), (0.0,)], [{}, {}], "reward_components")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlcore.run.protocols import Responses
-from rlcore.run.rollout.cut_turns import seed_after
+from rlcore.run.rollout.partial_rollouts import seed_after
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.sampling import Sample, SampleRequest

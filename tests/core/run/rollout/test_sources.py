@@ -85,7 +85,7 @@ def test_prompts_whose_environment_failed_come_as_often_as_before(
     monkeypatch.setattr(FakeEnvironment, "reset", reset)
     monkeypatch.setattr(FakeEnvironment, "step", step)
     masked = ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=1.0", "environment.fake.num_train_rows=16")
-    refilled = (f"rollout.refill_equal_rewards={refill}", *(["rollout.max_refill_ratio=50"] if refill == "true" else []))
+    refilled = (f"rollout.dynamic_sampling={refill}", *(["rollout.max_refill_ratio=50"] if refill == "true" else []))
     run(*masked, *refilled, "data.zero_variance_weight=0.01", "rollout.samples_per_prompt=16", "optimizer.learning_rate=1e-9")
     records = read_metrics(tmp_path / "runs" / "run")
     assert [record["data/zero_variance_prompts"] for record in records[1:]] == [0.0] * 6
@@ -105,7 +105,7 @@ def test_rows_of_higher_levels_come_once_lower_ones_are_solved_and_a_resumed_run
     monkeypatch.setattr(FakeEnvironment, "rows", rows)
     made = rows(FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig()), "train")
     level_of = {str(row["prompt"]): int(row["level"]) for row in made}
-    options = ("data.raise_level_at=1.0", "data.level_window=6", "evaluation.every_n_steps=0")
+    options = ("data.curriculum_threshold=1.0", "data.level_window=6", "evaluation.every_n_steps=0")
     whole = collected_rows(monkeypatch)[Stream.ROLLOUTS]
     run(*options, "run.num_steps=12", "run.name=whole")
     levels = [int(record["data/level"]) for record in read_metrics(tmp_path / "runs" / "whole") if "data/level" in record]
@@ -121,9 +121,9 @@ def test_rows_of_higher_levels_come_once_lower_ones_are_solved_and_a_resumed_run
 
 
 def test_levels_need_groups_that_all_count(prepared: Callable[..., Any]) -> None:
-    options = ("rollout.refill_equal_rewards=true", "algorithm.fake.source=demonstrations", "data.zero_variance_weight=0.5")
+    options = ("rollout.dynamic_sampling=true", "algorithm.fake.source=demonstrations", "data.zero_variance_weight=0.5")
     for option in options:
-        with pytest.raises(ConfigError, match=r"data\.raise_level_at: found 0\.5, with "):
-            prepared("data.raise_level_at=0.5", option)
+        with pytest.raises(ConfigError, match=r"data\.curriculum_threshold: found 0\.5, with "):
+            prepared("data.curriculum_threshold=0.5", option)
     with pytest.raises(ConfigError, match=r"data\.level_window: found 8, without"):
         prepared("data.level_window=8")

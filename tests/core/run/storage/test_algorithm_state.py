@@ -76,7 +76,7 @@ def test_killed_and_resumed_equals_uninterrupted(run: Run, registry_with: Stands
 def test_a_step_that_failed_leaves_no_trace_in_the_state(run: Run, registry_with: Stands, tmp_path: Path) -> None:
     """The state that is saved is that of the last whole step, though the algorithm has seen the next."""
     registry = registry_with(algorithm=MovingBaseline)
-    options = ("training.updates_per_step=1", "checkpoint.every_n_steps=0", "run.num_steps=5")
+    options = ("training.minibatches_per_step=1", "checkpoint.every_n_steps=0", "run.num_steps=5")
 
     class Refuses(Progress):
         def phase(self, name: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from rlcore.run.storage.mismatch_report import save_disagreement
+from rlcore.run.storage.mismatch_report import save_logprob_mismatch
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TokenBatch
 from rlcore.testing.fakes import FakeTokenizer
@@ -19,7 +19,7 @@ def test_a_group_that_an_algorithm_dropped_is_missing(tmp_path: Path) -> None:
         token_columns={GENERATION_LOGPROBS: np.full(600, -1000.0, np.float32), WEIGHT_VERSIONS: np.zeros(600, np.int32)},
     )
     worst = WorstSamples.of(batch, np.full(600, -1.0, np.float32), 0)
-    path = save_disagreement(tmp_path / "disagreement", 1, "heading", worst, FakeTokenizer())
+    path = save_logprob_mismatch(tmp_path / "logprob_mismatch", 1, "heading", worst, FakeTokenizer())
     table = pandas.read_parquet(path)
     assert table["group"].isna().all()
     assert np.isfinite(table["token_mult_prob_error"]).all()

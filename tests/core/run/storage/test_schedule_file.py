@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli
 
-from rlcore.run.rollout.schedule_record import GroupRecord, SampleRecord, StepRecord
+from rlcore.run.rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
 from rlcore.run.storage.schedule_file import append_step, begin_schedule, read_replay, rewind_schedule
 from rlcore.spi import ConfigError
 
@@ -17,7 +17,7 @@ AHEAD = (
     "async.max_staleness=1",
     "run.num_steps=2",
     "training.prompts_per_step=1",
-    "training.updates_per_step=1",
+    "training.minibatches_per_step=1",
     "rollout.samples_per_prompt=2",
 )
 

@@ -27,13 +27,13 @@ def training_of(**options: object) -> TrainingBatch:
 
 
 def test_one_update_has_all_sequences_in_order(prepared: Prepare) -> None:
-    (minibatch,) = minibatches_of(training_of(), prepared("training.updates_per_step=1").recipe, 3)
+    (minibatch,) = minibatches_of(training_of(), prepared("training.minibatches_per_step=1").recipe, 3)
     assert minibatch.sequences.tolist() == list(range(8))
     assert (minibatch.schedule_step, minibatch.counts.num_loss_tokens) == (2, 8)
 
 
 def test_several_divide_the_groups_otherwise_in_each_step(prepared: Prepare) -> None:
-    recipe = prepared("training.updates_per_step=2").recipe
+    recipe = prepared("training.minibatches_per_step=2").recipe
     drawn = set()
     for step in range(1, 9):
         first, second = minibatches_of(training_of(), recipe, step)
@@ -48,7 +48,7 @@ def test_several_divide_the_groups_otherwise_in_each_step(prepared: Prepare) -> 
 
 
 def test_one_without_a_signal_is_left_out_and_the_others_keep_their_numbers(prepared: Prepare) -> None:
-    recipe = prepared("training.updates_per_step=4").recipe
+    recipe = prepared("training.minibatches_per_step=4").recipe
     every = minibatches_of(training_of(), recipe, 1)
     left_out = every[1].sequences
     found = minibatches_of(training_of(has_signal=~np.isin(np.arange(8), left_out)), recipe, 1)
@@ -58,6 +58,6 @@ def test_one_without_a_signal_is_left_out_and_the_others_keep_their_numbers(prep
 def test_groups_have_to_be_known_where_there_are_several(prepared: Prepare) -> None:
     training = training_of()
     without = evolve(training, batch=evolve(training.batch, sequence_columns={}))
-    assert len(minibatches_of(without, prepared("training.updates_per_step=1").recipe, 1)) == 1
+    assert len(minibatches_of(without, prepared("training.minibatches_per_step=1").recipe, 1)) == 1
     with pytest.raises(ContractError, match="lacks the sequence column"):
-        minibatches_of(without, prepared("training.updates_per_step=2").recipe, 1)
+        minibatches_of(without, prepared("training.minibatches_per_step=2").recipe, 1)

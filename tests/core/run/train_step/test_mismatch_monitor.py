@@ -95,7 +95,7 @@ def test_the_update_is_refused_and_the_run_goes_on_as_if_it_had_never_been_tried
     assert message.startswith("step 3: generator and trainer disagree on the sampled tokens: token_mult_prob_error is 3.")
     for part in (
         "expected at most 2 (training.max_token_mult_prob_error)",
-        str(directory / "disagreement" / "step-000003.parquet"),
+        str(directory / "logprob_mismatch" / "step-000003.parquet"),
         "step-000003.txt",
         "docs/train-inference-agreement.md",
         "The update was refused and changed nothing",
@@ -105,14 +105,16 @@ def test_the_update_is_refused_and_the_run_goes_on_as_if_it_had_never_been_tried
     lie(0.0, versions=())
     run("run.name=lied", "checkpoint.every_n_steps=0", resume=True)
     assert read_metrics(directory) == read_metrics(whole)
-    assert files(directory / "disagreement") == ["_SHA256SUMS", "step-000003.parquet", "step-000003.txt"], "kept as evidence"
+    assert files(directory / "logprob_mismatch") == ["_SHA256SUMS", "step-000003.parquet", "step-000003.txt"], (
+        "kept as evidence"
+    )
 
 
 def test_the_table_holds_both_sides_at_the_weights_that_generated(run: Run, lie: Lie, tmp_path: Path) -> None:
     lie(2.0, versions={4})
     with pytest.raises(RefitError) as raised:
         run("logging.rollouts_every_n_steps=1")
-    folder = tmp_path / "runs" / "run" / "disagreement"
+    folder = tmp_path / "runs" / "run" / "logprob_mismatch"
     table = pandas.read_parquet(folder / "step-000003.parquet")
     assert table["rank"].tolist() == list(range(1, MAX_SAMPLES + 1))
     assert table["token_mult_prob_error"].is_monotonic_decreasing
@@ -147,10 +149,11 @@ def test_a_trainer_that_cannot_refuse_is_judged_after_its_update(run: Run, lie: 
     directory = tmp_path / "runs" / "run"
     assert files(directory / "checkpoints") == ["step-000002"]
     assert len(read_metrics(directory)) == 3
-    table = pandas.read_parquet(directory / "disagreement" / "step-000003.parquet")
+    table = pandas.read_parquet(directory / "logprob_mismatch" / "step-000003.parquet")
     assert (table["trainer_version"] == 5).all()
     assert (
-        "after the update: this trainer returns none before it" in (directory / "disagreement" / "step-000003.txt").read_text()
+        "after the update: this trainer returns none before it"
+        in (directory / "logprob_mismatch" / "step-000003.txt").read_text()
     )
     lie(0.0, versions=())
     run(resume=True, registry=without_bounds())
@@ -169,7 +172,7 @@ def test_a_warning_costs_no_second_pass(
     lie(0.2, versions={4})
     run("run.num_steps=3", registry=without(*missing) if missing else None)
     assert passes == ["train_step"] * 6
-    directory = tmp_path / "runs" / "run" / "disagreement"
+    directory = tmp_path / "runs" / "run" / "logprob_mismatch"
     table = pandas.read_parquet(directory / "step-000003.parquet")
     assert (table["trainer_version"] == 4).all()
     for _, row in table.iterrows():
@@ -205,15 +208,15 @@ def test_a_warning_is_given_once_a_crossing_and_costs_nothing(
     found = {record["step"] for record in read_metrics(directory)[1:] if record["token_mult_prob_error"] > 1.05}
     assert found == {3, 4, 6}
     names = [f"step-{step:06d}.{ending}" for step in (3, 6) for ending in ("parquet", "txt")]
-    assert files(directory / "disagreement") == ["_SHA256SUMS", *names]
+    assert files(directory / "logprob_mismatch") == ["_SHA256SUMS", *names]
     assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "silent")
-    assert files(tmp_path / "runs" / "silent" / "disagreement") == []
+    assert files(tmp_path / "runs" / "silent" / "logprob_mismatch") == []
 
 
 def test_only_the_first_update_is_held_to_the_bound(run: Run, tmp_path: Path) -> None:
     """The others begin at weights that did not generate."""
-    run("training.updates_per_step=4", "training.max_token_mult_prob_error=1.0001")
-    assert files(tmp_path / "runs" / "run" / "disagreement") == []
+    run("training.minibatches_per_step=4", "training.max_token_mult_prob_error=1.0001")
+    assert files(tmp_path / "runs" / "run" / "logprob_mismatch") == []
 
 
 Change = Callable[[TokenBatch], TokenBatch]
@@ -264,7 +267,7 @@ def test_tokens_that_were_not_generated_at_these_weights_are_not_compared_which_
     records = read_metrics(tmp_path / "runs" / "run")[1:]
     assert [record["updates"] for record in records] == [2.0, 2.0]
     assert not any(record.keys() & {*MISMATCH_METRICS} for record in records)
-    assert files(tmp_path / "runs" / "run" / "disagreement") == []
+    assert files(tmp_path / "runs" / "run" / "logprob_mismatch") == []
 
 
 def sampled_twice(batch: TokenBatch, of_older: float) -> TokenBatch:
@@ -290,7 +293,7 @@ def test_where_some_tokens_are_of_older_weights_the_others_are_compared(
 
     monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
     notes = Notes()
-    run(*LARGE, "training.updates_per_step=1", progress=notes)
+    run(*LARGE, "training.minibatches_per_step=1", progress=notes)
     del seen[0]  # the made-up samples of the check
     records = read_metrics(tmp_path / "runs" / "run")[1:]
     present = [batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == step) for step, batch in enumerate(seen)]
@@ -314,7 +317,7 @@ def test_disagreement_on_tokens_of_the_present_weights_ends_a_run_that_trains_on
     assert str(raised.value).startswith(
         "step 2: generator and trainer disagree on the sampled tokens: token_mult_prob_error is "
     )
-    table = pandas.read_parquet(tmp_path / "runs" / "run" / "disagreement" / "step-000002.parquet")
+    table = pandas.read_parquet(tmp_path / "runs" / "run" / "logprob_mismatch" / "step-000002.parquet")
     assert (table["trainer_version"] == 2).all()
     for _, row in table.iterrows():
         assert (row["weight_versions"][row["loss_mask"]] == 2).all(), "those alone that were compared"
@@ -324,7 +327,7 @@ def test_demonstrations_have_nothing_to_agree_with(run: Run, tmp_path: Path) -> 
     (tmp_path / "rows.jsonl").write_text('{"prompt": "ab", "completion": "cd"}\n' * 8)
     rows = ("data.train.source=jsonl", f"data.train.path={tmp_path / 'rows.jsonl'}")
     run("algorithm.fake.source=demonstrations", *rows, "run.num_steps=2", "training.max_token_mult_prob_error=1.0000001")
-    assert files(tmp_path / "runs" / "run" / "disagreement") == []
+    assert files(tmp_path / "runs" / "run" / "logprob_mismatch") == []
 
 
 def test_a_full_disk_does_not_hide_the_disagreement(

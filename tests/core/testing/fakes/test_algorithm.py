@@ -29,7 +29,7 @@ def rollouts(rewards, group_ids, valid):
 
 def algorithm(**options):
     context = AlgorithmContext(
-        seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True
+        seed=0, samples_per_prompt=2, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=True
     )
     return FakeAlgorithm(context, FakeAlgorithmConfig(**options))
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from rlcore.half_characters import described
+from rlcore.lone_surrogates import described
 
 MAX_LINE_BYTES = 64 * 2**20
 """A row longer than any model's context is no row but a file without line ends."""

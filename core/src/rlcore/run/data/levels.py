@@ -69,11 +69,11 @@ def levels_of(rows: Sequence[Row], numbers: Int64Array) -> Int64Array:
     for number, level in zip(numbers.tolist(), found, strict=True):
         if level is not None and (type(level) is not int or level < 0):
             raise DataError(
-                f"data.raise_level_at: found the level {level!r:.40} in row {number}; expected an integer from 0 on"
+                f"data.curriculum_threshold: found the level {level!r:.40} in row {number}; expected an integer from 0 on"
             )
     if all(level is None for level in found):
         raise DataError(
-            f"data.raise_level_at: found no row with a {LEVEL!r}; expected some. Rows of an environment have it where its "
+            f"data.curriculum_threshold: found no row with a {LEVEL!r}; expected some. Rows of an environment have it where its "
             "section asks for levels, those of files where they have a field of this name"
         )
     return np.array([NO_LEVEL if level is None else level for level in found], np.int64)

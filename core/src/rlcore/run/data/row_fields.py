@@ -11,7 +11,7 @@ from rlcore.chat.conversation import behind_prompt
 from rlcore.chat.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
 from rlcore.chat.public_fields import FIELDS, names_of
 from rlcore.config.data import DatasetConfig
-from rlcore.half_characters import half_character
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.run.data.row_images import MARK, column_images, has_marks, with_images
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError, Message, Row
@@ -210,7 +210,7 @@ def read_prompt(value: object) -> str | Sequence[Message]:
         return read_messages(value)
     if not value:
         raise DataError("an empty text")
-    if half := half_character(value):
+    if half := lone_surrogate(value):
         raise DataError(f"a text with {half}")
     return value
 

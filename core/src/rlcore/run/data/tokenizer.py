@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from attrs import evolve, field, frozen
 
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
-from rlcore.half_characters import half_character
 from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.model_files import (
     CONFIG_FILE,
     END_TOKEN_FILES,
@@ -167,7 +167,7 @@ class PretrainedTokenizer:
             ).input_ids
         except (TypeError, UnicodeEncodeError) as error:  # by the kind of tokenizer
             for text in texts:
-                if half := half_character(text):
+                if half := lone_surrogate(text):
                     raise DataError(f"a text has {half}; expected Unicode text, not {text!r:.60}") from error
             raise
         return encoded

@@ -22,7 +22,7 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
     rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
     if not plan.runs_agents:
         if rollout.history == "segment" and plan.algorithm.needs.source != "demonstrations":
-            expected = '"refuse" or "as_seen" where no agent runs the episodes'
+            expected = '"refuse" or "keep_sampled" where no agent runs the episodes'
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return
     agents = f"with environment {name!r}, whose agents run the episodes"
@@ -32,9 +32,9 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
     if rollout.max_turns != 1:
         expected = "1, the default: an agent asks as often as it likes"
         yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)
-    if rollout.history == "as_seen":
+    if rollout.history == "keep_sampled":
         expected = '"refuse" or "segment": a session tells the template the whole chat'
-        yield Problem(path="rollout.history", found=f'"as_seen", {agents}', expected=expected)
+        yield Problem(path="rollout.history", found=f'"keep_sampled", {agents}', expected=expected)
     for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation"):
         default = getattr(RolloutConfig(), key)
         if (value := getattr(rollout, key)) != default:

@@ -210,21 +210,21 @@ def _unknown_stop_tokens(recipe: Recipe) -> Iterator[Problem]:
 def _refills(plan: RunPlan) -> Iterator[Problem]:
     """What dynamic sampling does not go with."""
     rollout, needs, algorithm = plan.recipe.rollout, plan.algorithm.needs, plan.recipe.algorithm.name
-    if rollout.refill_equal_rewards and (found := _equal_by_nature(plan)) is not None:
+    if rollout.dynamic_sampling and (found := _equal_by_nature(plan)) is not None:
         meant = f"which algorithm {algorithm!r} is meant for, " if needs.dynamic_sampling else ""
         why, expected, remedy = found
         yield Problem(
-            path="rollout.refill_equal_rewards",
+            path="rollout.dynamic_sampling",
             found=f"true, {meant}with {why}",
             expected=expected,
-            remedy=f"{remedy}, or set rollout.refill_equal_rewards = false." if remedy else "Leave the key out.",
+            remedy=f"{remedy}, or set rollout.dynamic_sampling = false." if remedy else "Leave the key out.",
         )
-    if not rollout.refill_equal_rewards and rollout.max_refill_ratio != RolloutConfig().max_refill_ratio:
+    if not rollout.dynamic_sampling and rollout.max_refill_ratio != RolloutConfig().max_refill_ratio:
         yield Problem(
             path="rollout.max_refill_ratio",
-            found=f"{rollout.max_refill_ratio:g}, without refill_equal_rewards",
+            found=f"{rollout.max_refill_ratio:g}, without dynamic_sampling",
             expected="the default: no group is replaced",
-            remedy="Set rollout.refill_equal_rewards = true, or leave the key out.",
+            remedy="Set rollout.dynamic_sampling = true, or leave the key out.",
         )
 
 
@@ -362,26 +362,26 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
 
 def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
     """Levels rise by the success of whole groups of samples."""
-    threshold, window, rollout = recipe.data.raise_level_at, recipe.data.level_window, recipe.rollout
+    threshold, window, rollout = recipe.data.curriculum_threshold, recipe.data.level_window, recipe.rollout
     if threshold is None:
         if window in (None, LEVEL_WINDOW):
             return None
         return Problem(
-            path="data.level_window", found=f"{window}, without data.raise_level_at", expected="no such key, or both"
+            path="data.level_window", found=f"{window}, without data.curriculum_threshold", expected="no such key, or both"
         )
     why = ""
     if needs.source != "rollouts":
         why = f"with algorithm {recipe.algorithm.name!r}, which trains on no rollouts"
     elif rollout.samples_per_prompt == 1:
         why = "with rollout.samples_per_prompt = 1"
-    elif rollout.refill_equal_rewards:
-        why = "with rollout.refill_equal_rewards, which replaces the groups that are solved as a whole"
+    elif rollout.dynamic_sampling:
+        why = "with rollout.dynamic_sampling, which replaces the groups that are solved as a whole"
     elif recipe.data.zero_variance_weight < 1:
         why = f"with data.zero_variance_weight = {recipe.data.zero_variance_weight:g}, which passes over solved rows"
     if not why:
         return None
     expected = "no such key: levels rise with the success of groups of several samples, all of which count"
-    return Problem(path="data.raise_level_at", found=f"{threshold:g}, {why}", expected=expected)
+    return Problem(path="data.curriculum_threshold", found=f"{threshold:g}, {why}", expected=expected)
 
 
 def _is_about(problem: Problem, model: ModelSpec) -> bool:

@@ -149,11 +149,11 @@ def _with_sinks(recipe: Recipe, sinks: Sequence[Entry]) -> Recipe:
 
 def _with_dynamic_sampling(recipe: Recipe, algorithm: AlgorithmHandle) -> Recipe:
     """The recipe, which says whether groups of equal rewards are replaced: what it says itself, or else the algorithm."""
-    if recipe.rollout.refill_equal_rewards is not None:
+    if recipe.rollout.dynamic_sampling is not None:
         return recipe
     needs = algorithm.needs
     tells_apart = needs.dynamic_sampling and needs.source == "rollouts" and needs.rewards
-    return evolve(recipe, rollout=evolve(recipe.rollout, refill_equal_rewards=tells_apart))
+    return evolve(recipe, rollout=evolve(recipe.rollout, dynamic_sampling=tells_apart))
 
 
 def generator_needs(recipe: Recipe) -> dict[str, str]:
@@ -253,7 +253,7 @@ def build_chosen_algorithm(recipe: Recipe, entry: Entry, dtype: DtypeName, *, ex
     context = AlgorithmContext(
         seed=recipe.run.seed,
         samples_per_prompt=recipe.rollout.samples_per_prompt,
-        updates_per_step=recipe.training.updates_per_step,
+        minibatches_per_step=recipe.training.minibatches_per_step,
         temperature=recipe.rollout.temperature,
         generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.accept_truncation_bias,
         max_response_tokens=recipe.rollout.max_response_tokens,

@@ -9,10 +9,10 @@ from attrs import field, frozen
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.discovery import Entry
 from rlcore.registry.sample_checks import check_vocabulary
+from rlcore.run.data.assistant_masked_chats import are_chats, render_chats
 from rlcore.run.data.datasets import Split, load_rows, row_name
 from rlcore.run.data.examples import Examples, joined_examples
 from rlcore.run.data.given_rows import given_rows
-from rlcore.run.data.learned_chats import are_chats, render_chats
 from rlcore.run.data.mixed_rows import DATA_SET, MixedRows, of_set
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts

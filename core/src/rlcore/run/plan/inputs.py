@@ -34,7 +34,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
-from rlcore.run.rollout.schedule_record import RecordedSchedule
+from rlcore.run.rollout.rollout_trace import RolloutTrace
 from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource, Source
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import DataError, Row
@@ -95,7 +95,7 @@ class Inputs:
         generator: GeneratorGroup | None,
         clock: PhaseClock,
         progress: Progress,
-        replayed: RecordedSchedule | None = None,
+        replayed: RolloutTrace | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Source:
         """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts.
@@ -134,10 +134,10 @@ class Inputs:
 
     def _curriculum(self, data: DataConfig) -> Curriculum | None:
         """The order of prompts by what was learned of them; None where it does not matter."""
-        if data.raise_level_at is None:
+        if data.curriculum_threshold is None:
             return None if data.zero_variance_weight == 1.0 else Curriculum(self.stream, data.zero_variance_weight)
         assert self.train_levels is not None
-        levels = Levels(self.train_levels, data.raise_level_at, data.level_window or LEVEL_WINDOW)
+        levels = Levels(self.train_levels, data.curriculum_threshold, data.level_window or LEVEL_WINDOW)
         return Curriculum(self.stream, data.zero_variance_weight, levels)
 
     def evaluator(
@@ -193,7 +193,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
         notes: tuple[str, ...] = ()
         if evaluation_rows is not None and not _only_measured(prepared):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
-        levels = None if recipe.data.raise_level_at is None or prepared.evaluating else levels_of(train_rows, train_kept)
+        levels = None if recipe.data.curriculum_threshold is None or prepared.evaluating else levels_of(train_rows, train_kept)
         if levels is not None:
             notes += tuple(_few_open(levels, recipe.training.prompts_per_step))
         yield Inputs(
@@ -223,7 +223,7 @@ def _few_open(levels: Int64Array, prompts_per_step: int) -> Iterator[str]:
     is_open = levels <= levels[levels != NO_LEVEL].min()
     if (num_open := int(is_open.sum())) < min(prompts_per_step, len(levels)):
         yield (
-            f"data.raise_level_at: {num_open:,} rows are open at first, of {len(levels):,}; training.prompts_per_step "
+            f"data.curriculum_threshold: {num_open:,} rows are open at first, of {len(levels):,}; training.prompts_per_step "
             f"{prompts_per_step:,} asks for some of them several times in a step. Add rows of the lowest level, or lower it"
         )
 

@@ -16,7 +16,7 @@ from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.checks import check_plan
 from rlcore.run.plan.choice import choose_plugins
 from rlcore.run.plan.generator_placement import ranks_per_generator
-from rlcore.run.plan.given import Given
+from rlcore.run.plan.in_process_overrides import InProcessOverrides
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.schedule_notes import schedule_notes
@@ -32,7 +32,7 @@ def prepare(
     evaluating: bool = False,
     continues: bool = False,
     registry: Registry | None = None,
-    given: Given | None = None,
+    given: InProcessOverrides | None = None,
 ) -> RunPlan:
     """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
 

@@ -11,10 +11,10 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.group_work import GroupWork
-from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.reward_differences import Compared, are_told_apart
+from rlcore.run.rollout.reward_differences import Compared, has_reward_variance
 from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.sessions.record import Segment
 from rlcore.sessions.served_model import ServedModel
 from rlcore.sessions.server import serving
@@ -94,7 +94,7 @@ class AgentGroups(GroupWork[AgentGroup]):
     ) -> None:
         """`model` answers by `sampler`. `on_ended` gets how many of the open groups' episodes have ended, and how many there
         are."""
-        self.feed, self.count, self.lanes = sampler.feed, sampler.count, Lanes()
+        self.feed, self.count, self.task_pool = sampler.feed, sampler.count, TaskPool()
         self.plans, self.failures, self.group_size = plans, failures, group_size
         self._model = model
         self._sampler = sampler
@@ -140,7 +140,7 @@ class AgentGroups(GroupWork[AgentGroup]):
         """See GroupWork."""
         self._calls, self._on_ended = calls, on_ended
         self._give_up(list(self._running))  # those of an event loop that was given up
-        self.lanes.begin()
+        self.task_pool.begin()
 
     def start(self, groups: Collection[AgentGroup], *, together: bool) -> None:  # noqa: ARG002 - each asks when it likes
         """See GroupWork."""
@@ -174,7 +174,7 @@ class AgentGroups(GroupWork[AgentGroup]):
         """See GroupWork: whether what is compared differs among its episodes, each of which is one turn."""
         results = [episode.result for episode in group.episodes if episode.result is not None]
         rewards, components = [(one.reward,) for one in results], [one.reward_components for one in results]
-        return are_told_apart(rewards, components, self._options.compares)
+        return has_reward_variance(rewards, components, self._options.compares)
 
     def kept(self, group: AgentGroup) -> AgentGroup | None:
         """See GroupWork: a group whose agents have all ended."""
@@ -186,7 +186,7 @@ class AgentGroups(GroupWork[AgentGroup]):
 
     def _play_all(self, episodes: Collection[AgentEpisode]) -> None:
         for episode in episodes:
-            self.lanes.add(self._play, episode, episode.number)
+            self.task_pool.add(self._play, episode, episode.number)
 
     def _is_open(self, episode: AgentEpisode) -> bool:
         number, place = divmod(episode.number, self.group_size)

@@ -10,7 +10,7 @@ from rlcore.spi import ContractError, DataError, Observation
 from rlcore.spi.arrays import Int32Array
 
 REMEDY = (
-    'Set rollout.history = "as_seen" to keep what was shown, model.chat_template to a template that leaves earlier turns as '
+    'Set rollout.history = "keep_sampled" to keep what was shown, model.chat_template to a template that leaves earlier turns as '
     "they were, or let the environment answer with text"
 )
 

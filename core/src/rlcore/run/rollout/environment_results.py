@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlcore.chat.messages import ASSISTANT, read_messages
-from rlcore.half_characters import half_character
 from rlcore.images import image_parts
+from rlcore.lone_surrogates import lone_surrogate
 from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.rollout.episode_failure import shown
 from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
@@ -96,7 +96,7 @@ def _check_metrics(metrics: Any) -> None:
 
 
 def _check_characters(what: str, name: str) -> None:
-    if half := half_character(name):
+    if half := lone_surrogate(name):
         raise ContractError(f"returned {what} {name!r}, with {half}; expected Unicode text")
 
 

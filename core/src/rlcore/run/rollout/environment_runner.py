@@ -66,7 +66,7 @@ class EpisodeRunner:
         self._on_error = on_error
         self.vocab_size = vocab_size
         self._thread: LoopThread | None = None
-        self._at_work: WeakSet[Driven] = WeakSet()
+        self._at_work: WeakSet[LoopTaskHandle] = WeakSet()
 
     @property
     def masks_failures(self) -> bool:
@@ -125,11 +125,11 @@ class EpisodeRunner:
             describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
         )
 
-    def work(self, begin: Begin, now: Callable[[], float] = time.monotonic) -> "Driven":
+    def work(self, begin: Begin, now: Callable[[], float] = time.monotonic) -> "LoopTaskHandle":
         """`begin(calls)` as work whose `start` begins it on the event loop. Where a call gets stuck, the event loop is given up
         with all that is on it; `begin` is then called again for another, where that call is a failure, and goes on from where
         the rest is. `now` is the time in seconds by which calls have theirs."""
-        driven = Driven(self, begin, now)
+        driven = LoopTaskHandle(self, begin, now)
         self._at_work.add(driven)
         return driven
 
@@ -158,7 +158,7 @@ class EpisodeRunner:
         """A failure, with the environment and the episode that it is of."""
         return f"{self._where(call)}, {failure.reason}"
 
-    def executing(self, loop: asyncio.AbstractEventLoop) -> "Driven | None":
+    def executing(self, loop: asyncio.AbstractEventLoop) -> "LoopTaskHandle | None":
         """The work of which the event loop is executing a call; None where it executes none."""
         return next((driven for driven in list(self._at_work) if driven.calls.is_executing(loop)), None)
 
@@ -213,7 +213,7 @@ class EpisodeRunner:
         return [outcomes[index] for index in range(len(calls))]
 
 
-class Driven:
+class LoopTaskHandle:
     """Work on the event loop, as the threads that wait for it see it."""
 
     def __init__(self, runner: EpisodeRunner, begin: Begin, now: Callable[[], float]) -> None:

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import define, field
 
-from rlcore.run.rollout.request_feed import Sampled
-from rlcore.run.rollout.reward_differences import Compared, are_told_apart
+from rlcore.run.rollout.request_feed import Completion
+from rlcore.run.rollout.reward_differences import Compared, has_reward_variance
 from rlcore.spi import FinishReason, Observation, ResetResult, Row, SamplingMask, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
 
@@ -92,14 +92,14 @@ class Episode:
         """Append what the environment shows."""
         self._append(tokens, *_not_generated(len(tokens)))
 
-    def begin_turn(self, sampled: Sampled) -> None:
+    def begin_turn(self, sampled: Completion) -> None:
         """Append what of a turn was said before the generator was stopped."""
         if len(sampled.tokens):
             self._take(sampled)
             self.begun = (*self.begun, sampled.tokens)
             self.cuts += (self.length,)
 
-    def say(self, sampled: Sampled, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
+    def say(self, sampled: Completion, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
         """Append a turn of the policy, or the rest of it; `text` is the whole turn's, and `content` is it without the calls."""
         self._take(sampled)
         self.finish_reason = sampled.finish_reason
@@ -149,7 +149,7 @@ class Episode:
             self.tokens = (np.concatenate(self.tokens),)
         return self.tokens[0] if self.tokens else _NO_TOKENS
 
-    def _take(self, sampled: Sampled) -> None:
+    def _take(self, sampled: Completion) -> None:
         if sampled.sampling_mask is not None:
             self.masks += ((self.length, sampled.sampling_mask),)
         if sampled.routed_experts is not None:
@@ -236,7 +236,7 @@ class EpisodeGroup:
         """Whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it has
         none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
         trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
-        return self.is_left_out or are_told_apart(
+        return self.is_left_out or has_reward_variance(
             [one.rewards for one in trained], [one.reward_components for one in trained], compared
         )
 

@@ -111,14 +111,14 @@ class EpisodeRun(Generic[GroupT]):
     def still(self) -> Iterator[None]:
         """No call of the environment begins within the block, and those that were under way have ended: it may be called
         otherwise, as many times at once as it can work on. Calls that only end with samples wait within the block."""
-        lanes = self.work.lanes
-        self._loop.between(lanes.hold)
+        task_pool = self.work.task_pool
+        self._loop.between(task_pool.hold)
         try:
-            while self.work.ends_alone and self._loop.between(lambda: lanes.is_at_work):
+            while self.work.ends_alone and self._loop.between(lambda: task_pool.is_at_work):
                 self._loop.poll(POLL_S)
             yield
         finally:
-            self._loop.between(lanes.release)
+            self._loop.between(task_pool.release)
 
     def close(self) -> None:
         """End all work, where it is: what is known of groups changes no more when this returns."""
@@ -185,14 +185,14 @@ class EpisodeRun(Generic[GroupT]):
 
     async def _begin(self, calls: EnvironmentCalls) -> None:
         """Go on with every group that has not ended, from where it is; ends once none runs."""
-        work, lanes = self.work, self.work.lanes
+        work, task_pool = self.work, self.work.task_pool
         work.begin(calls, self._on_ended, self._look)
         self._loop.at_work()
         try:
             self._start([self._groups[number] for number in sorted(self.schedule.running)])
             work.look()
             self._rest()  # all may have ended before, and more may begin before this work ends
-            await lanes.run(calls, min(self._runner.max_concurrent, self.schedule.policy.capacity * work.group_size))
+            await task_pool.run(calls, min(self._runner.max_concurrent, self.schedule.policy.capacity * work.group_size))
         finally:
             self._loop.leave()
 
@@ -241,7 +241,7 @@ class EpisodeRun(Generic[GroupT]):
         """End the work where nothing runs; what begins from now on is for the next."""
         if not self.schedule.running:
             self._loop.rest()
-            self.work.lanes.close()
+            self.work.task_pool.close()
 
     def _take(self) -> list[GroupT]:
         self.work.failures.check()

@@ -118,7 +118,7 @@ class StepPlans:
 
 
 @define(kw_only=True, eq=False)
-class Cohort:
+class StepBatch:
     """Groups of one step that begin at the same moment. Rows take the places of those with long prompts in the groups' order,
     once it is known which are: whichever environment is the first to answer changes nothing."""
 

@@ -75,7 +75,7 @@ def collector_of(
         episode_timeout_s=rollout.episode_timeout_s,
         masks_truncated=trains and rollout.on_truncation == "mask",
         max_failed_fraction=rollout.max_failed_fraction,
-        history="as_seen" if rollout.history == "as_seen" else "refuse",
+        history="keep_sampled" if rollout.history == "keep_sampled" else "refuse",
         tool_parser=tool_parser,
         compares=compares,
         purpose=purpose,
@@ -118,6 +118,6 @@ def policy_of(recipe: Recipe) -> SchedulePolicy:
         num_extra=options.extra_prompts,
         # At first the groups of so many steps begin at once.
         max_refills=int(rollout.max_refill_ratio * num_groups * (1 + options.max_staleness))
-        if rollout.refill_equal_rewards
+        if rollout.dynamic_sampling
         else None,
     )

@@ -12,7 +12,7 @@ from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.episode_starts import Cohort, PromptLimit, StepPlans
+from rlcore.run.rollout.episode_starts import PromptLimit, StepBatch, StepPlans
 from rlcore.run.rollout.reward_differences import Compared
 from rlcore.run.rollout.turns import Turns
 from rlcore.spi import ConfigError, Problem, ResetResult, Row
@@ -57,7 +57,7 @@ class GroupStarts:
         self._failed_before = failed_before
         self._calls: EnvironmentCalls
         self._on_ended: Callable[[int], None]
-        self._beginning: dict[int, tuple[EpisodeGroup, Cohort]] = {}
+        self._beginning: dict[int, tuple[EpisodeGroup, StepBatch]] = {}
         """By number, each with the groups that began together with it."""
         self._resets: list[tuple[EpisodeGroup, Row, ResetResult]] = []
         """Groups whose prompts are to be encoded, with their rows."""
@@ -67,28 +67,28 @@ class GroupStarts:
         self._calls, self._on_ended, self._resets = calls, on_ended, []
 
     def start(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
-        """Begin groups; those of one step are a cohort."""
+        """Begin groups; those of one step are a step_batch."""
         steps: dict[int, list[EpisodeGroup]] = {}
         for group in groups:
             steps.setdefault(self._plans.step_of(group.number), []).append(group)
         for step, members in steps.items():
-            cohort = Cohort(
+            step_batch = StepBatch(
                 plan=self._plans.of_step(step),
                 limit=self._options.prompt_limit,
                 num_unknown=len(members),
                 groups=members if together else (),
             )
-            self._beginning |= {group.number: (group, cohort) for group in members}
+            self._beginning |= {group.number: (group, step_batch) for group in members}
         for group in groups:
-            self._turns.lanes.add(self._reset, group, group.number)
+            self._turns.task_pool.add(self._reset, group, group.number)
 
     def forget(self, numbers: Collection[int]) -> None:
         """Groups are open no longer, of which some may have begun."""
         left = {number: self._beginning.pop(number)[1] for number in numbers if number in self._beginning}
-        for number, cohort in left.items():
-            cohort.give_up(self._plans.place_of(number))
-        for number, cohort in left.items():
-            self._give_places(number, cohort.resolve())
+        for number, step_batch in left.items():
+            step_batch.give_up(self._plans.place_of(number))
+        for number, step_batch in left.items():
+            self._give_places(number, step_batch.resolve())
 
     def _begins(self, group: EpisodeGroup) -> bool:
         return group.number in self._beginning and self._beginning[group.number][0] is group
@@ -113,7 +113,7 @@ class GroupStarts:
             return
         self._resets.append((group, row, reset))
         if len(self._resets) == 1:
-            self._turns.lanes.add(self._show_prompts)
+            self._turns.task_pool.add(self._show_prompts)
 
     async def _show_prompts(self, _: None) -> None:
         """Encode prompts, and ask for the first turn of those within the limit."""
@@ -124,8 +124,8 @@ class GroupStarts:
         for (group, row, reset), tokens in zip(resets, encoded, strict=True):
             if len(tokens) > options.prompt_limit.max_tokens:
                 group.num_long += 1
-                cohort = self._beginning[group.number][1]
-                self._give_places(group.number, cohort.too_long(self._plans.place_of(group.number), row, len(tokens)))
+                step_batch = self._beginning[group.number][1]
+                self._give_places(group.number, step_batch.too_long(self._plans.place_of(group.number), row, len(tokens)))
                 continue
             if reset.observation.tools and not turns.reads_calls:
                 raise no_parser()
@@ -134,11 +134,11 @@ class GroupStarts:
             group.begin(prompt, reset, options.group_size, options.max_response_tokens, options.max_turn_tokens, images)
             if turns.conversations is not None:
                 turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
-            cohort = self._beginning.pop(group.number)[1]
-            if not cohort.groups:
+            step_batch = self._beginning.pop(group.number)[1]
+            if not step_batch.groups:
                 turns.go_on(group.episodes)
-            self._give_places(group.number, cohort.begun())
-            self._go_on_together(cohort)
+            self._give_places(group.number, step_batch.begun())
+            self._go_on_together(step_batch)
 
     def _fail(self, group: EpisodeGroup, failure: Failure) -> None:
         """All samples of a group whose environment failed to begin have failed."""
@@ -146,31 +146,31 @@ class GroupStarts:
         group.begin(np.array([options.placeholder], np.int32), None, options.group_size, options.max_response_tokens)
         for episode in group.episodes:
             self._turns.fail(episode.number, failure.reason)
-        cohort = self._beginning.pop(group.number)[1]
-        self._give_places(group.number, cohort.begun())
+        step_batch = self._beginning.pop(group.number)[1]
+        self._give_places(group.number, step_batch.begun())
         self._on_ended(group.number)
-        self._go_on_together(cohort)
+        self._go_on_together(step_batch)
 
-    def _go_on_together(self, cohort: Cohort) -> None:
+    def _go_on_together(self, step_batch: StepBatch) -> None:
         """Ask for the first turns of groups, once all of them have begun."""
-        if cohort.all_begun():
-            self._turns.go_on([episode for group in cohort.groups for episode in group.episodes if not episode.ended])
+        if step_batch.all_begun():
+            self._turns.go_on([episode for group in step_batch.groups for episode in group.episodes if not episode.ended])
 
     def _give_places(self, number: int, rows: Mapping[int, Row | None]) -> None:
         """Begin the groups at some places of a group's step with other rows, or leave them out."""
         first = number - self._plans.place_of(number)
         num_spared = self._plans.of_step(self._plans.step_of(number)).num_spared - sum(row is not None for row in rows.values())
         for place, row in rows.items():
-            group, cohort = self._beginning[first + place]
+            group, step_batch = self._beginning[first + place]
             group.instead = row
             if row is not None:
                 group.spare, num_spared = num_spared, num_spared + 1
-                self._turns.lanes.add(self._reset, group, group.number)
+                self._turns.task_pool.add(self._reset, group, group.number)
             else:
                 group.is_left_out = True
                 del self._beginning[group.number]
                 self._on_ended(group.number)
-                self._go_on_together(cohort)
+                self._go_on_together(step_batch)
 
 
 def no_parser() -> ConfigError:

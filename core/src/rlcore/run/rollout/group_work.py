@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.episode_starts import StepPlans
-from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import Row
 
 
@@ -46,7 +46,7 @@ class GroupWork(ABC, Generic[GroupT]):
     feed: PollingFeed
     """What asks for samples."""
     count: SampleCount
-    lanes: Lanes
+    task_pool: TaskPool
     failures: MaskedFailures
     plans: StepPlans
     """What groups begin with."""

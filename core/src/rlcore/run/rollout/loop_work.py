@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from rlcore.run.rollout.environment_calls import POLL_S
-from rlcore.run.rollout.environment_runner import Begin, Driven, EpisodeRunner
+from rlcore.run.rollout.environment_runner import Begin, EpisodeRunner, LoopTaskHandle
 from rlcore.spi import WorkerError
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class LoopWork:
         self._begin = begin
         self._on_error = on_error
         self._now = now
-        self._driven: Driven | None = None
+        self._driven: LoopTaskHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop, while it works or is about to."""
         self._is_driven = False
@@ -38,7 +38,7 @@ class LoopWork:
 
     # In other threads.
 
-    def drive(self, *, has_more: bool) -> Driven:
+    def drive(self, *, has_more: bool) -> LoopTaskHandle:
         """Have the event loop work; anew where it has ended or is ending, and `has_more` to do."""
         if self._driven is None or (not self._is_driven and has_more):
             self._await_end()  # the work before has ended, but for its last lines

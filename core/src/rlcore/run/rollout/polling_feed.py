@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from rlcore.run.rollout.environment_calls import POLL_S
-from rlcore.run.rollout.environment_runner import Driven
-from rlcore.run.rollout.request_feed import RequestFeed, Sampled
+from rlcore.run.rollout.environment_runner import LoopTaskHandle
+from rlcore.run.rollout.request_feed import Completion, RequestFeed
 from rlcore.spi import GenerateRequest
 
 
 class PollingFeed(RequestFeed):
     """Ends the stream where the environment's work has failed, or where nothing may go on."""
 
-    def __init__(self, hand_out: Callable[[Sequence[Sampled]], None]) -> None:
+    def __init__(self, hand_out: Callable[[Sequence[Completion]], None]) -> None:
         super().__init__(hand_out)
-        self.driven: Driven | None = None
+        self.driven: LoopTaskHandle | None = None
         """The work that is looked at."""
         self._may_go_on: Callable[[], bool] = lambda: True
         self._polled = 0.0

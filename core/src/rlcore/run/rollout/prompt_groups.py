@@ -23,7 +23,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         self.turns = turns
         self.plans = plans
         self.group_size = options.group_size
-        self.feed, self.count, self.lanes, self.failures = turns.feed, turns.count, turns.lanes, turns.failures
+        self.feed, self.count, self.task_pool, self.failures = turns.feed, turns.count, turns.task_pool, turns.failures
         self._options = options
         self._starts = GroupStarts(
             options=options, plans=plans, runner=runner, turns=turns, tokenizer=tokenizer, failed_before=self.failed_before

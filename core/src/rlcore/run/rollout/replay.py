@@ -13,9 +13,9 @@ from attrs import evolve
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.episode import Episode, EpisodeGroup
 from rlcore.run.rollout.prompt_groups import PromptGroups
-from rlcore.run.rollout.request_feed import Sampled
+from rlcore.run.rollout.request_feed import Completion
+from rlcore.run.rollout.rollout_trace import LostRecord, RolloutTrace
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
-from rlcore.run.rollout.schedule_record import LostRecord, RecordedSchedule
 from rlcore.run.rollout.turns import Turns
 from rlcore.spi import FinishReason
 
@@ -24,7 +24,7 @@ class ReplaySchedule(Schedule):
     """Begins and takes the groups that a file names. A batch is there once all is generated that its weights are to generate,
     that of later batches too."""
 
-    def __init__(self, policy: SchedulePolicy, recorded: RecordedSchedule, position: Position) -> None:
+    def __init__(self, policy: SchedulePolicy, recorded: RolloutTrace, position: Position) -> None:
         running, complete = (
             {number: began for number, began in groups.items() if number in recorded.groups}
             for groups in (position.running, position.complete)
@@ -91,7 +91,7 @@ class ReplaySchedule(Schedule):
 class ReplayTurns(Turns):
     """Turns whose parts wait for the weights that generated them, and for their round."""
 
-    def __init__(self, *, recorded: RecordedSchedule, **options: Any) -> None:
+    def __init__(self, *, recorded: RolloutTrace, **options: Any) -> None:
         super().__init__(**options)
         self._recorded = recorded
         self._waiting: dict[int, Episode] = {}
@@ -143,7 +143,7 @@ class ReplayTurns(Turns):
     def _limit(self, episode: Episode) -> int:
         return min(super()._limit(episode), self._span(episode)[1])
 
-    def _is_cut(self, episode: Episode, sampled: Sampled) -> bool:
+    def _is_cut(self, episode: Episode, sampled: Completion) -> bool:
         if super()._is_cut(episode, sampled):
             return True
         number, num_said = len(sampled.tokens), episode.num_begun + len(sampled.tokens)
@@ -153,12 +153,12 @@ class ReplayTurns(Turns):
         goes_on = self._recorded.span(episode.number, episode.turn, num_said) is not None
         return number == sampled.wanted.max_tokens and (goes_on or (lost is not None and lost.in_turn))
 
-    def _take(self, sampled: Sampled) -> None:
+    def _take(self, sampled: Completion) -> None:
         if sampled.finish_reason == FinishReason.ABORTED:  # stopped where the file has no stop: that part begins again
             sampled = evolve(sampled, tokens=sampled.tokens[:0])
         super()._take(sampled)
 
-    def _say(self, episode: Episode, sampled: Sampled) -> None:
+    def _say(self, episode: Episode, sampled: Completion) -> None:
         super()._say(episode, sampled)
         sample = self._recorded.sample(episode.number)
         is_last = episode.turn + 1 == len(sample.turns)

@@ -18,7 +18,7 @@ _REASONS = {int(reason): reason for reason in FinishReason}
 
 # Not frozen, as nothing is of which one is made for each turn: that more than doubles the time that it takes.
 @define(kw_only=True, eq=False)
-class Wanted:
+class CompletionRequest:
     """One sample that is asked for."""
 
     prompt: Int32Array
@@ -39,10 +39,10 @@ class Wanted:
 
 
 @define(kw_only=True, eq=False)
-class Sampled:
+class Completion:
     """What came of it."""
 
-    wanted: Wanted
+    wanted: CompletionRequest
     text: str
     tokens: Int32Array
     """int32 [T]"""
@@ -57,7 +57,7 @@ class Sampled:
     """What each of the T tokens was chosen among."""
 
 
-HandOut: TypeAlias = Callable[[Sequence[Sampled]], None]
+HandOut: TypeAlias = Callable[[Sequence[Completion]], None]
 
 
 @define(eq=False)
@@ -65,7 +65,7 @@ class _Request:
     """A request under way: its samples by their number in the stream, from `first` on."""
 
     first: int
-    wanted: list[Wanted | None]
+    wanted: list[CompletionRequest | None]
     num_left: int
 
 
@@ -82,7 +82,7 @@ class RequestFeed:
         self._changed = threading.Condition()
         self.looked_at = threading.Event()
         """Set once the stream's generator has looked at the feed."""
-        self._waiting: list[Wanted] = []
+        self._waiting: list[CompletionRequest] = []
         self._taken: list[_Request] = []
         """Ascending by number."""
         self._num_samples = 0
@@ -109,13 +109,13 @@ class RequestFeed:
             # Behind those that have not begun, a generator with few places would leave them to age.
             self._waiting.sort(key=lambda wanted: not wanted.goes_on)
 
-    def ask(self, wanted: Sequence[Wanted]) -> None:
+    def ask(self, wanted: Sequence[CompletionRequest]) -> None:
         """Ask for samples; those that share a prompt are adjacent."""
         with self._changed:
             self._waiting += wanted
             self._changed.notify_all()
 
-    def withdraw(self, is_wanted: Callable[[Wanted], bool]) -> int:
+    def withdraw(self, is_wanted: Callable[[CompletionRequest], bool]) -> int:
         """Ask no longer for what waits and is not wanted; how much that was. What is under way goes on."""
         with self._changed:
             num_before = len(self._waiting)
@@ -164,7 +164,7 @@ class RequestFeed:
             part = slice(bounds[row], bounds[row + 1])
             experts = None if routed is None or rows is None else routed.experts[rows[row] : rows[row + 1]]
             handed.append(
-                Sampled(
+                Completion(
                     wanted=wanted,
                     text=responses.texts[row],
                     tokens=tokens[part],
@@ -178,7 +178,7 @@ class RequestFeed:
         self._settle(owed)  # only now, or an error before would lose them
         self._hand_out(handed)
 
-    def _request(self, samples: Sequence[Sequence[Wanted]]) -> GenerateRequest:
+    def _request(self, samples: Sequence[Sequence[CompletionRequest]]) -> GenerateRequest:
         """One request of the samples of each of P prompts, as many of each."""
         flat = [wanted for shared in samples for wanted in shared]
         prompts = [shared[0].prompt for shared in samples]
@@ -199,7 +199,7 @@ class RequestFeed:
             images=images if any(images) else None,
         )
 
-    def _owed(self, samples: Int64Array) -> list[tuple[_Request, int, Wanted]]:
+    def _owed(self, samples: Int64Array) -> list[tuple[_Request, int, CompletionRequest]]:
         """What was asked for under these numbers: the requests, the places in them, and the samples."""
         found, request = [], None
         with self._changed:
@@ -211,7 +211,7 @@ class RequestFeed:
                 found.append((request, number - request.first, wanted))
         return found
 
-    def _settle(self, owed: Sequence[tuple[_Request, int, Wanted]]) -> None:
+    def _settle(self, owed: Sequence[tuple[_Request, int, CompletionRequest]]) -> None:
         """Owe these samples no longer."""
         with self._changed:
             for request, place, _ in owed:
@@ -224,20 +224,20 @@ class RequestFeed:
         return bisect_right(self._taken, number, key=attrgetter("first")) - 1
 
 
-def _alike(waiting: Sequence[Wanted]) -> list[list[list[Wanted]]]:
+def _alike(waiting: Sequence[CompletionRequest]) -> list[list[list[CompletionRequest]]]:
     """Samples of one prompt together, and prompts of as many samples and the same sampling in one request."""
-    shared: list[list[Wanted]] = []
+    shared: list[list[CompletionRequest]] = []
     for wanted in waiting:
         if shared and wanted.prompt is shared[-1][0].prompt and _kind(wanted) == _kind(shared[-1][0]):
             shared[-1].append(wanted)
         else:
             shared.append([wanted])
-    requests: dict[tuple[int, SamplingParams, bool, bool], list[list[Wanted]]] = {}
+    requests: dict[tuple[int, SamplingParams, bool, bool], list[list[CompletionRequest]]] = {}
     for samples in shared:
         requests.setdefault((len(samples), *_kind(samples[0])), []).append(samples)
     return list(requests.values())
 
 
-def _kind(wanted: Wanted) -> tuple[SamplingParams, bool, bool]:
+def _kind(wanted: CompletionRequest) -> tuple[SamplingParams, bool, bool]:
     """What all samples of a request have in common."""
     return wanted.sampling, wanted.routed_experts, wanted.sampling_mask

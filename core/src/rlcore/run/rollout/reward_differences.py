@@ -14,7 +14,9 @@ Compared: TypeAlias = Literal["rewards", "turn_rewards", "reward_components"]
 """As AlgorithmNeeds.compares."""
 
 
-def are_told_apart(rewards: Sequence[Sequence[float]], components: Sequence[Mapping[str, float]], compared: Compared) -> bool:
+def has_reward_variance(
+    rewards: Sequence[Sequence[float]], components: Sequence[Mapping[str, float]], compared: Compared
+) -> bool:
     """Whether a comparison of the samples of a group, given what each earned by its turns, and by the parts of its reward that
     have names, has anything to say. False of a single sample, and of none."""
     # Without parts there is nothing to go by but the whole; the algorithm then says that they are missing.

@@ -172,7 +172,7 @@ class Schedule:
                 f"{len(at.refilled)} groups that were replaced, and {len(at.complete)} of {self.policy.groups_per_step} groups "
                 f"have a signal; expected at most {self.policy.max_refills} replaced groups (rollout.max_refill_ratio). Make "
                 "the tasks easier or harder, raise rollout.samples_per_prompt, rollout.max_response_tokens or that ratio, or "
-                "keep such groups (rollout.refill_equal_rewards)"
+                "keep such groups (rollout.dynamic_sampling)"
             )
         return False
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.run.rollout.cut_turns import Decode, seed_after, until_stop
+from rlcore.run.rollout.partial_rollouts import Decode, seed_after, until_stop
 from rlcore.run.rollout.polling_feed import PollingFeed
-from rlcore.run.rollout.request_feed import Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest
 from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.sampling import Sample, SampleRequest
@@ -30,13 +30,13 @@ class SessionSampler:
         self.count = SampleCount()
         self._decode = decode
         self._lock = threading.Lock()
-        self._waiting: dict[asyncio.Future[Sampled], int] = {}
+        self._waiting: dict[asyncio.Future[Completion], int] = {}
         """What is waited for, each with the session that it is of."""
         self._is_closed = False
 
     async def sample(self, request: SampleRequest) -> Sample:
         """See rlcore.sessions.sampling.Sampler."""
-        said: list[Sampled] = []
+        said: list[Completion] = []
         while True:
             sampled = await self._ask(request, said)
             sampled = until_stop([part.tokens for part in said], sampled, self._decode)
@@ -44,15 +44,15 @@ class SessionSampler:
             if sampled.finish_reason is not FinishReason.ABORTED:
                 return self._joined(said)
 
-    async def _ask(self, request: SampleRequest, said: Sequence[Sampled]) -> Sampled:
+    async def _ask(self, request: SampleRequest, said: Sequence[Completion]) -> Completion:
         """What follows on what a sample has said so far, in parts."""
-        future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._is_closed:
                 raise _ended()
             self._waiting[future] = request.conversation
         num_said = sum(len(part.tokens) for part in said)
-        wanted = Wanted(
+        wanted = CompletionRequest(
             # Samples of one request share its array, and so a prompt.
             prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]) if said else request.prompt,
             seed=seed_after(request.seed, num_said),
@@ -95,7 +95,7 @@ class SessionSampler:
         for future in waiting:
             _settle(future, partial(future.set_exception, error))
 
-    def _joined(self, said: Sequence[Sampled]) -> Sample:
+    def _joined(self, said: Sequence[Completion]) -> Sample:
         """The parts of a sample as one."""
         tokens, logprobs, versions = (
             np.concatenate([getattr(part, name) for part in said]) for name in ("tokens", "logprobs", "weight_versions")
@@ -110,7 +110,7 @@ class SessionSampler:
             sampling_mask=SamplingMask.join(masks) if masks else None,
         )
 
-    def _hand_out(self, samples: Sequence[Sampled]) -> None:
+    def _hand_out(self, samples: Sequence[Completion]) -> None:
         self.count.come(len(samples), len(samples))
         for sampled in samples:
             future: Any = sampled.wanted.owner
@@ -121,7 +121,7 @@ def _ended() -> RequestError:
     return RequestError(503, "generation has ended")
 
 
-def _settle(future: "asyncio.Future[Sampled]", tell: partial[None]) -> None:
+def _settle(future: "asyncio.Future[Completion]", tell: partial[None]) -> None:
     """Tell a future what came of it, on its own event loop."""
     with suppress(RuntimeError):  # the loop is closed
         future.get_loop().call_soon_threadsafe(lambda: None if future.done() else tell())  # done: whoever asked has gone

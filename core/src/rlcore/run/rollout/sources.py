@@ -18,9 +18,9 @@ from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.gc_tuning import step_begins, step_ends
 from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.replay import ReplaySchedule
+from rlcore.run.rollout.rollout_trace import RolloutTrace, StepRecord, differing, step_record
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
-from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, differing, step_record
 from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.spi import RolloutBatch, Row, capabilities
 from rlcore.spi.arrays import Int64Array
@@ -92,7 +92,7 @@ class RolloutSource(Source):
         policy: SchedulePolicy,
         restarts: bool,
         overlaps: bool,
-        replayed: RecordedSchedule | None = None,
+        replayed: RolloutTrace | None = None,
     ) -> None:
         """`kept` int64 [P] are the rows within the limits. `restarts` begins unfinished samples again after each step; else
         they go on. `overlaps` lets the generator go on while others train. A schedule that is `replayed` decides both."""

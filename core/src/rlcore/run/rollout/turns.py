@@ -17,16 +17,16 @@ from rlcore.chat.conversation import History
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.conversations import Conversations
-from rlcore.run.rollout.cut_turns import seed_after, until_stop
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
 from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.partial_rollouts import seed_after, until_stop
 from rlcore.run.rollout.polling_feed import PollingFeed
-from rlcore.run.rollout.request_feed import Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest
 from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 from rlcore.spi.arrays import Int32Array
 
@@ -80,7 +80,7 @@ class Turns:
         self._on_sampled = on_sampled
         self.feed = PollingFeed(self._hand_out)
         self.count = SampleCount()
-        self.lanes = Lanes()
+        self.task_pool = TaskPool()
         self.conversations = (
             Conversations(tokenizer, options.sampling.stop_token_ids, options.history) if options.max_turns > 1 else None
         )
@@ -93,7 +93,7 @@ class Turns:
         """Open episodes that wait for a sample."""
         self._reading: list[Episode] = []
         """Open episodes that read what they were shown."""
-        self._arrived: deque[Sampled] = deque()
+        self._arrived: deque[Completion] = deque()
         """Samples that the event loop has not looked at."""
 
     # In the thread that generates.
@@ -114,7 +114,7 @@ class Turns:
         self._calls, self._on_ended = calls, on_ended
         self._loop = asyncio.get_running_loop()
         self._reading = []
-        self.lanes.begin()
+        self.task_pool.begin()
 
     def end(self) -> None:
         """Change nothing any more, whatever comes. From any thread."""
@@ -137,7 +137,7 @@ class Turns:
             if episode.shown is not None:
                 self._read(episode)
             elif episode.said is not None:
-                self.lanes.add(self._answer, episode, episode.number)
+                self.task_pool.add(self._answer, episode, episode.number)
             elif episode.number not in self._wanted:
                 unasked.append(episode)
         if unasked:
@@ -162,7 +162,7 @@ class Turns:
         """Note that the environment failed on an episode. The check for too many failures runs after the tasks at hand, so that
         its error has the full number."""
         self.failures.add(number, reason)
-        self.lanes.add(self._check_failures)
+        self.task_pool.add(self._check_failures)
 
     async def _check_failures(self, _: None) -> None:
         self.failures.check()
@@ -180,7 +180,7 @@ class Turns:
         self.fail(episode.number, reason)
         self._end(episode)
 
-    def _say(self, episode: Episode, sampled: Sampled) -> None:
+    def _say(self, episode: Episode, sampled: Completion) -> None:
         text = sampled.text
         if episode.begun or episode.tools:
             begun = [token for piece in episode.begun for token in piece.tolist()]
@@ -192,7 +192,7 @@ class Turns:
         if self.conversations is not None:
             last = int(sampled.tokens[-1]) if len(sampled.tokens) else None
             self.conversations.add_turn(episode.number, text, last)
-        self.lanes.add(self._answer, episode, episode.number)
+        self.task_pool.add(self._answer, episode, episode.number)
         if self._options.on_tokens is not None and self._options.max_turns == 1:
             self._options.on_tokens(episode.context(), episode.images)
 
@@ -216,7 +216,7 @@ class Turns:
                 episode.timed_out = True
                 self._lose(episode, f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)")
         except BaseException as error:  # which the event loop would only print
-            self.lanes.fail(error)
+            self.task_pool.fail(error)
 
     async def _answer(self, episode: Episode) -> None:
         """Let the environment answer the turn that was said."""
@@ -241,7 +241,7 @@ class Turns:
         """Let an episode read what it was shown, with all that are shown something at the same moment."""
         self._reading.append(episode)
         if len(self._reading) == 1:
-            self.lanes.add(self._read_all)
+            self.task_pool.add(self._read_all)
 
     async def _read_all(self, _: None) -> None:
         """Encode what was shown, and ask for the next turn of the episodes that go on."""
@@ -265,7 +265,7 @@ class Turns:
         """Ask for the next turn of episodes, or for the rest of it. One array is one prompt to the feed."""
         self._wanted.update(episode.number for episode in episodes)
         wanted = [
-            Wanted(
+            CompletionRequest(
                 prompt=episode.context(),
                 seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_begun if episode.begun else 0),
                 max_tokens=self._limit(episode),
@@ -289,9 +289,9 @@ class Turns:
             while self._arrived:
                 self._take(self._arrived.popleft())
         except BaseException as error:  # which the event loop would only print
-            self.lanes.fail(error)
+            self.task_pool.fail(error)
 
-    def _take(self, sampled: Sampled) -> None:
+    def _take(self, sampled: Completion) -> None:
         episode: Any = sampled.wanted.owner
         if not self._is_open(episode):
             return  # given up meanwhile
@@ -308,13 +308,13 @@ class Turns:
         """Most tokens to ask for."""
         return episode.turn_budget
 
-    def _is_cut(self, episode: Episode, sampled: Sampled) -> bool:  # noqa: ARG002 - a replay looks where it is
+    def _is_cut(self, episode: Episode, sampled: Completion) -> bool:  # noqa: ARG002 - a replay looks where it is
         """Whether a turn is to go on behind what came of it."""
         return sampled.finish_reason == FinishReason.ABORTED
 
     # In the generator's threads.
 
-    def _hand_out(self, samples: Sequence[Sampled]) -> None:
+    def _hand_out(self, samples: Sequence[Completion]) -> None:
         self._arrived.extend(samples)
         num_ended = sum(sampled.finish_reason != FinishReason.ABORTED for sampled in samples)
         self._on_sampled(*self.count.come(len(samples), num_ended))

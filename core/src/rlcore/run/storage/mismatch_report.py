@@ -16,7 +16,7 @@ from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBat
 MAX_SHOWN_SAMPLES, MAX_SHOWN_TOKENS, MAX_SHOWN_CHARACTERS = 3, 8, 400
 
 
-def save_disagreement(directory: Path, step: int, heading: str, worst: WorstSamples, tokenizer: Tokenizer) -> Path:
+def save_logprob_mismatch(directory: Path, step: int, heading: str, worst: WorstSamples, tokenizer: Tokenizer) -> Path:
     """Write step-N.parquet and step-N.txt into `directory`; the path of the first."""
     path = directory / f"step-{step:06d}.parquet"
     with storage_errors("the worst samples", directory):

@@ -20,7 +20,7 @@ ANOTHER_RUN = (
     "environment.name",
     "data.train",
     "data.zero_variance_weight",
-    "data.raise_level_at",
+    "data.curriculum_threshold",
     "data.level_window",
     "training.prompts_per_step",
 )

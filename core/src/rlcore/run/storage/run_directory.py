@@ -8,7 +8,7 @@ recipe-001.toml    what it was before a resumption changed it
 schedule.jsonl     what a replay has to know of each step, where generation runs ahead of training
 reference_logprobs.sqlite  what was computed once for each row of a data set
 model/             the Hugging Face export      *.png              what sinks drew
-disagreement/      step-000010.parquet, .txt
+logprob_mismatch/      step-000010.parquet, .txt
 logs/              output of backends' own processes
 evaluations/       step-000010/ of a program that measured that checkpoint
 timeline.jsonl     what the driver and the workers did when

@@ -17,11 +17,11 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, CollectedRollouts, Group, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
-from rlcore.run.rollout.schedule_record import StepRecord
+from rlcore.run.rollout.rollout_trace import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync
 from rlcore.run.storage.logged_samples import logged_samples
-from rlcore.run.storage.mismatch_report import save_disagreement
+from rlcore.run.storage.mismatch_report import save_logprob_mismatch
 from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollout_table
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import append_step
@@ -164,9 +164,9 @@ class RunSaver:
         table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer))
         self.directory.write_rollouts(f"evaluation-{step:06d}", table)
 
-    def save_disagreement(self, step: int, heading: str, worst: WorstSamples) -> Path:
+    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
         """The samples on which generator and trainer disagree most, as Parquet, and the first of them as text."""
-        return save_disagreement(self.directory.path / "disagreement", step, heading, worst, self.tokenizer)
+        return save_logprob_mismatch(self.directory.path / "logprob_mismatch", step, heading, worst, self.tokenizer)
 
     def export_model(self, kind: Literal["hf", "peft"]) -> Path:
         """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""

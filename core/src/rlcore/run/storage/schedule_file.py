@@ -9,7 +9,7 @@ from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import parse_json, read_bytes
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.from_recipe import policy_of
-from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, wrong_with
+from rlcore.run.rollout.rollout_trace import RolloutTrace, StepRecord, wrong_with
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
@@ -53,7 +53,7 @@ def rewind_schedule(path: Path, step: int) -> None:
         write_atomically(path, "".join(f"{line}\n" for line in _lines(path) if _step_of(line) <= step))
 
 
-def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RecordedSchedule:
+def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RolloutTrace:
     """The steps of a recipe's run. ConfigError with all that keeps them from being replayed: what is wrong with the file, what
     the recipe has otherwise, and a run that is to be resumed."""
     problems = []
@@ -75,9 +75,11 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RecordedSchedule:
         weight = f"{plan.recipe.data.zero_variance_weight:g}"
         problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected))
         raise ConfigError(problems)
-    if plan.recipe.data.raise_level_at is not None:
+    if plan.recipe.data.curriculum_threshold is not None:
         expected = "no such key: which prompts come then follows from when samples ended, which no schedule says"
-        problems.append(Problem(path="data.raise_level_at", found=f"{plan.recipe.data.raise_level_at:g}", expected=expected))
+        problems.append(
+            Problem(path="data.curriculum_threshold", found=f"{plan.recipe.data.curriculum_threshold:g}", expected=expected)
+        )
         raise ConfigError(problems)
     if plan.runs_agents:
         expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"
@@ -89,7 +91,7 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RecordedSchedule:
     steps, found = _read(path, plan)
     if problems := [*problems, *found]:
         raise ConfigError(problems)
-    return RecordedSchedule(steps=steps, group_size=plan.recipe.rollout.samples_per_prompt)
+    return RolloutTrace(steps=steps, group_size=plan.recipe.rollout.samples_per_prompt)
 
 
 def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:

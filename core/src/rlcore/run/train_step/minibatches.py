@@ -13,7 +13,7 @@ def minibatches_of(training: spi.TrainingBatch, recipe: Recipe, step: int) -> li
     """Return the step's minibatches, without those that have no signal: AdamW would move the weights all the same, by its
     moments and its decay."""
     num_warmup_steps = 0 if recipe.critic is None else recipe.critic.warmup_steps
-    batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.updates_per_step
+    batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.minibatches_per_step
     num_loss_tokens = batch.loss_lengths
     counted = num_loss_tokens if training.has_signal is None else num_loss_tokens * training.has_signal
     return [
@@ -25,7 +25,7 @@ def minibatches_of(training: spi.TrainingBatch, recipe: Recipe, step: int) -> li
 
 def _sequences(batch: spi.TokenBatch, recipe: Recipe, step: int) -> list[Int64Array]:
     """The sequences of each update: whole groups, shuffled where there are several updates."""
-    num_updates = recipe.training.updates_per_step
+    num_updates = recipe.training.minibatches_per_step
     if num_updates == 1:
         return [np.arange(batch.num_sequences)]
     groups = batch.sequence_columns.get(spi.GROUP_IDS)

@@ -22,7 +22,7 @@ MIN_COMPARED = 256
 class DisagreementWriter(Protocol):
     """Keeps the samples on which the two disagree most."""
 
-    def save_disagreement(self, step: int, heading: str, worst: WorstSamples) -> Path:
+    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
         """Write a step's worst samples; the path of the table."""
 
 
@@ -145,7 +145,7 @@ class MismatchMonitor:
         )
         remark = f"The trainer's log-probabilities are those of weight version {weight_version}, {weights}."
         try:
-            path = self.writer.save_disagreement(step, f"{heading}.\n{remark}", worst)
+            path = self.writer.save_logprob_mismatch(step, f"{heading}.\n{remark}", worst)
             kept = f"The worst samples are in {path} and, to read, in {path.with_suffix('.txt').name}."
         except spi.StorageError as error:
             kept = f"Its worst samples could not be kept: {error}"

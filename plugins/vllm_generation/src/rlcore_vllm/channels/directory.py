@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.schema.homes import expanded
 from rlcore.spi import Delta, RefitError, TensorSpec
-from rlcore_torchkit.changed_words import encode, patch
+from rlcore_torchkit.delta_encoding import encode, patch
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack

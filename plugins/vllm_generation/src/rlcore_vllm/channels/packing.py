@@ -25,17 +25,17 @@ def packed_bytes(sizes: Sequence[int]) -> int:
 
 def pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
     """Copy `tensors` into `buffer`, uint8 on any device."""
-    places = _places(buffer, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    places = _placement(buffer, [(tensor.dtype, tensor.shape) for tensor in tensors])
     if places:
         torch._foreach_copy_(places, list(tensors))
 
 
 def unpack(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """Views of `buffer` as the tensors that were packed."""
-    return _places(buffer, [(getattr(torch, spec.dtype), spec.shape) for spec in specs])
+    return _placement(buffer, [(getattr(torch, spec.dtype), spec.shape) for spec in specs])
 
 
-def _places(buffer: Tensor, forms: Iterable[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
+def _placement(buffer: Tensor, forms: Iterable[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
     """A view of the buffer for a tensor of each dtype and shape, one after another."""
     layout = _layout(tuple(forms))
     # Of many small tensors the views are most of what the host does: each is made at once, from the buffer in its dtype.

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from rlcore.spi import Box, RefitError, ShardExport, ShardRoute, TensorSpec
-from rlcore_torchkit.box_cuts import whole_box, with_rest
-from rlcore_torchkit.kept_parts import KeptParts
+from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.process_group import is_loopback, listening_store
+from rlcore_torchkit.shard_cache import ShardCache
 from rlcore_torchkit.shard_receiver import ShardReceiver
+from rlcore_torchkit.shard_slices import whole_slice, with_rest
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, LoadParts, Needs, Received
 from rlcore_vllm.manifest import Manifest
@@ -87,7 +87,7 @@ class Receiver(channel.Receiver):
         super().__init__(device, rank, options)
         self._routes: dict[tuple[TensorSpec, ...], tuple[str, ShardReceiver]] = {}
         """The last route by which such tensors came, and this rank's end of it."""
-        self._kept: tuple[tuple[str, str], KeptParts] | None = None
+        self._kept: tuple[tuple[str, str], ShardCache] | None = None
         """What has been taken last, by which route, and where it is."""
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:  # noqa: ARG002
@@ -110,14 +110,14 @@ class Receiver(channel.Receiver):
             receiver.close()
         self._routes = {}
 
-    def _kept_of(self, route: str, where: str) -> KeptParts | None:
+    def _kept_of(self, route: str, where: str) -> ShardCache | None:
         """Copies of what came by this route; those of others are given up. None where changes are not asked for."""
         if where == "off":
             self._kept = None
             return None
         plan = route, where
         if self._kept is None or self._kept[0] != plan:
-            self._kept = plan, KeptParts(self.device if where == "device" else torch.device("cpu"))
+            self._kept = plan, ShardCache(self.device if where == "device" else torch.device("cpu"))
         return self._kept[1]
 
     def _by_route(self, specs: tuple[TensorSpec, ...], layout: dict[str, Any]) -> ShardReceiver:
@@ -128,7 +128,9 @@ class Receiver(channel.Receiver):
             options = self.options
             receiver = ShardReceiver(
                 specs=specs,
-                held=[[Box(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]],
+                held=[
+                    [ShardSlice(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]
+                ],
                 # What is wanted by it, the trainer's ranks tell in each refit.
                 route=ShardRoute(address=options["address"], name=layout["route"], wanted=(), timeout_s=options["timeout_s"]),
                 place=options["first_receiver"] + self.rank,
@@ -139,29 +141,29 @@ class Receiver(channel.Receiver):
         return known[1]
 
 
-def _wanted_by_each(specs: Sequence[TensorSpec], needs: Sequence[Needs]) -> list[list[Box]]:
+def _wanted_by_each(specs: Sequence[TensorSpec], needs: Sequence[Needs]) -> list[list[ShardSlice]]:
     """The parts that each rank wants, in one list for ranks that need the same, as those of several engines do."""
     firsts = [needs.index(each) for each in needs]
     wanted = {first: _wanted(specs, needs[first]) for first in dict.fromkeys(firsts)}
     return [wanted[first] for first in firsts]
 
 
-def _wanted(specs: Sequence[TensorSpec], needs: Needs) -> list[Box]:
-    found = list[Box]()
+def _wanted(specs: Sequence[TensorSpec], needs: Needs) -> list[ShardSlice]:
+    found = list[ShardSlice]()
     for spec in specs:
         parts = needs.get(spec.name)
         if parts is None:
-            found.append(whole_box(spec))
+            found.append(whole_slice(spec))
         else:
-            found += [Box(spec.name, tuple(start), tuple(stop)) for start, stop in parts]
+            found += [ShardSlice(spec.name, tuple(start), tuple(stop)) for start, stop in parts]
     return found
 
 
-def _assembled(parts: Sequence[tuple[TensorSpec, Box, Tensor]]) -> tuple[dict[str, Tensor], set[str]]:
+def _assembled(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> tuple[dict[str, Tensor], set[str]]:
     """Tensors of their full shapes, and the names of those of which other parts hold any values."""
     tensors, missing = dict[str, Tensor](), dict[str, int]()
     for spec, box, part in parts:
-        whole = whole_box(spec)
+        whole = whole_slice(spec)
         if box == whole:
             tensors[spec.name] = part
             continue

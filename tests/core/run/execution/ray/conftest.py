@@ -33,7 +33,7 @@ device = "cpu"
 [data.evaluation]
 [training]
 prompts_per_step = 6
-updates_per_step = 2
+minibatches_per_step = 2
 max_tokens_per_microbatch = 64
 [optimizer]
 learning_rate = 0.1

@@ -14,7 +14,7 @@ from rlcore.run.execution.ray.pool_groups import PoolGenerator
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, Minibatch, RefitCommand
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
+from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, FinishReason, LossSpec, SamplingParams, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore.testing.fakes import FakeTokenizer
@@ -96,10 +96,10 @@ class Feed(RequestFeed):
     def __init__(self, then: Callable[["Feed"], None]) -> None:
         super().__init__(self.keep)
         self.then, self.changed = then, threading.Condition()
-        self.found: dict[int, Sampled] = {}
+        self.found: dict[int, Completion] = {}
         """By seed."""
 
-    def keep(self, handed: Sequence[Sampled]) -> None:
+    def keep(self, handed: Sequence[Completion]) -> None:
         with self.changed:
             self.found |= {one.wanted.seed: one for one in handed}
             self.then(self)
@@ -123,8 +123,8 @@ def end_after(num_samples: int) -> Callable[[Feed], None]:
     return then
 
 
-def wanted(seed: int, max_tokens: int) -> Wanted:
-    return Wanted(prompt=PROMPTS[seed % 6], seed=seed, max_tokens=max_tokens, sampling=SamplingParams(), owner=seed)
+def wanted(seed: int, max_tokens: int) -> CompletionRequest:
+    return CompletionRequest(prompt=PROMPTS[seed % 6], seed=seed, max_tokens=max_tokens, sampling=SamplingParams(), owner=seed)
 
 
 def alone(generator: PoolGenerator, limits: Mapping[int, int]) -> dict[int, tuple[list[int], str]]:

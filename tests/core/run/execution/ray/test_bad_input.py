@@ -25,7 +25,7 @@ Prepare = Callable[..., RunPlan]
         (["cluster.address=somewhere"], "cluster.address", '"somewhere"'),
         (["cluster.address=ray://head:10001"], "cluster.address", '"ray://head:10001"'),
         (["cluster.wait_s=-1"], "cluster.wait_s", "-1"),
-        (["cluster.late_timeout_s=0"], "cluster.late_timeout_s", "0"),
+        (["cluster.straggler_timeout_s=0"], "cluster.straggler_timeout_s", "0"),
         (["cluster.max_restarts=-1"], "cluster.max_restarts", "-1"),
         (
             ["cluster.generator_gpus_per_node=1", "cluster.gpus_per_node=2"],

@@ -418,7 +418,7 @@ def test_runs_are_those_that_nothing_disturbs(run: Run, tmp_path: Path) -> None:
         f"generator.ranked.folder={tmp_path}",
     )
     fault = "generator.ranked.fault={{kind='memory', rank=1, hook='stream', version={}}}"
-    ahead = ("async.max_staleness=1", "algorithm.ranked.generation_ratio=true", "training.updates_per_step=1")
+    ahead = ("async.max_staleness=1", "algorithm.ranked.generation_ratio=true", "training.minibatches_per_step=1")
     runs, notes = tmp_path / "runs", Notes()
     run("run.name=whole", *options)
     run("run.name=failed", *options, fault.format(2), progress=notes)

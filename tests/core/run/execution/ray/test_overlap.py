@@ -27,7 +27,7 @@ OVERLAPPING = (
     "environment.ranked.num_train_rows=64",
     "logging.rollouts_every_n_steps=1",
     "run.num_steps=6",
-    "training.updates_per_step=1",
+    "training.minibatches_per_step=1",
 )
 
 

@@ -28,10 +28,10 @@ KL = "algorithm.ranked.kl_coefficient=0.1"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def baseline_run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Metrics of a run in which nothing happens."""
     ensure_ray()
-    folder = tmp_path_factory.mktemp("undisturbed")
+    folder = tmp_path_factory.mktemp("baseline_run")
     prepared = prepare(write_recipe(folder), [f"run.directory={folder}", *POOL, KL])
     train(prepared, resume=False, progress=Notes(), tokenizer=FakeTokenizer())
     return read_metrics(folder / "run")
@@ -119,7 +119,7 @@ def test_a_rank_that_is_late_is_named_with_the_line_where_it_is(run: Run) -> Non
 def test_a_rank_that_lags_behind_the_first_is_named_alone(run: Run) -> None:
     """In a call in which none waits for another."""
     with pytest.raises(WorkerError) as caught:
-        options = ("cluster.late_timeout_s=6", "cluster.max_restarts=0", "checkpoint.every_n_steps=1")
+        options = ("cluster.straggler_timeout_s=6", "cluster.max_restarts=0", "checkpoint.every_n_steps=1")
         run(*POOL, *options, *fault("hang", "save_state"))
     assert "no answer 6 s after the first rank's from rank 1 " in str(caught.value)
     assert "from rank 0" not in str(caught.value)
@@ -133,7 +133,7 @@ def test_ranks_that_disagree_end_the_run(run: Run) -> None:
         run(*POOL, *separate, "run.name=other", *fault("differ", "export_weights"))
 
 
-def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path: Path, undisturbed: list[Any]) -> None:
+def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path: Path, baseline_run: list[Any]) -> None:
     """The others are not left in the middle of the export."""
     folder = tmp_path / "marks"
     folder.mkdir()
@@ -142,14 +142,14 @@ def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path
     run(*POOL, KL, *options, *fault("fail_refit", "refit", role="generator"), progress=notes)
     assert len(notes.texts) == 1
     assert "refit to version 2 failed and is tried again: a refit that fails on purpose" in notes.texts[0]
-    assert read_metrics(tmp_path / "runs" / "run") == undisturbed
+    assert read_metrics(tmp_path / "runs" / "run") == baseline_run
     with pytest.raises(RefitError, match="on purpose"):
         run(*POOL, "run.name=again", "refit.max_attempts=1", *fault("fail_refit", "refit", role="generator"))
 
 
 @pytest.mark.wide(keep=["train_step", "stream"])
 @pytest.mark.parametrize("hook", ["train_step", "save_state", "stream", "get_logprobs", "export_weights"])
-def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed: list[Any], hook: str) -> None:
+def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, baseline_run: list[Any], hook: str) -> None:
     folder = tmp_path / "marks"
     folder.mkdir()
     role = "generator" if hook == "stream" else "trainer"
@@ -157,18 +157,18 @@ def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed:
     run(*POOL, KL, f"{role}.ranked.folder={folder}", *fault("die", hook, version=4, role=role), progress=notes)
     assert [text for text in notes.texts if "restart 1 of 3, from the newest checkpoint" in text]
     assert any("rank 1 (node 127.0.0.1, process" in text and "died" in text for text in notes.texts)
-    assert read_metrics(tmp_path / "runs" / "run") == undisturbed
+    assert read_metrics(tmp_path / "runs" / "run") == baseline_run
 
 
 def test_a_rank_that_lags_behind_the_others_in_a_stream_is_named(tmp_path: Path) -> None:
     """As one is in what all compute together: what a stream asks of its ranks is answered at once."""
     late = pytest.raises(WorkerError, match=r"stream_begin: .* 6 s after .* rank 1 \(node")
     feed = Feed(lambda _: None)
-    with late as caught, opened(tmp_path, "cluster.late_timeout_s=6", "cluster.call_timeout_s=20") as pool:
+    with late as caught, opened(tmp_path, "cluster.straggler_timeout_s=6", "cluster.call_timeout_s=20") as pool:
         os.kill(pool.generator.calls.workers[1].pid, signal.SIGSTOP)
         with streaming(pool, feed) as running:
             running.result(300)
-    assert "which does not answer at all. If it only needs longer, raise cluster.late_timeout_s" in str(caught.value)
+    assert "which does not answer at all. If it only needs longer, raise cluster.straggler_timeout_s" in str(caught.value)
     assert not pool.generator.is_usable
 
 
@@ -223,7 +223,7 @@ def test_restarts_are_bounded(run: Run) -> None:
     assert "The workers had been started anew 1 times (cluster.max_restarts)." in notes_of(caught.value)
 
 
-def test_ctrl_c_saves_a_checkpoint_and_resumes(run: Run, tmp_path: Path, undisturbed: list[Any]) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_resumes(run: Run, tmp_path: Path, baseline_run: list[Any]) -> None:
     from rlcore.spi import InterruptedRun
 
     class Presses(Notes):
@@ -234,4 +234,4 @@ def test_ctrl_c_saves_a_checkpoint_and_resumes(run: Run, tmp_path: Path, undistu
     with pytest.raises(InterruptedRun, match="stopped after step 3"):
         run(*POOL, KL, "checkpoint.every_n_steps=0", progress=Presses())
     run(*POOL, KL, resume=True)
-    assert read_metrics(tmp_path / "runs" / "run") == undisturbed
+    assert read_metrics(tmp_path / "runs" / "run") == baseline_run

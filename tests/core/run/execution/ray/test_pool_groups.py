@@ -45,7 +45,7 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
     assert_close(read_metrics(runs / "pool"), read_metrics(runs / "alone"))
     assert read_metrics(runs / "pool")[1]["speculative/mean_acceptance_length"] == 2.0
     assert summary["steps"] == 4
-    worst = pandas.read_parquet(runs / "pool" / "disagreement" / "step-000001.parquet")
+    worst = pandas.read_parquet(runs / "pool" / "logprob_mismatch" / "step-000001.parquet")
     assert (worst["trainer_version"] == 0).all(), "of the update itself"
     assert worst["token_mult_prob_error"].between(1.0, 1.0 + 1e-5).all(), "each token's own: rounding alone"
     watched = {path.name: path.read_text() for path in (runs / "pool").glob("watch-*")}

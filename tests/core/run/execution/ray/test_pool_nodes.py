@@ -62,7 +62,7 @@ def test_an_engine_that_fails_on_one_node_joins_the_stream_again_in_flight(run: 
         "evaluation.every_n_steps=0",
         "logging.rollouts_every_n_steps=1",
         "trainer.ranked.pause_s=0.2",
-        "training.updates_per_step=1",
+        "training.minibatches_per_step=1",
         f"generator.ranked.folder={tmp_path}",
         "generator.ranked.fault={kind='memory', rank=1, hook='stream', version=0}",
     )

@@ -9,9 +9,9 @@ from attrs import define, evolve, field, frozen
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
+from rlcore.run.execution.ray.heartbeat import HeartbeatMonitor, SilentRanks
 from rlcore.run.execution.ray.pending_call import Outcome, PendingCall, values
-from rlcore.run.execution.ray.silence import SilenceWatch, SilentRanks
-from rlcore.run.execution.ray.waiting_time import waiting_time
+from rlcore.run.execution.ray.suspend_aware_clock import suspend_aware_time
 from rlcore.run.report.progress import Progress
 from rlcore.spi import WorkerError
 
@@ -29,7 +29,7 @@ CLOSE_S = 30.0
 _GENERATOR = dict.fromkeys(("build_generator", "move_generator", "save_generator", "load_generator"), ("generator",))
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
 """The pools that work in a call, by its name; a call that is not named is the trainer's, or the reference's."""
-_USUAL_LIMIT = "until cluster.late_timeout_s after the first rank's answer, or cluster.call_timeout_s"
+_USUAL_LIMIT = "until cluster.straggler_timeout_s after the first rank's answer, or cluster.call_timeout_s"
 
 
 class PoolLostError(WorkerError):
@@ -149,7 +149,7 @@ class Calls:
         return wait
 
     def require_progress(self, name: str, rank: int, since: float) -> None:
-        """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of waiting_time()) for
+        """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of suspend_aware_time()) for
         as long as a call may take. From any thread."""
         self._check_limit(PendingCall(name=name, began=since, pending={None: rank}), None)
 
@@ -208,8 +208,8 @@ class Calls:
     def _ask(self, rank: int, name: str) -> Any:
         return getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote()
 
-    def _watch(self, name: str, limit_s: float | None = None) -> SilenceWatch:
-        return SilenceWatch(
+    def _watch(self, name: str, limit_s: float | None = None) -> HeartbeatMonitor:
+        return HeartbeatMonitor(
             call=name,
             ask=lambda rank: self._ask(rank, "where"),
             silent=self._silent,
@@ -286,7 +286,7 @@ class Calls:
     def _check_limit(self, wait: PendingCall, limit_s: float | None) -> None:
         """Give the pool up where a rank takes too long."""
         limit = self.cluster.call_timeout_s if limit_s is None else limit_s
-        if wait.pending and waiting_time() - wait.began > limit:
+        if wait.pending and suspend_aware_time() - wait.began > limit:
             self._give_up(wait, f"no answer within {limit:g} s", "cluster.call_timeout_s" if limit_s is None else None)
 
     def _check_others(self, wait: PendingCall, limit_s: float | None) -> None:
@@ -298,9 +298,9 @@ class Calls:
 
     def _check_late(self, wait: PendingCall) -> None:
         """Give the pool up where a rank lags behind the first."""
-        late_s = self.cluster.late_timeout_s
-        if wait.pending and wait.first_answer is not None and waiting_time() - wait.first_answer > late_s:
-            self._give_up(wait, f"no answer {late_s:g} s after the first rank's", "cluster.late_timeout_s")
+        late_s = self.cluster.straggler_timeout_s
+        if wait.pending and wait.first_answer is not None and suspend_aware_time() - wait.first_answer > late_s:
+            self._give_up(wait, f"no answer {late_s:g} s after the first rank's", "cluster.straggler_timeout_s")
 
     def _abandon(self, wait: PendingCall) -> None:
         """One rank has failed, and others wait for it: raise its error."""
@@ -329,7 +329,7 @@ class Calls:
 
 def _keeps_others(wait: PendingCall) -> bool:
     """Whether a rank has failed for which the others wait, and they have had their time to fail too."""
-    return wait.first_failure is not None and waiting_time() - wait.first_failure > GRACE_S and not wait.goes_on
+    return wait.first_failure is not None and suspend_aware_time() - wait.first_failure > GRACE_S and not wait.goes_on
 
 
 def _on_ranks(name: str, num_ranks: int) -> str:

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 from attrs import define, field
 
 from rlcore.run.execution.ray.failures import WorkerInfo
-from rlcore.run.execution.ray.silence import SilenceWatch
-from rlcore.run.execution.ray.waiting_time import waiting_time
+from rlcore.run.execution.ray.heartbeat import HeartbeatMonitor
+from rlcore.run.execution.ray.suspend_aware_clock import suspend_aware_time
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
 Outcome: TypeAlias = Any
@@ -20,8 +20,8 @@ class PendingCall:
     """What has come of it so far."""
 
     name: str
-    began: float = field(factory=waiting_time)
-    """As `first_answer` and `first_failure`, by waiting_time()."""
+    began: float = field(factory=suspend_aware_time)
+    """As `first_answer` and `first_failure`, by suspend_aware_time()."""
     began_counting: float = field(factory=time.perf_counter)
     """That moment by the clock that spans are told by."""
     pending: dict[Any, int]
@@ -29,7 +29,7 @@ class PendingCall:
     outcomes: dict[int, Outcome] = field(factory=dict)
     seconds: dict[int, float] = field(factory=dict)
     """How long each rank took to answer."""
-    watch: SilenceWatch | None = None
+    watch: HeartbeatMonitor | None = None
     """None where nothing is asked of the ranks meanwhile, as before they have arrived."""
     first_answer: float | None = None
     first_failure: float | None = None
@@ -52,7 +52,7 @@ class PendingCall:
 
     def take(self, rank: int, outcome: Outcome) -> None:
         """A rank has answered."""
-        now = waiting_time()
+        now = suspend_aware_time()
         self.outcomes[rank] = outcome
         self.seconds[rank] = time.perf_counter() - self.began_counting
         self.first_answer = self.first_answer or now

@@ -14,8 +14,8 @@ from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.commands import RefittedRank, TrainedModel
 from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.engines import Engines
-from rlcore.run.execution.ray.held_step import HeldColumn, HeldMinibatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
+from rlcore.run.execution.ray.step_data_cache import CachedColumn, CachedMinibatch
 from rlcore.run.protocols import LogprobsColumn, Minibatch, RefitCommand, Refitted, ResponseFeed
 from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.microbatches import WIDTH
@@ -65,7 +65,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         dispatches = [self._dispatch(batch, one.sequences, self._groups(batch, one.sequences)) for one in minibatches]
         updates, whole = offsets_of([dispatch.num_microbatches for dispatch in dispatches]), Dispatch.joined(dispatches)
         held = [
-            HeldColumn(
+            CachedColumn(
                 name=column.name,
                 request=self._logprobs_request(column.model, weight_version),
                 passes=whole.passes(batch.lengths, self.max_tokens_per_microbatch, int(updates[column.first])),
@@ -75,7 +75,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         parts = self._parts(batch, whole)
         self.calls.together("hold_step", [(self.model, held, updates, *parts[rank]) for rank in sorted(parts)])
         return [
-            evolve(minibatch, held=HeldMinibatch(number=number, dispatch=dispatch))
+            evolve(minibatch, held=CachedMinibatch(number=number, dispatch=dispatch))
             for number, (minibatch, dispatch) in enumerate(zip(minibatches, dispatches, strict=True))
         ]
 
@@ -84,7 +84,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         batch, sequences, held = read_by(request.loss, minibatch.batch), minibatch.sequences, minibatch.held
         leaders = [ranks[0] for ranks in self.members]
         parts: dict[int, tuple[Any, int]]
-        if isinstance(held, HeldMinibatch):
+        if isinstance(held, CachedMinibatch):
             dispatch, parts = held.dispatch, {rank: (None, held.number) for ranks in self.members for rank in ranks}
         else:
             dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))

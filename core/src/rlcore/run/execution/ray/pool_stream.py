@@ -10,8 +10,8 @@ from attrs import evolve
 
 from rlcore.run.execution.ray.calls import COLLECT, Calls, PoolLostError
 from rlcore.run.execution.ray.engines import Engines
-from rlcore.run.execution.ray.stream_dealer import StreamDealer
-from rlcore.run.execution.ray.waiting_time import waiting_time
+from rlcore.run.execution.ray.request_router import RequestRouter
+from rlcore.run.execution.ray.suspend_aware_clock import suspend_aware_time
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest
 from rlcore.run.execution.streams import not_begun
 from rlcore.run.protocols import ResponseFeed
@@ -34,7 +34,7 @@ class PoolStream:
         self._engines = engines
         self._hosts = engines.hosts
         self._feed = feed
-        self._dealer = StreamDealer(len(engines.hosts))
+        self._router = RequestRouter(len(engines.hosts))
         self._changing = threading.Lock()
         """Held while a host leaves or joins, and while the end begins: nothing is dealt behind that."""
         self._is_ending = threading.Event()
@@ -74,7 +74,7 @@ class PoolStream:
         self._calls.beside("stream_begin", dict.fromkeys(ranks, (weight_version,)))
         for rank in ranks:
             host = self._hosts.index(rank)
-            self._dealer.join(host)
+            self._router.join(host)
             self._start("collect", self._bring_back, host)
 
     def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
@@ -102,7 +102,7 @@ class PoolStream:
     def _deal(self) -> None:
         while (requests := self._feed.take(wait=True)) is not None:
             with self._changing:  # what is dealt to a host that leaves is to be with it, or with the others
-                self._add(self._dealer.deal(request) for request in requests)
+                self._add(self._router.dispatch(request) for request in requests)
 
     def _add(self, dealt: Iterable[Mapping[int, NumberedRequest]]) -> None:
         by_rank: dict[int, list[NumberedRequest]] = defaultdict(list)
@@ -123,7 +123,7 @@ class PoolStream:
 
     def _collect(self, host: int) -> BaseException | None:
         """Return what the host's generator raised. Errors of the driver's own are raised: no engine is to blame for them."""
-        rank, since = self._hosts[host], waiting_time()
+        rank, since = self._hosts[host], suspend_aware_time()
         while True:
             collected: Collected | BaseException = self._calls.outcome_beside("stream_collect", rank, COLLECT)
             if isinstance(collected, BaseException):
@@ -131,12 +131,12 @@ class PoolStream:
             for samples, responses in collected.parts:
                 # A copy of its arrays, or an answer would stay in Ray's store as long as anyone keeps a sample of it.
                 self._feed.deliver(samples, evolve(responses, result=deepcopy(responses.result)))
-                self._dealer.done(host, samples)
+                self._router.done(host, samples)
             if collected.has_ended:
                 self._require_ending(rank)
                 return None
-            if collected.parts or not (self._dealer.is_busy(host) or self._is_ending.is_set()):
-                since = waiting_time()
+            if collected.parts or not (self._router.is_busy(host) or self._is_ending.is_set()):
+                since = suspend_aware_time()
             self._calls.require_progress("stream", rank, since)
 
     def _give_way(self, host: int, error: BaseException) -> None:
@@ -144,7 +144,7 @@ class PoolStream:
         if not self._engines.outlive(error):
             raise error
         with self._changing:
-            owed = self._dealer.leave(host)
+            owed = self._router.leave(host)
             if not self._engines.take_out(self._hosts[host]):
                 self._fail(error)  # before what is dealt next finds no host
                 return
@@ -154,7 +154,7 @@ class PoolStream:
                 for numbers, _ in owed:
                     self._feed.deliver(numbers, not_begun(len(numbers)))
             else:
-                self._add(self._dealer.deal(request, numbers) for numbers, request in owed)
+                self._add(self._router.dispatch(request, numbers) for numbers, request in owed)
 
     def _require_ending(self, rank: int) -> None:
         if not self._is_ending.is_set():

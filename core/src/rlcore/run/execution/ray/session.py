@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.files import private
-from rlcore.run.execution.ray.last_words import leave, said_for_ray
+from rlcore.run.execution.ray.raylet_watchdog import leave, raylet_watchdog
 from rlcore.run.interrupt import sigterm_kept
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, Problem, StorageError, WorkerError
@@ -55,7 +55,7 @@ def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_dire
             if is_ours:
                 with sigterm_kept():
                     _start(cluster, device) if cluster.address is None else _join(cluster.address)
-            with said_for_ray():
+            with raylet_watchdog():
                 yield
     finally:
         if is_ours:

@@ -39,8 +39,8 @@ from rlcore.run.execution.ray.commands import (
 )
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.failures import PoolName, RemoteError, Reply, WorkerInfo
-from rlcore.run.execution.ray.held_step import HeldColumn, HeldStep
 from rlcore.run.execution.ray.orphan_processes import mark_children
+from rlcore.run.execution.ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest, WorkerStream
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
@@ -67,7 +67,7 @@ class Worker:
         self._thread: int | None = None
         self._doing = ""
         self._stream: WorkerStream | None = None
-        self._held: HeldStep | None = None
+        self._held: StepDataCache | None = None
 
     def call(self, name: str, *arguments: Any) -> Reply:
         """Carry out one of the methods below; what it raises is returned, so that it keeps its class."""
@@ -188,7 +188,7 @@ class Worker:
     def hold_step(
         self,
         model: TrainedModel,
-        columns: Sequence[HeldColumn],
+        columns: Sequence[CachedColumn],
         updates: Int64Array,
         parts: Sequence[RankPart],
         number: int,
@@ -196,7 +196,7 @@ class Worker:
         """Keep this rank's share of a step, one of those that came to its node, for the updates, and compute the
         log-probabilities that they read; what is left of a step before is forgotten."""
         self._held = None
-        held = HeldStep(parts[number], updates)
+        held = StepDataCache(parts[number], updates)
         for column in columns:
             held.compute(self._trainer_handle(model), column)
         self._held = held

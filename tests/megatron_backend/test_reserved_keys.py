@@ -1,0 +1,27 @@
+"""The fields that are not to be set, against those that Megatron's classes have."""
+
+import inspect
+
+from rlcore_megatron.passthrough import TABLES, fields_of, megatron_class, recipe_type
+from rlcore_megatron.passthrough_check import NEEDS_ENGINE, NEEDS_FP8
+from rlcore_megatron.reserved_keys import RESERVED_KEYS
+
+OBJECTS = {
+    *("timers", "finalize_model_grads_func", "grad_scale_func", "no_sync_func", "grad_sync_func", "param_sync_func"),
+    *("_cpu_offloading_context", "quant_recipe"),
+}
+"""Fields that hold functions and other objects, which no recipe can write."""
+
+
+def test_what_the_table_of_what_is_not_to_be_set_names_is_there() -> None:
+    for table in TABLES:
+        assert RESERVED_KEYS[table].keys() <= set(inspect.signature(megatron_class(table)).parameters), table
+    fields = fields_of(megatron_class("transformer")).keys()
+    assert {*NEEDS_ENGINE, *NEEDS_FP8} <= fields - RESERVED_KEYS["transformer"].keys()
+
+
+def test_every_field_that_can_be_set_can_be_described() -> None:
+    for table in TABLES:
+        for name, annotation in fields_of(megatron_class(table)).items():
+            if name not in RESERVED_KEYS[table]:
+                assert recipe_type(annotation) is not None or name in OBJECTS, name
