@@ -65,7 +65,7 @@ TEXTS = {
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
     "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/benchmarks/test_benchmarks.py",
     "docs/plugins.md": "an outline of a trainer, in no language",
-    "docs/releasing.md": "what `rlcore plugins` prints of a version that does not fit: tests/core/registry/test_version_compatibility.py",
+    "docs/releasing.md": "what `rlcore plugins` prints of another version: tests/core/registry/test_version_compatibility.py",
     "docs/spi.md": "properties: tests/docs/test_spi_document.py",
 }
 """Documents with blocks of plain text, which no test reads."""

@@ -443,7 +443,7 @@ FAULTS = (
     Fault(
         "work that waits keeps the rest waiting",
         "rlcore.run.rollout.task_pool",
-        "self._call()  # this work may wait, and is not to keep the rest",
+        "self._call()  # this work may wait, and the rest must not",
         "pass",
         "tests/core/run/rollout/test_task_pool.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
     ),

@@ -1,4 +1,4 @@
-"""What every rank tells the others again and again, sent anew only where it is no longer what it was."""
+"""All-gathers a value over ranks, and sends it again only where a rank's value has changed."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What has changed in a buffer since it was sent last, in words of two bytes: which ones, and their new values.
+"""Encodes the changes of a buffer since its last transfer: positions and new values of two-byte words.
 
 A code is int64 [2], the kind and the number of words; behind it which words, and their values, each filled up to 8 bytes.
 Words are named by the gaps between them, 2 bytes each, or by a bit for every word of the buffer, whichever is smaller.

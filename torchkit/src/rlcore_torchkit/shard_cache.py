@@ -1,4 +1,4 @@
-"""Copies of what was sent or taken last, to which the changes of the next refit are relative."""
+"""Keeps the shards of the last refit, which the delta of the next one is relative to."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Where all meet that a refit reaches: the generators beside several ranks of a trainer are in one group with it.
+"""The rendezvous of a refit by shards: generators of several trainer ranks join one process group with the trainer.
 
 A generator knows its own ranks alone. The trainer's rank beside it tells them, in the store of their route and before each
 refit, by which route all go and which place they have in it.

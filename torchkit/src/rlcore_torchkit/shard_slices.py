@@ -1,4 +1,4 @@
-"""Parts of tensors cut and joined, so that what several ranks want in different parts travels once; imports no torch."""
+"""Divides and joins slices of tensors, so that a part that several ranks want travels once. Imports no torch."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The parts of the exported tensors that a rank holds, and sends as they are where it can."""
+"""The shards of exported tensors that a rank holds. It sends them without gathering where it can."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""A router that chooses experts by scores with a bias added, and weighs them by the scores alone (arXiv:2408.15664)."""
+"""A router with bias-corrected scores: the bias decides the choice of experts, not their weights (arXiv:2408.15664)."""
 
 from typing import Any
 

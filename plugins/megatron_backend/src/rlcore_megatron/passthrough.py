@@ -1,4 +1,4 @@
-"""The recipe's tables for Megatron's own classes: which fields those have, and values as they want them."""
+"""Converts the recipe's tables for Megatron's own classes to the fields of these classes."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""What is wrong with the recipe's tables for Megatron: keys, types, and what Megatron takes and then computes wrongly."""
+"""Checks the recipe's tables for Megatron: keys, types, and values that Megatron accepts and then computes wrongly."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

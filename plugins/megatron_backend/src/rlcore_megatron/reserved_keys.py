@@ -1,4 +1,4 @@
-"""Fields of Megatron's classes that other keys of the recipe decide, or that have no place in it."""
+"""Fields of Megatron's classes that a recipe may not set, each with the key that decides it or the reason."""
 
 from rlcore_megatron.layout_check import SECTION
 

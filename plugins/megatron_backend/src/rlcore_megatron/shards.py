@@ -1,4 +1,4 @@
-"""The parts of the exported tensors that a rank holds, and sends as they are."""
+"""The shards of exported tensors that a rank holds and sends without gathering."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

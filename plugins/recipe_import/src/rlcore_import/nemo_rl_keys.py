@@ -7,7 +7,7 @@ __all__ = ["DROPPED", "MAPPED", "OPEN_TABLES"]
 MAPPED: dict[str, str] = {
     "grpo.num_prompts_per_step": "training.prompts_per_step",
     "grpo.num_generations_per_prompt": "rollout.samples_per_prompt",
-    "policy.train_global_batch_size": "training.minibatches_per_step = samples / this; without samples training.prompts_per_step",
+    "policy.train_global_batch_size": "training.minibatches_per_step = samples / this, or training.prompts_per_step",
     "grpo.max_num_steps": "run.num_steps",
     "sft.max_num_steps": "run.num_steps",
     "dpo.max_num_steps": "run.num_steps",
@@ -105,7 +105,7 @@ MAPPED: dict[str, str] = {
     "policy.optimizer.kwargs.betas": "optimizer.betas",
     "policy.optimizer.kwargs.eps": "optimizer.eps",
     "policy.optimizer.kwargs.weight_decay": "optimizer.weight_decay; reported where above 0: biases and norms are not decayed",
-    "policy.scheduler": "schedule, its lengths times training.minibatches_per_step: LinearLR is the warm-up, the next the decay",
+    "policy.scheduler": "schedule, lengths times training.minibatches_per_step: LinearLR is the warm-up, the next the decay",
     "policy.megatron_cfg.enabled": 'trainer.name: "megatron", else "fsdp2"',
     "policy.dtensor_cfg.enabled": 'trainer.name = "fsdp2"',
     "policy.dtensor_cfg.tensor_parallel_size": "trainer.fsdp2.tensor_parallel",

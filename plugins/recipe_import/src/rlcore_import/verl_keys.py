@@ -126,7 +126,7 @@ MAPPED: dict[str, str] = {
     f"{ACTOR}.optim.betas": "optimizer.betas, except with megatron, where verl does not read it",
     f"{ACTOR}.optim.eps": "optimizer.eps",
     f"{ACTOR}.optim.lr_warmup_steps": "schedule.warmup_steps = this x training.minibatches_per_step",
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": "schedule.warmup_steps, as a share of run.num_steps, x training.minibatches_per_step",
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": "schedule.warmup_steps = this x run.num_steps x training.minibatches_per_step",
     f"{ACTOR}.optim.warmup_style": "schedule.decay, above lr_scheduler_type",
     f"{ACTOR}.optim.lr_scheduler_type": "schedule.decay",
     f"{ACTOR}.optim.lr_decay_style": "schedule.decay",

@@ -1,5 +1,5 @@
-"""The samples that are decoded at the same time. Places in use are the first ones, always: the last fill the gaps of those that
-end.
+"""Slots of the batch that is decoded. Slots in use are the first ones: the last sample moves into the slot of one that ends.
+
 
 Shapes: B places in use, V vocabulary.
 """

@@ -94,8 +94,8 @@ class VllmConfig:
     followers_required: bool = False
     """Whether a follower that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
     refit_directory: PathText | None = None
-    """Folder through which weights travel to followers, and to engines by the channel "directory"; every side has to see it. None
-    takes one in shared memory where there is room, else a temporary one."""
+    """Folder through which weights travel to followers, and to engines by the channel "directory". Every side has to see it.
+    None takes one in shared memory where there is room, else a temporary one."""
     engine: Mapping[str, object] = field(factory=dict)
     """Further arguments of vLLM's EngineArgs, by its names."""
 

@@ -1,4 +1,4 @@
-"""Where the engines' weights and KV caches are to be, also those of engines that are being started."""
+"""Tracks whether weights and KV caches of engines are on the device, including engines that are starting."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Guesses by n-grams that have as many tokens in every step, so that a step of guesses is one CUDA graph.
+"""Pads n-gram drafts to a fixed length, so that each step of speculative decoding is one CUDA graph.
 
 vLLM has graphs of whole steps only for sequences that all bring the same number of tokens. Where n-grams find no match they
 guess fewer, and the step falls back to a graph a layer with the attention launched from the host in between: measured on an

@@ -1,4 +1,4 @@
-"""Servers that take over every refit of a run, while their own requests go on: paused, updated, resumed, over HTTP.
+"""Updates vLLM servers outside the run with each refit, over HTTP: pause, load, resume.
 
 The run's own refit comes first. While its buckets pass, each is written to a file that the servers then read. The routes and
 the worker that they reach are vLLM's own server's and this plugin's, so this is a part of it and not of the core.
@@ -88,7 +88,7 @@ class Followers:
     def _update(self, address: str) -> str | None:
         """Why one follower could not be brought to the weights, or None."""
         assert self._manifest is not None
-        # Followers are named by where they are: no proxy of the environment stands between. The machine's own certificates count.
+        # A follower's URL is its own address, so no proxy of the environment applies. The machine's certificates do.
         timeout, certificates = self._config.refit_timeout_s, ssl.create_default_context()
         client = httpx.Client(base_url=address, timeout=timeout, trust_env=False, verify=certificates)
         server = _Server(client=client, timeout_s=timeout)

@@ -1,4 +1,4 @@
-"""Dealing the samples of a request out to engines: equal work each, and samples of one prompt together."""
+"""Divides the samples of a request among engines: equal work for each, samples of one prompt together."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

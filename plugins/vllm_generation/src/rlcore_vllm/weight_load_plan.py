@@ -1,4 +1,4 @@
-"""The copies that a model's loaders make, noted at the first load and made again without the loaders.
+"""Records the copies that a model's weight loaders make at the first load, and repeats them without the loaders.
 
 vLLM calls a function for each tensor of a checkpoint, which looks for the name, cuts this rank's part out and copies it. Of a
 mixture of experts with its tens of thousands of tensors the calls cost far more than the copies. Where parameters stay as they

@@ -89,9 +89,7 @@ def test_a_channel_is_a_row(prepared: Callable[..., RunPlan], monkeypatch: pytes
 def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) -> None:
     both = registry(declaring(FAKE_TRAINER, *EVERY), declaring(FAKE_GENERATOR, "in_process", "directory"))
     assert prepared("refit.channel=directory", registry=both).channel == "directory"
-    with pytest.raises(
-        PluginError, match=r"on cpu. CompletionRequest: shared_memory. Declared, as configured: .*refit.directory"
-    ):
+    with pytest.raises(PluginError, match=r"on cpu. Wanted: shared_memory. Declared, as configured: .*refit.directory"):
         prepared("refit.channel=shared_memory", registry=both)
     with pytest.raises(PluginError, match=THERE_ON_CPU):
         prepared("refit.channel=nccl", registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR, *EVERY)))

@@ -1,4 +1,4 @@
-"""TaskPool: pieces of work in the order of coming, so many at once."""
+"""The task pool runs work in order, a bounded number of pieces at a time."""
 
 import asyncio
 
@@ -140,7 +140,7 @@ def test_one_lane_does_all_the_work_that_never_waits() -> None:
             task_pool.add(work, item)
 
     async def later() -> None:
-        asyncio.get_running_loop().call_later(0.01, begin)  # all lanes are idle by then
+        asyncio.get_running_loop().call_later(0.01, begin)  # all tasks are idle by then
         await task_pool.run(EnvironmentCalls(timeout_s=60.0), 8)
 
     asyncio.run(asyncio.wait_for(later(), 300))

@@ -73,8 +73,8 @@ def levels_of(rows: Sequence[Row], numbers: Int64Array) -> Int64Array:
             )
     if all(level is None for level in found):
         raise DataError(
-            f"data.curriculum_threshold: found no row with a {LEVEL!r}; expected some. Rows of an environment have it where its "
-            "section asks for levels, those of files where they have a field of this name"
+            f"data.curriculum_threshold: found no row with a {LEVEL!r}; expected some. An environment adds it "
+            "where its section asks for levels; a file has it as a field of this name"
         )
     return np.array([NO_LEVEL if level is None else level for level in found], np.int64)
 

@@ -10,8 +10,8 @@ from rlcore.spi import ContractError, DataError, Observation
 from rlcore.spi.arrays import Int32Array
 
 REMEDY = (
-    'Set rollout.history = "keep_sampled" to keep what was shown, model.chat_template to a template that leaves earlier turns as '
-    "they were, or let the environment answer with text"
+    'Set rollout.history = "keep_sampled" to keep the sampled tokens, model.chat_template to a template that leaves earlier '
+    "turns as they were, or let the environment answer with text"
 )
 
 

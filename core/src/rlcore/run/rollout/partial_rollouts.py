@@ -1,4 +1,4 @@
-"""Turns that a generator was stopped in: the seed that they go on with, and stop strings that lie across the cut."""
+"""Continues turns that a refit interrupted: their next seed, and stop strings that span the interruption."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

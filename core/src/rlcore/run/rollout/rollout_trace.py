@@ -1,4 +1,4 @@
-"""Record of a step: its samples, and when each part of them was generated. It is a line of schedule.jsonl."""
+"""The trace of a step, a line of schedule.jsonl: its samples, and the weight version of each part of them."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Work on an event loop, so many pieces at once and in the order of coming."""
+"""Runs coroutines on an event loop in the order in which they are added, a bounded number at a time."""
 
 import asyncio
 import time
@@ -14,26 +14,27 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 class TaskPool:
-    """A few tasks that take one piece of work after another: a task for each would cost more than most calls of an
-    environment do."""
+    """A bounded pool of asyncio tasks, each of which runs one added coroutine after another.
+
+    A task for each coroutine would cost more than most calls of an environment do."""
 
     def __init__(self) -> None:
         self._todo: deque[tuple[Work, Any, int]] = deque()
         self._errors: list[tuple[int, BaseException]] = []
-        """What work raised, with its place in the order."""
+        """Errors that work raised, each with its `order`."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._at_work: set[asyncio.Task[Any]] = set()
         self._living: set[asyncio.Task[Any]] = set()
-        """The lanes that go on. One may end alone, where the work that it was at cancelled it."""
+        """Tasks of the pool that have not ended. Work may end its own task by cancelling it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_called = False
-        """Whether the event loop is about to see that all that is to do has a lane."""
+        """True while a call of `_share` is scheduled."""
         self._is_closed = False
         self._is_held = False
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        """Begin anew, on another event loop: what was to do is forgotten."""
+        """Reset the pool for another event loop. Work that has not begun is dropped."""
         self._todo.clear()
         self._idle.clear()
         self._at_work.clear()
@@ -42,43 +43,43 @@ class TaskPool:
         self._is_closed, self._error = False, None
 
     def add(self, work: Work, item: Any = None, order: int = 0) -> None:
-        """Have `work(item)` done. Of errors that several pieces raise at once, that of the lowest order is raised."""
+        """Queue `work(item)`. Of errors that several pieces raise at once, `run` raises that of the lowest order."""
         self._todo.append((work, item, order))
         if not self._is_called:
             self._call()
 
     def close(self) -> None:
-        """Nothing is to do any longer; work that no one waits for any more is cancelled."""
+        """End the pool: drop queued work and cancel work that has begun."""
         self._is_closed = True
         self._wake(len(self._idle))
         self._cancel_work()
 
     def fail(self, error: BaseException) -> None:
-        """Let `run` raise an error, whatever is at work."""
+        """Let `run` raise an error, and cancel work that has begun."""
         self._error = self._error or error
         self._wake(len(self._idle))
         self._cancel_work()
 
     def hold(self) -> None:
-        """Begin no work until `release`; what is at work goes on."""
+        """Begin no work until `release`. Work that has begun goes on."""
         self._is_held = True
 
     def release(self) -> None:
-        """Go on with what is to do."""
+        """Begin queued work again."""
         self._is_held = False
         self._wake(len(self._idle))
 
     @property
     def is_at_work(self) -> bool:
-        """Whether there is work that has begun and not ended."""
+        """Return whether work has begun and not ended."""
         return bool(self._at_work)
 
     async def run(self, calls: EnvironmentCalls, num_tasks: int) -> None:
-        """Work until `close`. An error that a piece of work raises ends the others and is raised."""
+        """Run work until `close`. The first error of a piece of work ends the others and is raised."""
         raised: BaseException | None = None
         self._loop = asyncio.get_running_loop()
         try:
-            await all_or_first([self._lane(calls) for _ in range(num_tasks)])
+            await all_or_first([self._run_task(calls) for _ in range(num_tasks)])
         except BaseException as error:
             raised = error
         finally:
@@ -90,7 +91,7 @@ class TaskPool:
         if raised is not None:
             raise raised
 
-    async def _lane(self, calls: EnvironmentCalls) -> None:
+    async def _run_task(self, calls: EnvironmentCalls) -> None:
         task = asyncio.current_task()
         assert task is not None
         living = self._living
@@ -102,7 +103,7 @@ class TaskPool:
 
     async def _work(self, task: "asyncio.Task[Any]", calls: EnvironmentCalls) -> None:
         todo, state = self._todo, calls.state
-        while not (self._is_closed or state.over):  # what is to do then is for another event loop's task_pool
+        while not (self._is_closed or state.over):  # the rest is for tasks of another event loop
             if self._error is not None:
                 raise self._error
             if not todo or self._is_held:
@@ -111,7 +112,7 @@ class TaskPool:
                 continue
             work, item, order = todo.popleft()
             if todo and not self._is_called:
-                self._call()  # this work may wait, and is not to keep the rest
+                self._call()  # this work may wait, and the rest must not
             self._at_work.add(task)
             try:
                 await work(item)
@@ -125,14 +126,13 @@ class TaskPool:
                 await calls.give_way()
 
     def _call(self) -> None:
-        """Have the event loop look for task_pool, once it comes to that: work that never waits leaves it nothing to do by then,
-        and one lane does it all."""
+        """Schedule `_share`. Work that never waits leaves nothing to share by then, and one task does it all."""
         if self._loop is not None and self._idle:
             self._is_called = True
             self._loop.call_soon(self._share, self._loop)
 
     def _share(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake lanes for what is to do, unless some lane is about to look at it."""
+        """Wake idle tasks for queued work, unless a task is about to take it."""
         if loop is not self._loop:  # one that was given up
             return
         self._is_called = False

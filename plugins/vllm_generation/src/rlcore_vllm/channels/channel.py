@@ -18,7 +18,7 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
 
 Needs: TypeAlias = dict[str, list[list[list[int]]]]
-"""In plain containers: the parts of tensors that a rank reads, each as [start, stop] of a ShardSlice; all of one that is not named."""
+"""Parts of tensors that a rank reads, as plain containers: [start, stop] of each slice by tensor. Others are read whole."""
 LoadParts: TypeAlias = Callable[[dict[str, Tensor], Set[str]], None]
 """Loads tensors. Of those that are named beside them only the parts that were needed hold values."""
 

@@ -149,8 +149,9 @@ class Calls:
         return wait
 
     def require_progress(self, name: str, rank: int, since: float) -> None:
-        """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of suspend_aware_time()) for
-        as long as a call may take. From any thread."""
+        """Raise WorkerError and give all ranks up where one made no progress for as long as a call may take. Thread-safe.
+
+        `since` is a time of suspend_aware_time()."""
         self._check_limit(PendingCall(name=name, began=since, pending={None: rank}), None)
 
     @contextlib.contextmanager

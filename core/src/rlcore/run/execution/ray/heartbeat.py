@@ -1,4 +1,4 @@
-"""Ranks that answer nothing while others wait for them: a stopped process, or a machine that is out of reach, told by name."""
+"""Detects ranks that answer no probe, such as a stopped process or an unreachable machine, and reports them by name."""
 
 import contextlib
 import threading
@@ -30,8 +30,9 @@ class SilentRanks:
     """Held while something is told too, so that it is told in the order in which it happens."""
 
     def unanswered(self, rank: int, since: float, call: str, position: str, limit: str) -> None:
-        """A call has asked a rank at some time, by suspend_aware_time(), and heard nothing. `position` is what it answered last, or
-        nothing, and `limit` how long the call waits."""
+        """Record that a rank has not answered a call's probe, sent at `since` by suspend_aware_time().
+
+        `position` is the rank's last answer, or empty, and `limit` how long the call waits."""
         with self._changing:
             # What it has answered to another call tells that it goes on, and that this question's answer is on its way.
             if rank in self._ranks or suspend_aware_time() - max(since, self._heard.get(rank, since)) <= SILENT_S:

@@ -1,4 +1,4 @@
-"""Dealing the requests of a stream to the hosts of a pool."""
+"""Routes requests of a stream to the least loaded engine of a pool."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A rank's part of a step's data, which travels once for all that is computed from it."""
+"""Keeps a rank's part of a step's data, so that the driver sends it once for log-probabilities and updates."""
 
 from attrs import frozen
 

@@ -1,4 +1,4 @@
-"""A clock for how long the driver has waited: time in which its own process stood still is no rank's lateness."""
+"""A monotonic clock that leaves out time in which the driver's own process was suspended."""
 
 import threading
 import time
