@@ -65,3 +65,10 @@ def test_the_row_in_8_bits_tells_of_its_mismatch_and_of_the_limit_that_lets_it_p
     assert "`training.max_token_mult_prob_error=1000`" in BENCHMARKS
     (mismatch,) = re.findall(r"`token_mult_prob_error`\)? (?:is|of) ([\d.]+ to [\d.]+)", name)
     assert f"`token_mult_prob_error` is {mismatch} in 8 bits" in BENCHMARKS
+
+
+def test_the_first_screen_has_ratios_of_the_table() -> None:
+    readme = (ROOT / "README.md").read_text()
+    ((cpu, gpu),) = re.findall(r"([\d.]+) of TRL's time on two CPU cores and ([\d.]+) on one H200", readme)
+    assert f"two cores, one update | {cpu} × TRL" in readme
+    assert f"one H200 | 12.2 s, {gpu} × TRL" in readme

@@ -104,7 +104,7 @@ def test_parts_travel_between_devices_where_they_are_asked_for(prepared: Callabl
     apart = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
     assert prepared(*options, *apart, "refit.channel=shards", registry=both).channel == "shards"
     assert prepared(*options, *apart, registry=both).channel == ("nccl" if device == "cuda" else "in_process")
-    with pytest.raises(PluginError, match="CompletionRequest: shards"):
+    with pytest.raises(PluginError, match="Wanted: shards"):
         prepared(*options, "refit.channel=shards", registry=both)
 
 
@@ -130,7 +130,7 @@ def test_changes_alone_need_a_channel_and_two_sides_that_know_them(prepared: Cal
     assert prepared(*options, registry=both(delta, delta)).channel == "directory"
     with pytest.raises(PluginError, match=r'On cpu with refit\.delta = "host"'):
         prepared(*options, "refit.channel=in_process", registry=both(delta, delta))
-    with pytest.raises(PluginError, match=r"CompletionRequest: nccl.*there are shards, directory\."):
+    with pytest.raises(PluginError, match=r"Wanted: nccl.*there are shards, directory\."):
         prepared(*options, *apart, "refit.channel=nccl", registry=both(delta, delta))
 
 
