@@ -83,7 +83,7 @@ UNUSABLE = {
     "help": ({"help": "One.\nTwo."}, "not usable: help is 'One.\\nTwo.'; expected one line"),
     "path": ({"command": "acme chat"}, "not usable: command is 'acme chat'; expected 'package.module:name'"),
     "priority": ({"priority": "high"}, "not usable: priority is 'high'; expected an integer"),
-    "module": ({"command": "gone:chat"}, "not usable: 'gone:chat' cannot be imported: there is no module 'gone'"),
+    "module": ({"command": "gone:chat"}, "not usable: it names 'gone:chat', but there is no module 'gone'"),
     "interface": ({"spi": (99, 0)}, "of another interface: written for SPI 99.0, but this rlcore has SPI"),
 }
 
@@ -100,18 +100,11 @@ def test_one_that_cannot_be_used_is_listed_with_its_reason_and_stops_no_other(ad
     assert invoke("version").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"command": "acme_chat:not_a_command"}, "'acme_chat:not_a_command' is a str; expected a click.Command"),
-        ({"command": "acme_chat:gone"}, "AttributeError: module 'acme_chat' has no attribute 'gone'"),
-    ],
-)
-def test_one_that_fails_when_it_is_imported_is_refused(add, changes, text) -> None:
-    add(**changes)
+def test_one_that_is_no_command_is_refused(add) -> None:
+    add(command="acme_chat:not_a_command")
     refused = invoke("chat")
     assert (refused.exit_code, refused.stderr.startswith("error: command 'chat' (acme 1.0) cannot be used: ")) == (3, True)
-    assert text in refused.stderr
+    assert "'acme_chat:not_a_command' is a str; expected a click.Command" in refused.stderr
 
 
 def test_a_duplicate_is_refused_until_one_package_is_disabled(add, monkeypatch) -> None:

@@ -7,9 +7,9 @@ from typing import ClassVar
 import click
 from attrs import evolve, field, frozen
 
-from rlcore.installed import missing_module
 from rlcore.published_plugins import how_to_install, published
 from rlcore.registry.discovery import Installed, load_group, load_object
+from rlcore.registry.module_source import path_problem
 from rlcore.registry.provider_checks import OBJECT_PATH, spi_mismatch
 from rlcore.registry.states import PluginState, named_state, states_of
 from rlcore.spi.command import COMMAND_GROUP, CommandSpec
@@ -44,10 +44,10 @@ class CommandEntry(Installed):
         return self.spec.priority if self.spec is not None and self.error is None else 0
 
     def unavailable(self) -> str | None:
-        """Return the module of its command that is missing. The command itself is not imported."""
-        if self.spec is None or (module := missing_module(self.spec.command)) is None:
+        """Return the fault of its command's path. The command itself is not imported."""
+        if self.spec is None or (problem := path_problem(self.spec.command, quick=True)) is None:
             return self.error
-        return f"{self.spec.command!r} cannot be imported: there is no module {module!r}"
+        return f"it names {problem}"
 
     def load(self) -> click.Command:
         """Import the command. PluginError where that fails."""
