@@ -170,6 +170,8 @@ ATTACKS = {
     "kills its group": "os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)",
     "signals": "[os.kill(os.getppid(), number) for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM)]",
     "starts anew all the time": "while os.fork() == 0: time.sleep(0.001)\nos._exit(0)",
+    "starts anew at once": "while os.fork() == 0: pass\nos._exit(0)",
+    "starts anew in new groups": "while os.fork() == 0: os.setsid()\nos._exit(0)",
 }
 """Programs that end or evade their supervisor."""
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,15 +64,53 @@ def end_with(parent: int) -> None:
 
 
 def end_descendants(process: int) -> None:
-    """Kill the descendants of a process until none lives, those that start meanwhile too. The process itself goes on."""
+    """Kill the descendants of a process until none lives, those that start meanwhile too. The process itself goes on.
+
+    Children of this process are reaped. A program that forks and ends all the time may hide from each look at /proc, but the
+    wait for a child shows that it lives.
+    """
     deadline = time.monotonic() + END_S
-    while (living := descendants(process)) and time.monotonic() < deadline:
-        for one in living:
-            with suppress(ProcessLookupError, PermissionError):
-                if (group := os.getpgid(one)) != os.getpgid(process):
-                    os.killpg(group, signal.SIGKILL)  # at once: one that forks and ends could be missed for ever
-                os.kill(one, signal.SIGKILL)
-        time.sleep(POLL_S)
+    while time.monotonic() < deadline:
+        living = descendants(process)
+        _kill(living, process)
+        if process == os.getpid():
+            if _ended_children(deadline):
+                return
+        elif not living:
+            return
+        else:
+            time.sleep(POLL_S)
+
+
+def _kill(processes: Set[int], spared: int) -> None:
+    """Kill processes, each with its group unless the process `spared` is in it."""
+    for one in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            if (group := os.getpgid(one)) != os.getpgid(spared):
+                os.killpg(group, signal.SIGKILL)  # at once: one that forks and ends could be missed for ever
+            os.kill(one, signal.SIGKILL)
+
+
+def _ended_children(deadline: float) -> bool:
+    """Kill and reap this process's children for POLL_S. Return whether none is left."""
+    until = min(time.monotonic() + POLL_S, deadline)
+    while time.monotonic() < until:
+        _kill(_children(), os.getpid())  # before they are reaped: a process that has ended still names its group
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+    return False
+
+
+def _children() -> set[int]:
+    """Return this process's children, those that have ended too, by one short read; none on a system without /proc."""
+    found = set[int]()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # its thread has ended meanwhile
+            found |= set(map(int, file.read_text().split()))
+    return found
 
 
 def descendants(process: int) -> set[int]:
@@ -161,9 +199,7 @@ def _leave(program: int, code: int) -> None:
     if sys.platform != "linux":  # where no descendants are found, and no orphans adopted
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(program, signal.SIGKILL)
-    with suppress(ChildProcessError):  # nothing is left
-        os.waitpid(-1, os.WNOHANG)
-        end_descendants(os.getpid())
+    end_descendants(os.getpid())
     if code >= 0:
         os._exit(code)
     with suppress(OSError, ValueError):
