@@ -223,15 +223,34 @@ def test_a_program_that_is_cancelled_as_it_starts_is_killed(tmp_path: Path) -> N
         task = asyncio.create_task(backend.run(ROW, 3, SESSION))
         while not running():
             await asyncio.sleep(0)
-        (pid,) = running()
+        begun = running()  # its supervisors, and the program itself
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         while running():
             await asyncio.sleep(0.01)
-        assert is_gone(pid)
+        assert all(map(is_gone, begun))
 
     asyncio.run(asyncio.wait_for(cancel(), 300))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.003])
+def test_a_loop_that_closes_as_a_program_starts_waits_for_it_no_longer(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore.agents.process.KILL_S", 0.2)
+    backend = AgentBackend(
+        EnvironmentContext(seed=0), AgentConfig(command=program("import time; time.sleep(60)", str(tmp_path)))
+    )
+
+    async def interrupted() -> None:
+        episode = asyncio.create_task(backend.run(ROW, 3, SESSION))
+        await asyncio.sleep(seconds)
+        assert not episode.done()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
 
 
 def test_what_a_program_leaves_behind_is_killed(tmp_path: Path) -> None:
@@ -277,7 +296,7 @@ def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Pa
         while not file.exists() or "." not in file.read_text():
             await asyncio.sleep(0.01)
         running.cancel()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert others
         for other in others:
@@ -291,7 +310,8 @@ def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Pa
         asyncio.run(work())
         gc.collect()
     finally:
-        os.kill(int(file.read_text().rstrip(".")), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the supervisor has killed it
+            os.kill(int(file.read_text().rstrip(".")), signal.SIGKILL)
     assert not complaints
 
 

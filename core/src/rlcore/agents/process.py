@@ -31,6 +31,8 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
         program = await asyncio.shield(starting)
     except asyncio.CancelledError:  # in the middle of its start
         starting.add_done_callback(_end)
+        # asyncio waits for ever where the start itself is cancelled, by a loop that closes, before the pipes are connected.
+        asyncio.get_running_loop().call_later(KILL_S, starting.cancel)
         raise
     try:
         program.write(text)
