@@ -26,6 +26,10 @@ from rlcore_megatron.plan import plan as plan_megatron
 from rlcore_plan import planned_options
 from rlcore_plan.device_room import generator_room
 from rlcore_plan.lengths import response_lengths
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
 from rlcore_vllm import check, settings
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.plan import plan as plan_vllm
@@ -66,10 +70,10 @@ def widen(model: Path) -> None:
     content = json.loads((model / "config.json").read_text())
     content |= {**B1_5, "vocab_size": content["vocab_size"]}
     (model / "config.json").write_text(json.dumps(content))
-    shapes = {"model.embed_tokens.weight": [content["vocab_size"], content["hidden_size"]]}
-    shapes |= {
-        f"model.layers.{n}.input_layernorm.weight": [content["hidden_size"]] for n in range(content["num_hidden_layers"])
-    }
+    family, dims = find_architecture(content, str(model)), ModelDims.of(content)
+    assert isinstance(family, Architecture)
+    assert dims is not None
+    shapes = tensor_shapes(family, dims)
     header, end = {}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * prod(shape)]}
