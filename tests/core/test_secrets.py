@@ -27,7 +27,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["rlcore"])
 
 
-@pytest.mark.parametrize("form", [KEY, quote(KEY, safe=""), json.dumps(KEY), f"'{KEY}'", f"({KEY}{KEY})"], ids=str)
+@pytest.mark.parametrize(
+    "form", [KEY, quote(KEY, safe=""), json.dumps(KEY), json.dumps(json.dumps(KEY)), f"'{KEY}'", f"({KEY}{KEY})"], ids=str
+)
 @pytest.mark.parametrize("source", ["environment", "option", "option=", "override", "kept"])
 def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"the endpoint says: no such key {form}"
@@ -91,6 +93,7 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         ("Incorrect API key provided: abcdefgh1.", "Incorrect API key provided: ***."),
         ("authorization: bearer abcdefgh1", "authorization: bearer ***"),
         ('Authorization: Digest username="a", response="x1"', "Authorization: Digest ***"),
+        ("api_key: |\n  x1\na: b", "api_key: |\n  ***\na: b"),
         ("https://hooks.slack.com/services/T1/B1/x1 ", "https://hooks.slack.com/services/*** "),
     ],
 )
@@ -221,6 +224,13 @@ def test_secrets_of_a_recipe_are_known_at_any_depth() -> None:
         {"a": {"api_key": "first1", "list": [{"token": "second2"}]}, "api_keys": ["third3", 4444444], "password": "none"}
     )
     assert masked("first1 second2 third3 4444444 none") == "*** *** *** *** none"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "basic", "Token "])
+def test_a_secret_is_masked_without_the_scheme_before_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_secrets({"headers": {"Authorization": f"{scheme} kept-{scheme.strip()}-x1"}})
+    monkeypatch.setattr(sys, "argv", ["rlcore", f"agent.headers.Authorization='{scheme} argued-{scheme.strip()}-x1'"])
+    assert masked(f"unknown: kept-{scheme.strip()}-x1, argued-{scheme.strip()}-x1") == "unknown: ***, ***"
 
 
 def test_a_secret_that_was_cut_off_is_masked() -> None:

@@ -65,7 +65,8 @@ _ASSIGNED = re.compile(
     rf"(?i)((?<![\w-])--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|\(b?['\"][\w.-]{{0,80}}?(?:{_SECRET})['\"],\s*"
     r"|(?<![\w.-])(?-i:[A-Z][A-Z0-9_]{0,80}_(?:KEY|TOKEN|SECRET|PASS|PAT|AUTH|DSN|WEBHOOK)(?:['\"]\]\s?)?=\s?)"
     rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})(?:>|%3D|\\*['\"]?\]?\s*(?:=>|:=|[:=])\s*)"
-    r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)" + _VALUE
+    r"(?:(?:basic|bearer|digest|token|apikey)\s+|[|>][+-]?\s*\n\s*)?)"
+    r"(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)" + _VALUE
 )
 """Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE",
 "('X-Api-Key', 'VALUE')", "MY_TOKEN=VALUE"."""
@@ -76,6 +77,8 @@ _SAID = re.compile(
 """Values with letters and digits behind words that name other things too: "token=VALUE", "invalid API key 'VALUE'"."""
 _COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)(?=[^\s=]{1,200}=)[^'\"\r\n]+")
 """All cookies of a header."""
+_SCHEME = re.compile(r"(?i)\A(?:basic|bearer|digest|token|apikey)\s+")
+"""The word before the secret in a header's value."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
 """Texts of a recipe in which MASK replaces a secret."""
 _USUAL = re.compile(
@@ -203,9 +206,12 @@ def _known() -> set[str]:
 
 def _forms() -> Iterator[str]:
     """Yield the secrets that this process knows, as written in texts, addresses and JSON."""
-    for value in _known():
+    known = _known()
+    for value in known | {word for one in known if len(word := _SCHEME.sub("", one)) >= MIN_KEPT}:
         yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
-        yield from {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+        for is_ascii in (True, False):
+            written = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
+            yield from {written, json.dumps(written)[1:-1]}  # an endpoint may quote an answer of another one
 
 
 def _of_environment() -> Iterator[str]:
