@@ -1,5 +1,6 @@
 """Secrets are masked in every form of text, and child processes get only those that are named."""
 
+import base64
 import json
 import sys
 from typing import Any
@@ -231,6 +232,20 @@ def test_a_secret_is_masked_without_the_scheme_before_it(scheme: str, monkeypatc
     keep_secrets({"headers": {"Authorization": f"{scheme} kept-{scheme.strip()}-x1"}})
     monkeypatch.setattr(sys, "argv", ["rlcore", f"agent.headers.Authorization='{scheme} argued-{scheme.strip()}-x1'"])
     assert masked(f"unknown: kept-{scheme.strip()}-x1, argued-{scheme.strip()}-x1") == "unknown: ***, ***"
+
+
+@pytest.mark.parametrize("source", ["environment", "command line", "recipe"])
+def test_a_url_s_login_is_masked_without_its_url(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    password = f"word/{source}"
+    url = f"http://user:{quote(password, safe='')}@host/v1"
+    if source == "environment":
+        monkeypatch.setenv("SERVER_URL", url)
+    elif source == "command line":
+        monkeypatch.setattr(sys, "argv", ["rlcore", f"a.base_url={url}"])
+    else:
+        keep_secrets({"a": {"base_urls": ["http://host/v1", url]}})
+    basic = base64.b64encode(f"user:{password}".encode()).decode()
+    assert masked(f"found {password} and {basic} of user") == "found *** and *** of user"
 
 
 def test_a_secret_that_was_cut_off_is_masked() -> None:

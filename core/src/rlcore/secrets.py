@@ -1,5 +1,6 @@
 """Mask secrets, such as API keys, in text that is written, and keep them out of the environment of child processes."""
 
+import base64
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from rlcore.schema.problem import Problem
 
@@ -104,6 +105,8 @@ def keep_secrets(table: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             keep_secrets(value)
         for one in value if isinstance(value, list) else [value]:
+            for secret in _of_login(one) if isinstance(one, str) else ():
+                keep_secret(secret)
             if isinstance(one, Mapping):
                 keep_secrets(one)
             elif is_secret_name(name) and isinstance(one, str | int | float) and not isinstance(one, bool):
@@ -218,12 +221,22 @@ def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         if is_secret_name(name) and len(value) >= MIN_CHARACTERS and not _NO_SECRET.fullmatch(value):
             yield value
+        yield from (one for one in _of_login(value) if len(one) >= MIN_KEPT)
+
+
+def _of_login(text: str) -> Iterator[str]:
+    """Yield the passwords of the URLs in a text, and each login as HTTP's Basic scheme writes it."""
+    for match in _LOGIN.finditer(text) if "://" in text else ():
+        user, _, password = unquote(match.group()).partition(":")
+        yield password or user
+        yield base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def _of_command_line() -> Iterator[str]:
     """Yield the secrets of the command line: values of options such as `--api-key`, and of overrides of such keys."""
     before = ""
     for argument in sys.argv[1:]:
+        yield from _of_login(argument)
         name, assigned, value = argument.partition("=")
         if assigned and is_secret_name(name.lstrip("-")):
             yield value.strip("'\"") or argument
