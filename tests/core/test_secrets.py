@@ -248,6 +248,15 @@ def test_a_url_s_login_is_masked_without_its_url(source: str, monkeypatch: pytes
     assert masked(f"found {password} and {basic} of user") == "found *** and *** of user"
 
 
+def test_secrets_of_a_command_are_masked_and_known() -> None:
+    command = ["env", "API_KEY=argued1", "agent", "--api-key", "argued2", "-H", "X-Api-Key: argued3", "--max-tokens=9", "a: b"]
+    shown = ["env", "API_KEY=***", "agent", "--api-key", "***", "-H", "X-Api-Key: ***", "--max-tokens=9", "a: b"]
+    assert masked_table({"command": command}) == {"command": shown}
+    assert list(masked_keys({"command": shown})) == ["command[1]", "command[4]", "command[6]"]
+    keep_secrets({"agent": {"command": command}})
+    assert masked("argued1 argued2 argued3") == "*** *** ***"
+
+
 def test_a_secret_that_was_cut_off_is_masked() -> None:
     keep_secret("cut0123456789off")
     assert masked("found cut012345678, and cut0123") == "found ***, and cut0123"

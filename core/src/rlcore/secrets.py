@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -80,6 +80,8 @@ _COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)
 """All cookies of a header."""
 _SCHEME = re.compile(r"(?i)\A(?:basic|bearer|digest|token|apikey)\s+")
 """The word before the secret in a header's value."""
+_ARGUMENT = re.compile(r"(?:--)?([\w.-]+)(=|:\s?)(?=\S)")
+"""The beginning of an argument "--api-key=VALUE", "API_KEY=VALUE", or "X-Api-Key: VALUE" of a command."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
 """Texts of a recipe in which MASK replaces a secret."""
 _USUAL = re.compile(
@@ -102,6 +104,8 @@ def keep_secret(value: str) -> str:
 def keep_secrets(table: Mapping[str, Any]) -> None:
     """Call `keep_secret` for each value under a secret's name in nested tables, such as a recipe."""
     for name, value in table.items():
+        for _, _, secret in _of_arguments(value) if isinstance(value, list) else ():
+            keep_secret(secret)
         if isinstance(value, Mapping):
             keep_secrets(value)
         for one in value if isinstance(value, list) else [value]:
@@ -145,8 +149,8 @@ def masked_table(value: Any, name: str = "") -> Any:
         for place, one in enumerate(found):
             if isinstance(one, str) and one.startswith("--"):
                 found[place] = masked(one)
-                if is_secret_name(one[2:]) and found[place + 1 : place + 2]:
-                    found[place + 1] = MASK
+        for place, before, _ in _of_arguments(value):
+            found[place] = f"{before}{MASK}"
         return found
     if isinstance(value, int | float) and not isinstance(value, bool):
         return MASK if is_secret_name(name) and len(str(value)) >= MIN_KEPT else value
@@ -161,10 +165,10 @@ def masked_keys(value: Any, key: str = "") -> Iterator[str]:
         for name, one in value.items():
             yield from masked_keys(one, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
+        arguments = {place for place, _, secret in _of_arguments(value) if secret == MASK}
         for place, one in enumerate(value):
-            before = value[place - 1] if place else ""
-            named = before[2:] if isinstance(before, str) and before.startswith("--") else key.rpartition(".")[2]
-            yield from masked_keys(one, f"{key}[{place}]") if one != MASK else [f"{key}[{place}]"] * is_secret_name(named)
+            is_masked = place in arguments or (one == MASK and is_secret_name(key.rpartition(".")[2]))
+            yield from [f"{key}[{place}]"] if is_masked else masked_keys(one, f"{key}[{place}]")
     elif isinstance(value, str) and (_MASKED.search(value) or (value == MASK and is_secret_name(key.rpartition(".")[2]))):
         yield key
 
@@ -215,6 +219,18 @@ def _forms() -> Iterator[str]:
         for is_ascii in (True, False):
             written = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
             yield from {written, json.dumps(written)[1:-1]}  # an endpoint may quote an answer of another one
+
+
+def _of_arguments(values: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield the secrets of a command: the place of each in the list, the text before it, and the secret."""
+    before = ""
+    for place, one in enumerate(map(str, values)):
+        match = _ARGUMENT.match(one)
+        if match and is_secret_name(match[1]) and (match[2] == "=" or before.startswith("-")):
+            yield place, match.group(), one[match.end() :]
+        elif before.startswith("--") and is_secret_name(before[2:]):
+            yield place, "", one
+        before = one
 
 
 def _of_environment() -> Iterator[str]:
