@@ -1,5 +1,6 @@
 """Secrets are masked in every form of text, and child processes get only those that are named."""
 
+import base64
 import json
 import sys
 from typing import Any
@@ -27,7 +28,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["rlcore"])
 
 
-@pytest.mark.parametrize("form", [KEY, quote(KEY, safe=""), json.dumps(KEY), f"'{KEY}'", f"({KEY}{KEY})"], ids=str)
+@pytest.mark.parametrize(
+    "form", [KEY, quote(KEY, safe=""), json.dumps(KEY), json.dumps(json.dumps(KEY)), f"'{KEY}'", f"({KEY}{KEY})"], ids=str
+)
 @pytest.mark.parametrize("source", ["environment", "option", "option=", "override", "kept"])
 def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"the endpoint says: no such key {form}"
@@ -91,6 +94,7 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         ("Incorrect API key provided: abcdefgh1.", "Incorrect API key provided: ***."),
         ("authorization: bearer abcdefgh1", "authorization: bearer ***"),
         ('Authorization: Digest username="a", response="x1"', "Authorization: Digest ***"),
+        ("api_key: |\n  x1\na: b", "api_key: |\n  ***\na: b"),
         ("https://hooks.slack.com/services/T1/B1/x1 ", "https://hooks.slack.com/services/*** "),
     ],
 )
@@ -221,6 +225,36 @@ def test_secrets_of_a_recipe_are_known_at_any_depth() -> None:
         {"a": {"api_key": "first1", "list": [{"token": "second2"}]}, "api_keys": ["third3", 4444444], "password": "none"}
     )
     assert masked("first1 second2 third3 4444444 none") == "*** *** *** *** none"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "basic", "Token "])
+def test_a_secret_is_masked_without_the_scheme_before_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_secrets({"headers": {"Authorization": f"{scheme} kept-{scheme.strip()}-x1"}})
+    monkeypatch.setattr(sys, "argv", ["rlcore", f"agent.headers.Authorization='{scheme} argued-{scheme.strip()}-x1'"])
+    assert masked(f"unknown: kept-{scheme.strip()}-x1, argued-{scheme.strip()}-x1") == "unknown: ***, ***"
+
+
+@pytest.mark.parametrize("source", ["environment", "command line", "recipe"])
+def test_a_url_s_login_is_masked_without_its_url(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    password = f"word/{source}"
+    url = f"http://user:{quote(password, safe='')}@host/v1"
+    if source == "environment":
+        monkeypatch.setenv("SERVER_URL", url)
+    elif source == "command line":
+        monkeypatch.setattr(sys, "argv", ["rlcore", f"a.base_url={url}"])
+    else:
+        keep_secrets({"a": {"base_urls": ["http://host/v1", url]}})
+    basic = base64.b64encode(f"user:{password}".encode()).decode()
+    assert masked(f"found {password} and {basic} of user") == "found *** and *** of user"
+
+
+def test_secrets_of_a_command_are_masked_and_known() -> None:
+    command = ["env", "API_KEY=argued1", "agent", "--api-key", "argued2", "-H", "X-Api-Key: argued3", "--max-tokens=9", "a: b"]
+    shown = ["env", "API_KEY=***", "agent", "--api-key", "***", "-H", "X-Api-Key: ***", "--max-tokens=9", "a: b"]
+    assert masked_table({"command": command}) == {"command": shown}
+    assert list(masked_keys({"command": shown})) == ["command[1]", "command[4]", "command[6]"]
+    keep_secrets({"agent": {"command": command}})
+    assert masked("argued1 argued2 argued3") == "*** *** ***"
 
 
 def test_a_secret_that_was_cut_off_is_masked() -> None:

@@ -40,7 +40,14 @@ SAME = {
         "{x | 1 ≤ x ≤ 2}",
         "x \\le 2, x \\ge 1, x<3",
     ],
-    HOLE: ["x\\ne 2", "\\{x \\mid x\\neq 2\\}", "\\mathbb{R}\\setminus\\{2\\}", "ℝ ∖ {2}"],
+    HOLE: [
+        "x \\in \\mathbb{R}, x \\ne 2",
+        "R \\setminus \\{2\\}",
+        "x\\ne 2",
+        "\\{x \\mid x\\neq 2\\}",
+        "\\mathbb{R}\\setminus\\{2\\}",
+        "ℝ ∖ {2}",
+    ],
     "\\mathbb{R}": [
         "\\R",
         "\\text{all real numbers}",
@@ -53,6 +60,10 @@ SAME = {
     "(-2,2)": ["|x|<2", "\\{x \\mid |x|<2\\}", "\\{x : \\lvert x\\rvert < 2\\}"],
     "[\\frac{1}{2},\\frac{5}{2}]": ["|x-1.5| \\le 1", "{x | |x - 1.5| ≤ 1}"],
     "(-\\infty,-3]\\cup[1,\\infty)": ["|x+1| \\ge 2", "\\{x | |x+1|\\ge 2\\}"],
+    "\\{-2,2\\}": ["\\pm 2", "x=\\pm2", "±2"],
+    "\\mathbb{R}\\setminus\\{0,1\\}": ["x\\ne 0, 1", "x≠0,1"],
+    "(-\\infty,-1)\\cup(1,\\infty)": ["(-\\infty;-1)\\cup(1;+\\infty)", "\\mathbb{R}\\setminus[-1,1]"],
+    "[-1,1]": ["[-1;1]", "x \\in [-1; 1]"],
     "\\{1,2\\}": ["\\{x \\mid x=2 \\text{ or } x=1\\}", "x=1, x=2"],
     "[-1,2)\\cup(2,\\infty)": ["x\\ge -1, x\\ne 2", "\\{x \\mid x\\ge -1 \\text{ and } x\\ne 2\\}"],
     "(\\sqrt{2},\\infty)": ["\\{x \\mid x>\\sqrt{2}\\}"],
@@ -72,6 +83,9 @@ OTHERS = {
     "(-2,2)": ["|x|>2", "|x|\\le 2", "|x-1|<2", "|x|<y"],
     INNER: ["\\{x \\mid 1\\le x<2\\}", "x\\ge 1 \\text{ or } x\\le 2", "x \\ge 2, x \\le 1"],
     "[0,2\\pi)": ["\\{x \\mid 0\\le x\\le 2\\pi\\}", "\\{x \\mid -\\pi\\le x<\\pi\\}"],
+    "\\{-2,2\\}": ["(-2,2)", "[-2,2]", "\\pm 3", "(2,-2)"],
+    "(\\frac{1}{2},2)": ["\\{\\frac{1}{2},2\\}"],
+    "\\mathbb{R}\\setminus(-1,1)": ["\\mathbb{R}\\setminus[-1,1]", "(-\\infty,-1)\\cup(1,\\infty)"],
     "5": ["\\{x \\mid x>5\\}", "x\\ne 5", "\\mathbb{R}\\setminus\\{5\\}"],
 }
 

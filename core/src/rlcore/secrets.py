@@ -1,13 +1,14 @@
 """Mask secrets, such as API keys, in text that is written, and keep them out of the environment of child processes."""
 
+import base64
 import json
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from rlcore.schema.problem import Problem
 
@@ -65,7 +66,8 @@ _ASSIGNED = re.compile(
     rf"(?i)((?<![\w-])--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|\(b?['\"][\w.-]{{0,80}}?(?:{_SECRET})['\"],\s*"
     r"|(?<![\w.-])(?-i:[A-Z][A-Z0-9_]{0,80}_(?:KEY|TOKEN|SECRET|PASS|PAT|AUTH|DSN|WEBHOOK)(?:['\"]\]\s?)?=\s?)"
     rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})(?:>|%3D|\\*['\"]?\]?\s*(?:=>|:=|[:=])\s*)"
-    r"(?:(?:basic|bearer|digest|token|apikey)\s+)?)(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)" + _VALUE
+    r"(?:(?:basic|bearer|digest|token|apikey)\s+|[|>][+-]?\s*\n\s*)?)"
+    r"(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)" + _VALUE
 )
 """Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE",
 "('X-Api-Key', 'VALUE')", "MY_TOKEN=VALUE"."""
@@ -76,6 +78,10 @@ _SAID = re.compile(
 """Values with letters and digits behind words that name other things too: "token=VALUE", "invalid API key 'VALUE'"."""
 _COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)(?=[^\s=]{1,200}=)[^'\"\r\n]+")
 """All cookies of a header."""
+_SCHEME = re.compile(r"(?i)\A(?:basic|bearer|digest|token|apikey)\s+")
+"""The word before the secret in a header's value."""
+_ARGUMENT = re.compile(r"(?:--)?([\w.-]+)(=|:\s?)(?=\S)")
+"""The beginning of an argument "--api-key=VALUE", "API_KEY=VALUE", or "X-Api-Key: VALUE" of a command."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
 """Texts of a recipe in which MASK replaces a secret."""
 _USUAL = re.compile(
@@ -98,9 +104,13 @@ def keep_secret(value: str) -> str:
 def keep_secrets(table: Mapping[str, Any]) -> None:
     """Call `keep_secret` for each value under a secret's name in nested tables, such as a recipe."""
     for name, value in table.items():
+        for _, _, secret in _of_arguments(value) if isinstance(value, list) else ():
+            keep_secret(secret)
         if isinstance(value, Mapping):
             keep_secrets(value)
         for one in value if isinstance(value, list) else [value]:
+            for secret in _of_login(one) if isinstance(one, str) else ():
+                keep_secret(secret)
             if isinstance(one, Mapping):
                 keep_secrets(one)
             elif is_secret_name(name) and isinstance(one, str | int | float) and not isinstance(one, bool):
@@ -139,8 +149,8 @@ def masked_table(value: Any, name: str = "") -> Any:
         for place, one in enumerate(found):
             if isinstance(one, str) and one.startswith("--"):
                 found[place] = masked(one)
-                if is_secret_name(one[2:]) and found[place + 1 : place + 2]:
-                    found[place + 1] = MASK
+        for place, before, _ in _of_arguments(value):
+            found[place] = f"{before}{MASK}"
         return found
     if isinstance(value, int | float) and not isinstance(value, bool):
         return MASK if is_secret_name(name) and len(str(value)) >= MIN_KEPT else value
@@ -155,10 +165,10 @@ def masked_keys(value: Any, key: str = "") -> Iterator[str]:
         for name, one in value.items():
             yield from masked_keys(one, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
+        arguments = {place for place, _, secret in _of_arguments(value) if secret == MASK}
         for place, one in enumerate(value):
-            before = value[place - 1] if place else ""
-            named = before[2:] if isinstance(before, str) and before.startswith("--") else key.rpartition(".")[2]
-            yield from masked_keys(one, f"{key}[{place}]") if one != MASK else [f"{key}[{place}]"] * is_secret_name(named)
+            is_masked = place in arguments or (one == MASK and is_secret_name(key.rpartition(".")[2]))
+            yield from [f"{key}[{place}]"] if is_masked else masked_keys(one, f"{key}[{place}]")
     elif isinstance(value, str) and (_MASKED.search(value) or (value == MASK and is_secret_name(key.rpartition(".")[2]))):
         yield key
 
@@ -203,21 +213,46 @@ def _known() -> set[str]:
 
 def _forms() -> Iterator[str]:
     """Yield the secrets that this process knows, as written in texts, addresses and JSON."""
-    for value in _known():
+    known = _known()
+    for value in known | {word for one in known if len(word := _SCHEME.sub("", one)) >= MIN_KEPT}:
         yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
-        yield from {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+        for is_ascii in (True, False):
+            written = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
+            yield from {written, json.dumps(written)[1:-1]}  # an endpoint may quote an answer of another one
+
+
+def _of_arguments(values: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield the secrets of a command: the place of each in the list, the text before it, and the secret."""
+    before = ""
+    for place, one in enumerate(map(str, values)):
+        match = _ARGUMENT.match(one)
+        if match and is_secret_name(match[1]) and (match[2] == "=" or before.startswith("-")):
+            yield place, match.group(), one[match.end() :]
+        elif before.startswith("--") and is_secret_name(before[2:]):
+            yield place, "", one
+        before = one
 
 
 def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         if is_secret_name(name) and len(value) >= MIN_CHARACTERS and not _NO_SECRET.fullmatch(value):
             yield value
+        yield from (one for one in _of_login(value) if len(one) >= MIN_KEPT)
+
+
+def _of_login(text: str) -> Iterator[str]:
+    """Yield the passwords of the URLs in a text, and each login as HTTP's Basic scheme writes it."""
+    for match in _LOGIN.finditer(text) if "://" in text else ():
+        user, _, password = unquote(match.group()).partition(":")
+        yield password or user
+        yield base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def _of_command_line() -> Iterator[str]:
     """Yield the secrets of the command line: values of options such as `--api-key`, and of overrides of such keys."""
     before = ""
     for argument in sys.argv[1:]:
+        yield from _of_login(argument)
         name, assigned, value = argument.partition("=")
         if assigned and is_secret_name(name.lstrip("-")):
             yield value.strip("'\"") or argument

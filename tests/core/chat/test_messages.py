@@ -162,6 +162,20 @@ def test_calls_that_are_messages_are_one_turn_with_what_was_said_before_them():
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "call", "field"),
+    [({}, {"loss": False}, "weight"), ({"weight": 0}, {}, "weight"), ({}, {"thinking": "t"}, "thinking")],
+)
+def test_calls_that_are_messages_are_learned_and_thought_as_their_turn(before, call, field):
+    written = {"role": "tool_call", "content": CALL["function"], **call}
+    with pytest.raises(DataError, match=f"message 2.*{field!r}"):
+        read_messages([USER, said(content="a", **before), written])
+    same = {"weight": 0, "thinking": "t"}
+    turn = said(content="a", tool_calls=[CALL], **same)
+    assert read_messages([USER, said(content="a", **same), written | {"loss": False, "thinking": "t"}]) == [USER, turn]
+    assert read_messages([USER, said(content="a", thinking="t"), written | {"loss": 1, "thinking": ""}])[1]["thinking"] == "t"
+
+
 def test_only_a_prompt_may_begin_an_answer():
     begun = [USER, said(content="a", prefix=True)]
     assert read_messages(begun)[-1] == said(content="a")

@@ -51,7 +51,16 @@ def read_messages(value: object, *, keeps_unreadable: bool = False, may_begin: b
         except DataError as error:
             raise DataError(f"message {number} {error}") from error
         if number and _is_of_calls(message) and found[-1]["role"] == ASSISTANT:  # its turn goes on with a call
-            found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), *read["tool_calls"]]}
+            begun = found[-1]
+            others = {
+                name: value for name, value in {"weight": None, **read}.items() if name not in ("role", "content", "tool_calls")
+            }
+            if odd := next((name for name, value in others.items() if begun.get(name) != value), None):
+                raise DataError(
+                    f"message {number}, whose calls go on with the assistant's message {number - 1}, with another {odd!r}; "
+                    "expected the same in both"
+                )
+            found[-1] = {**begun, "tool_calls": [*begun.get("tool_calls", ()), *read["tool_calls"]]}
         else:
             found.append(read)
     return found

@@ -43,6 +43,12 @@ FIELDS = (
     PublicField("row", ("rejected_images",), "refused", "preferences have no images"),
     PublicField(
         "row",
+        ("rejected_tools", "rejected_videos", "rejected_audios", "rejected_objects"),
+        "refused",
+        "both answers of a preference are to one prompt, of text and `tools`",
+    ),
+    PublicField(
+        "row",
         ("chat_template_kwargs", "enable_thinking"),
         "refused",
         "set model.chat_template_kwargs, which holds for all rows",

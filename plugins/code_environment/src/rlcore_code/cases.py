@@ -20,7 +20,9 @@ NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _PLAIN_METHODS = {name for kind in (str, bytes, complex, float, int, list, tuple, dict, set) for name in dir(kind)}
 _CONVERSIONS = {"bool", "int", "all", "any", "list", "tuple", "set"}
 """Functions that pass the truth of their argument on."""
-_COMPARING = re.compile("equal|close|same|match|compare|assert|check|verify")
+_COMPARING = re.compile(
+    r"equal|close|same|match|compare|assert|check|verify|expect|should|\Ato_?be|\A(?:eq|ne)\Z", re.IGNORECASE
+)
 """Parts of the names of functions that compare an answer with a value."""
 _MEASURING = re.compile(r"diff|dist|simil|err(?:or)?(?:_|\Z)|norm\Z|loss|levenshtein|hamming")
 """Parts of the names of functions that measure how far an answer is from a value."""

@@ -42,6 +42,9 @@ OPERATION = re.compile(
     r"|\\(?!(?:infty|emptyset|in|le|ge|mathbb)(?![A-Za-z]))[A-Za-z]+"
 )
 """An operation in an answer that is no plain number."""
+SET = re.compile(r"\\?\{[^()\[\]]*,[^()\[\]]*\\?\}")
+PAIR = re.compile(r"\((?:(?!\\[{}])[^()\[\]])*,(?:(?!\\[{}])[^()\[\]])*\)")
+"""A tuple or an open interval of numbers, which is no set of them."""
 PRODUCT = re.compile(r"\d\s*\\?[({\[]|[)\]}]\s*(?:[(\[]|\d)")
 """A product that is written without a sign: 2(3), (2)(3)."""
 
@@ -97,6 +100,8 @@ def same(expected: str, given: str, parsed: "list[Any] | None" = None) -> bool:
     if number is not None and other is not None:
         return number.equals(other)
     if _base(expected) and _base(given) and _base(expected) != _base(given):
+        return False
+    if any(SET.fullmatch(one) and PAIR.fullmatch(other) for one, other in ((expected, given), (given, expected))):
         return False
     if re.search(r"\d\s+\d", given) or (_has_numbers_alone(expected) and not _is_worked_out(given)):
         return False

@@ -15,11 +15,19 @@ BUILDER = re.compile(rf"\\?\{{\s*([A-Za-z])\s*(?:{IN_REALS})?\s*{SEPARATOR}((?:[
 BRACES = re.compile(r"\\?\{([^{}]*?)\\?\}")
 OR, AND = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")
 RELATION = re.compile(r"<|>|=|\\(?:le|ge|neq?)(?![A-Za-z])")
-REALS = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?\s*(.*)")
+OUTSIDE_SIGN = r"(?:\\(?:setminus|backslash)(?![A-Za-z])|-)"
+REALS = re.compile(
+    rf"(?:[A-Za-z]\s*\\in\s*)?(?:\\mathbb\s*\{{?\s*R\s*\}}?|R(?=\s*{OUTSIDE_SIGN}\s*[\\\[({{]))"
+    r"\s*(?![\s}]*(?:[,;]|\\land(?![A-Za-z])))(.*)"
+)
 HALF = {"^+": "x>0", "_+": "x>0", "^-": "x<0", "_-": "x<0", "^*": "x\\ne 0"}
 HALF |= dict.fromkeys(("^+_0", "_0^+"), "x\\ge 0") | dict.fromkeys(("^-_0", "_0^-"), "x\\le 0")
 HALF |= dict.fromkeys(("^*_+", "_+^*"), "x>0")
-OUTSIDE = re.compile(r"(?:\\(?:setminus|backslash)(?![A-Za-z])|-)\s*\\?\{(.*?)\\?\}")
+OUTSIDE = re.compile(rf"{OUTSIDE_SIGN}\s*\\?\{{(.*?)\\?\}}")
+OUTSIDE_INTERVAL = re.compile(rf"{OUTSIDE_SIGN}\s*([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])")
+BOTH_SIGNS = re.compile(r"(?:[A-Za-z]\s*=\s*)?\\pm\s*(.+)")
+SEMICOLON = re.compile(r"([\[\](][^\[\](),;{}]+);([^\[\](),;{}]+[\[\])])")
+"""The bounds of an interval as many countries write them: [0;1]."""
 REVERSED = re.compile(r"([\[\](])([^\[\](),;]+)[,;]([^\[\](),;]+)([\[\])])")
 GREEK = re.compile(r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega)(?![A-Za-z])")
 DISTANCE = re.compile(r"\|\s*[A-Za-z]\s*(?:([-+])\s*([\d.]+)\s*)?\|\s*(<|>|\\le|\\ge)\s*(\d[^|]*)")
@@ -54,6 +62,9 @@ def in_intervals(answer: str) -> str:
     """
     if len(names := {*GREEK.findall(answer)}) == 1 and RELATION.search(answer) and not _letters(answer):
         answer = answer.replace(names.pop(), "x")
+    answer = SEMICOLON.sub(r"\1,\2", answer)
+    if (both := BOTH_SIGNS.fullmatch(answer)) and plain_number(both[1]) is not None:
+        return f"\\{{-{both[1]},{both[1]}\\}}"
     try:
         if match := REALS.fullmatch(answer):
             return _written(_reals(match[1]))
@@ -86,6 +97,10 @@ def _reals(rest: str) -> _Spans:
         return _spans(f"x{sign[1:]}", "x")
     if sign in HALF:
         return _spans(HALF[sign], "x")
+    if match := OUTSIDE_INTERVAL.fullmatch(rest):
+        opening, low, high, closing = match.groups()
+        below, above = "<" if opening == "[" else "\\le", ">" if closing == "]" else "\\ge"
+        return _spans(f"x{below} {low}\\lor x{above} {high}", "x")
     match = OUTSIDE.fullmatch(rest)
     if match is None:
         raise _OtherForm
@@ -117,7 +132,10 @@ def _spans(condition: str, variable: str) -> _Spans:
         return [span for part in OR.split(condition) for span in _spans(part, variable)]
     if AND.search(condition):
         return _common([_spans(part, variable) for part in AND.split(condition)])
-    parts = [_clause(part.strip(), variable) for part in re.split(r"[,;]", condition)]
+    clauses = [part.strip() for part in re.split(r"[,;]", condition)]
+    if re.match(rf"{variable}\s*\\neq?(?![A-Za-z])", clauses[0]):  # x ≠ 0, 1
+        clauses = [f"{variable}\\ne {one}" if plain_number(one) is not None else one for one in clauses]
+    parts = [_clause(clause, variable) for clause in clauses]
     return _common(parts) or [span for part in parts for span in part]
 
 
