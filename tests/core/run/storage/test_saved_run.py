@@ -29,6 +29,10 @@ def samples(step: int) -> pa.Table:
     )
 
 
+def advantages(values: list[Any]) -> pa.Table:
+    return samples(1).append_column("advantages", pa.array(values))
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A run directory of three steps, two of whose samples were kept."""
@@ -88,6 +92,10 @@ TABLES = {
     "nulls alone": (replaced("valid", [None, None]), "'valid' of type null"),
     "a null in a list": (replaced("loss_mask", [[True, None], [True]]), "nulls in 'loss_mask'"),
     "other lengths": (replaced("generation_logprobs", [[0.5], [0.5]]), "'generation_logprobs' of other lengths than 'tokens'"),
+    "advantages of other lengths": (advantages([[0.5], [0.5]]), "'advantages' of other lengths than 'tokens'"),
+    "texts for advantages": (advantages([["a", "b"], ["c"]]), "'advantages' of type list<element: string>"),
+    "a number for advantages": (advantages([0.5, 0.5]), "'advantages' of type double"),
+    "a null in advantages": (advantages([[0.5, None], [0.5]]), "nulls in 'advantages'"),
 }
 
 

@@ -1,7 +1,6 @@
 """timeline.jsonl: what the driver and the workers did when, one JSON object for each thing done."""
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,9 @@ DRIVER = "driver"
 """The lane of the process that runs the loop; other lanes are pools of workers."""
 DECIMALS = 4
 """Tenths of a millisecond: less than a phase of any step takes."""
+
+MAX_NUMBER = 2**63
+"""Lines with a number from here on are damaged."""
 
 
 def _as_tuple(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -87,6 +89,7 @@ def _parse(line: bytes) -> Span | None:
         span = Span(**parse_json(line))
     except (ValueError, TypeError):
         return None
-    numbers = (span.start, *span.seconds)
-    is_span = type(span.step) is int and isinstance(span.lane, str) and isinstance(span.name, str)
-    return span if is_span and all(type(one) in (int, float) and math.isfinite(one) for one in numbers) else None
+    numbers = (span.step, span.start, *span.seconds)
+    is_span = type(span.step) is int and isinstance(span.lane, str) and isinstance(span.name, str) and bool(span.seconds)
+    # Neither infinite nor NaN, and small enough for microseconds.
+    return span if is_span and all(type(one) in (int, float) and abs(one) < MAX_NUMBER for one in numbers) else None
