@@ -126,7 +126,7 @@ class StatusFile:
 def read_status(path: Path) -> Status | None:
     """Read the status file; None where it is absent, or empty since its run has not written yet. CheckpointError where it is
     damaged."""
-    if not path.exists() or (path.is_file() and not path.stat().st_size):
+    if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
         return None
     return read_record(path, Status)
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from os.path import lexists
 from pathlib import Path
 
 from attrs import asdict, define, field, frozen
@@ -73,13 +74,13 @@ def append_timeline(path: Path, spans: Sequence[Span]) -> None:
 
 def read_timeline(path: Path) -> list[Span]:
     """Every span of a file; a missing one has none. Lines that a crash cut short are left out: no figure depends on them."""
-    lines = read_bytes(path).splitlines() if path.exists() else []
+    lines = read_bytes(path).splitlines() if lexists(path) else []
     return [span for line in lines if (span := _parse(line)) is not None]
 
 
 def rewind_timeline(path: Path, step: int) -> None:
     """Forget what was done after a step, which is done again."""
-    if path.exists():
+    if lexists(path):
         kept = [json.dumps(asdict(span)) + "\n" for span in read_timeline(path) if span.step <= step]
         write_atomically(path, "".join(kept))
 

@@ -1,6 +1,7 @@
 """Reads the directory of a run: figures as columns, samples as tables, checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -60,7 +61,7 @@ class SavedRun:
     def summary(self) -> dict[str, Any]:
         """The run's final figures; empty where it has not come to its last step."""
         file = RunDirectory(path=self.path).summary_file
-        return read_json(file) if file.exists() else {}
+        return read_json(file) if lexists(file) else {}
 
     @property
     def metrics(self) -> dict[str, Float64Array]:
