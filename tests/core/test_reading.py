@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from rlcore.reading import (
@@ -99,3 +100,10 @@ def test_a_table_is_compared_with_its_digest(tmp_path: Path) -> None:
     (tmp_path / SUMS).write_text(f"{'0' * 64}  {file.name}\n")
     with pytest.raises(CheckpointError, match="another content"):
         read_parquet(file)
+
+
+def test_texts_of_a_table_are_utf8(tmp_path: Path) -> None:
+    texts = pa.array([b"\xff\xfe"], pa.binary())
+    parquet.write_table(pa.table({"a": pa.Array.from_buffers(pa.string(), 1, texts.buffers())}), tmp_path / "some.parquet")
+    with pytest.raises(CheckpointError, match=r"some\.parquet is damaged: found no Parquet .*UTF8"):
+        read_parquet(tmp_path / "some.parquet")

@@ -53,6 +53,14 @@ def test_a_run_without_samples_or_valid_ones_has_no_spread(run: SavedRun) -> Non
     assert spreads(run) == []
 
 
+def test_rewards_too_far_apart_for_a_difference_have_no_spread(run: SavedRun) -> None:
+    for file in (run.path / "rollouts").glob("*.parquet"):
+        table = parquet.read_table(file)
+        values = pa.array(np.resize([1e308, -1e308, 1.0], table.num_rows))
+        parquet.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", values), file)
+    assert spreads(run)[0]["quantiles"] == [[1.0] * 5] * 3
+
+
 def test_samples_have_their_tokens_with_log_probabilities(run: SavedRun) -> None:
     shown = readable(run, LETTERS, 10**6)
     assert [(entry["kind"], entry["step"], entry["num_samples"], entry["num_shown"]) for entry in shown] == [

@@ -94,9 +94,11 @@ def read_parquet(path: Path) -> "pa.Table":
     if expected not in (None, hashlib.sha256(content).hexdigest()):
         raise CheckpointError(_damaged(path, "another content than was written", f"the digest that {SUMS} beside it has"))
     try:
-        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+        table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+        table.validate(full=True)  # texts may be no UTF-8
     except (pa.ArrowException, OSError, ValueError) as reason:
         raise CheckpointError(_damaged(path, f"no Parquet ({str(reason).strip()})", "a table of samples")) from reason
+    return table
 
 
 def write_parquet(table: "pa.Table", path: Path) -> None:

@@ -156,3 +156,25 @@ print(sorted(heavy & sys.modules.keys()))
 def test_the_listing_of_all_installed_packages_imports_nothing_heavy():
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=True)
     assert result.stdout.splitlines()[-1] == "[]", result.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spi": None},
+        {"spi": 2},
+        {"spi": (2.0, 0.0)},
+        {"spi": (3, 0), "priority": {1}},
+        {"priority": {1}},
+        {"spi": None, "capabilities": [1, "residency"]},
+        {"spi": None, "devices": [1, "cpu"]},
+    ],
+    ids=str,
+)
+def test_a_provider_with_any_fields_is_listed(installer, options):
+    installer.trainer("odd", **options)
+    (row,) = (row for row in json.loads(run("--json"))["plugins"] if row["name"] == "odd")
+    spi = [3, 0] if options.get("spi") == (3, 0) else [2, 0] if "spi" not in options else None
+    assert (row["spi"], row["priority"], row["capabilities"], row["devices"]) == (spi, None, None, None)
+    for words in ((), ("--verbose",)):
+        assert row["state"] in run(*words)

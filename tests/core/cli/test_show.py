@@ -38,6 +38,8 @@ def test_one_group_or_the_first_ones() -> None:
     assert list(lines_of(SAMPLES, 1, 1, 0))[1:3] == ["\ngroup 1", "  prompt"]
     with pytest.raises(click.UsageError, match="--group: found 7.* 0 to 1"):
         list(lines_of(SAMPLES, 7, 1, 0))
+    with pytest.raises(click.UsageError, match="--group: found 0; expected none"):
+        list(lines_of([], 0, 1, 0))
 
 
 def test_samples_without_advantages() -> None:

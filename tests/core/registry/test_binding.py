@@ -680,6 +680,11 @@ LATE = {
         {"backend": f"{__name__}:LateAlgorithm"},
         lambda entry, config: build_algorithm(entry, None, config),
     ),
+    "the building: of another role": (
+        "environment",
+        {"backend": f"{__name__}:LateEnvironment"},
+        lambda entry, config: build_environment(entry, None, config),
+    ),
 }
 
 
@@ -688,10 +693,22 @@ class LateAlgorithm(GoodAlgorithm):
         late()
 
 
+class LateEnvironment:
+    def __init__(self, context, config):
+        late()
+
+    def rows(self, split):
+        return None
+
+    async def reset(self, row, seed): ...
+
+    async def step(self, state, turn): ...
+
+
 @pytest.mark.parametrize(("role", "options", "ask"), LATE.values(), ids=LATE)
 def test_what_a_plugin_is_asked_before_a_run_has_a_limit(make_provider, backends, monkeypatch, request, role, options, ask):
     monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
     (entry,) = (one for one in Registry.from_providers({role: [make_provider(**options)]}).of(role) if one.name == "fake")
-    what = request.node.callspec.id
+    what = request.node.callspec.id.partition(":")[0]
     with pytest.raises(PluginError, match=rf"{what} of {role} 'fake' \(in-process 0\) .* s"):
         ask(entry, backends.Config())

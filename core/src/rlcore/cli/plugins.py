@@ -18,7 +18,7 @@ from rlcore.registry.missing_roles import install_line, missing_roles, missing_t
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.registry.states import Kind, PluginState, states_of
 from rlcore.registry.version_compatibility import CORE
-from rlcore.spi.provider import ROLES
+from rlcore.spi.provider import ROLES, Provider
 from rlcore.spi.version import SPI_VERSION
 
 _WIDTH_WITHOUT_TERMINAL = 240
@@ -129,7 +129,9 @@ def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tup
 def _listed_row(row: Row) -> _Listed:
     entry, provider = row.entry, row.entry.provider
     origin, details = entry.origin, []
-    if provider is not None:
+    if provider is not None and entry.error is not None:  # its fields may hold anything
+        details.append(f"{origin}, SPI {_version(_spi_json(provider))}")
+    elif provider is not None:
         details.append(f"{origin}, SPI {_version(provider.spi)}, priority {provider.priority}")
         if provider.capabilities:
             details.append(", ".join(sorted(map(str, provider.capabilities))))
@@ -163,13 +165,14 @@ def _listed_command(state: PluginState[CommandEntry]) -> _Listed:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    entry, provider = row.entry, row.entry.provider
+    entry = row.entry
+    provider = entry.provider if entry.error is None else None  # else its fields may hold anything
     return {
         "role": entry.role,
         "name": entry.name,
         "distribution": entry.distribution,
         "version": entry.version,
-        "spi": list(provider.spi) if provider else None,
+        "spi": _spi_json(entry.provider),
         "priority": provider.priority if provider else None,
         "capabilities": sorted(map(str, provider.capabilities)) if provider else None,
         "devices": sorted(map(str, provider.devices)) if provider else None,
@@ -207,5 +210,11 @@ def _state_json(state: PluginState[Any]) -> dict[str, Any]:
     }
 
 
-def _version(spi: object) -> str:
-    return ".".join(map(str, spi)) if isinstance(spi, tuple) else repr(spi)
+def _spi_json(provider: Provider | None) -> list[int] | None:
+    """Return the version of the SPI that a provider is written for; None where it names none."""
+    spi: object = None if provider is None else provider.spi
+    return list(spi) if isinstance(spi, tuple) and all(type(part) is int for part in spi) else None
+
+
+def _version(spi: Sequence[int] | None) -> str:
+    return "unknown" if spi is None else ".".join(map(str, spi))

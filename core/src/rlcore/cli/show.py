@@ -53,8 +53,8 @@ def lines_of(samples: Sequence[Mapping[str, Any]], group: int | None, num_groups
     step = samples[0]["step"] if samples else 0
     yield f"step {step}: {len(samples)} samples in {len(found)} groups{mean}"
     if group is not None and group not in dict(found):
-        numbers = [number for number, _ in found]
-        raise click.UsageError(f"--group: found {group}; expected one of {numbers[0]} to {numbers[-1]}")
+        expected = f"one of {found[0][0]} to {found[-1][0]}" if found else "none, as the step has no samples"
+        raise click.UsageError(f"--group: found {group}; expected {expected}")
     shown = [(number, members) for number, members in found if group is None or number == group][:num_groups]
     for number, members in shown:
         yield f"\ngroup {number}"

@@ -158,7 +158,8 @@ def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> 
 
 def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment | AgentEnvironment:
     """Build an environment, a plain object whose methods are called directly; an AgentEnvironment by its capability."""
-    return cast("Environment", _build(entry, "environment", context, config))
+    with in_time(f"the building of {entry.label}", _TIMES):
+        return cast("Environment", _build(entry, "environment", context, config))
 
 
 def require_environment(entry: Entry, environment: object) -> None:

@@ -202,7 +202,7 @@ def _error(role: Role, headline: str, states: Sequence[State], device: Device | 
     lines = []
     for state in states:
         entry = state.entry
-        priority = f", priority {entry.provider.priority}" if entry.provider else ""
+        priority = f", priority {entry.provider.priority}" if entry.provider and entry.error is None else ""
         other = _wrong_device(entry, device) if device and state.is_usable else None
         lines.append(f"{entry.name} ({entry.origin}{priority}): {other or state.text}")
     return listing_error(f"{headline}\nInstalled {role}s", lines)

@@ -21,6 +21,8 @@ MAX_TOKENS, MAX_LAST_TOKENS = 400, 100
 MAX_PROMPT_CHARACTERS = 4000
 NATS = 100
 """Log-probabilities are told in hundredths of a nat."""
+MAX_VALUE = 1e300
+"""Values from here on are left out, as infinite ones are: their differences may be infinite."""
 SPREADS = {"reward": "reward", "num_generated": "response length (tokens)"}
 
 
@@ -36,7 +38,7 @@ def _spread(name: str, label: str, tables: Sequence[tuple[int, pa.Table]]) -> di
     of_steps = {}
     for step, table in tables:
         values = table[name].to_numpy().astype(np.float64)[table["valid"].to_numpy()]
-        values = values[np.isfinite(values)]
+        values = values[np.abs(values) < MAX_VALUE]
         if values.size:
             of_steps[step] = values
     if not of_steps:

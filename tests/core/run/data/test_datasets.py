@@ -3,6 +3,7 @@
 import builtins
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pandas
@@ -14,7 +15,7 @@ from attrs import frozen
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.data.datasets import load_rows
-from rlcore.spi import ContractError, DataError
+from rlcore.spi import ContractError, DataError, PluginError
 
 from .conftest import rows_of_file
 
@@ -24,6 +25,27 @@ class RowEnvironment:
 
     def rows(self, split):
         return [{"prompt": f"{i}"} for i in range(5)] if split == "train" else None
+
+
+class LateRows(RowEnvironment):
+    """Brings itself as rows."""
+
+    def rows(self, split):
+        return self
+
+    def __getitem__(self, number):
+        return {}
+
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize("function", ["rows", "__len__", "__getitem__"])
+def test_late_rows_of_an_environment_are_named(monkeypatch, function):
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
+    monkeypatch.setattr(LateRows, function, lambda *_: time.sleep(60))
+    with pytest.raises(PluginError, match=r"rows\('train'\) of environment took longer than 0\.05 s"):
+        load_rows(DatasetConfig(), "train", LateRows())
 
 
 @pytest.fixture

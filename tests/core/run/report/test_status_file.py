@@ -89,6 +89,17 @@ def test_before_its_run_writes_there_is_no_status(tmp_path: Path, text: str | No
     assert read_status(tmp_path / "status.json") is None
 
 
+@pytest.mark.parametrize("name", ["started", "phase_since", "step_s"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_times_of_a_status_are_finite(tmp_path: Path, name: str, value: str) -> None:
+    path = tmp_path / "status.json"
+    StatusFile(path).close(None)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, name: float(value)}))
+    with pytest.raises(CheckpointError, match=rf"status\.json\.{name}: .*finite"):
+        read_status(path)
+
+
 @pytest.mark.parametrize("text", ["[]", '{"state": "running"}', '{"error": null, "odd": 1}', "{"])
 def test_a_damaged_status_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)

@@ -1,5 +1,6 @@
 """Spans: from the clock of a process to lines of a file, and back."""
 
+import json
 import time
 from pathlib import Path
 
@@ -31,3 +32,28 @@ def test_a_file_is_read_back_without_what_a_crash_left(tmp_path: Path) -> None:
     assert read_timeline(file) == spans
     rewind_timeline(file, 1)
     assert read_timeline(file) == spans[:1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": 1e308},
+        {"start": float("nan")},
+        {"start": 10**400},
+        {"start": "1"},
+        {"seconds": []},
+        {"seconds": [-1e308]},
+        {"seconds": [10**400]},
+        {"seconds": [None]},
+        {"seconds": "12"},
+        {"step": 2**63},
+        {"step": True},
+        {"lane": 1},
+    ],
+    ids=str,
+)
+def test_lines_that_no_trace_can_show_are_left_out(tmp_path: Path, wrong: dict[str, object]) -> None:
+    file = tmp_path / "timeline.jsonl"
+    span = {"step": 1, "lane": "driver", "name": "train", "start": 1.0, "seconds": [0.5]}
+    file.write_text(f"{json.dumps(span)}\n{json.dumps({**span, **wrong})}\n")
+    assert read_timeline(file) == [Span(**span)]

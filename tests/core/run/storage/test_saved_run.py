@@ -9,6 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from rlcore.run.report.status_file import read_status
+from rlcore.run.report.timeline import read_timeline
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import CheckpointError
 
@@ -27,6 +30,10 @@ def samples(step: int) -> pa.Table:
             "generation_logprobs": [floats, floats[:1]],
         }
     )
+
+
+def advantages(values: list[Any]) -> pa.Table:
+    return samples(1).append_column("advantages", pa.array(values))
 
 
 @pytest.fixture
@@ -72,6 +79,26 @@ def test_what_is_not_there_is_said_with_what_is(directory: Path) -> None:
         SavedRun.find(directory / "rollouts")
 
 
+READERS = {
+    "metrics.jsonl": lambda directory: SavedRun.find(directory).metrics,
+    "summary.json": lambda directory: SavedRun.find(directory).summary,
+    "timeline.jsonl": lambda directory: read_timeline(directory / "timeline.jsonl"),
+    "status.json": lambda directory: read_status(directory / "status.json"),
+    "environment.json": lambda directory: RunDirectory(path=directory).versions,
+    ".last-saved": lambda directory: RunDirectory(path=directory).last_saved,
+}
+
+
+@pytest.mark.parametrize("target", ["gone", None], ids=["dangling", "loop"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_link_that_leads_to_no_file_is_named(directory: Path, name: str, target: str | None) -> None:
+    (directory / name).unlink(missing_ok=True)
+    assert not READERS[name](directory)
+    (directory / name).symlink_to(target or name)
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        READERS[name](directory)
+
+
 def replaced(name: str, values: list[Any]) -> pa.Table:
     table = samples(1)
     return table.set_column(table.column_names.index(name), name, pa.array(values))
@@ -88,6 +115,10 @@ TABLES = {
     "nulls alone": (replaced("valid", [None, None]), "'valid' of type null"),
     "a null in a list": (replaced("loss_mask", [[True, None], [True]]), "nulls in 'loss_mask'"),
     "other lengths": (replaced("generation_logprobs", [[0.5], [0.5]]), "'generation_logprobs' of other lengths than 'tokens'"),
+    "advantages of other lengths": (advantages([[0.5], [0.5]]), "'advantages' of other lengths than 'tokens'"),
+    "texts for advantages": (advantages([["a", "b"], ["c"]]), "'advantages' of type list<element: string>"),
+    "a number for advantages": (advantages([0.5, 0.5]), "'advantages' of type double"),
+    "a null in advantages": (advantages([[0.5, None], [0.5]]), "nulls in 'advantages'"),
 }
 
 

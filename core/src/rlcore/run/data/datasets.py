@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from rlcore.config.data import DatasetConfig
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.plugin_errors import attributed, in_time
 from rlcore.run.data.arrow_rows import arrow_rows
 from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
@@ -23,6 +23,8 @@ from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, LazyRows, Row
 
 Split: TypeAlias = Literal["train", "evaluation"]
+_TIMES = 10.0
+"""Multiple of the usual time limit for an environment's rows, which may be downloaded."""
 
 
 def load_rows(
@@ -87,7 +89,7 @@ def _read_own(rows: Sequence[Row], reader: RowReader, number: int) -> Row:
 
 
 def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: str) -> Sequence[Row] | None:
-    with attributed(f"raised in rows({split!r}) of", owner):
+    with attributed(f"raised in rows({split!r}) of", owner), in_time(f"rows({split!r}) of {owner}", _TIMES):
         rows = environment.rows(split)
         if rows is None:
             return None

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from os.path import lexists
 from pathlib import Path
 
 from rlcore.files import storage_errors
@@ -20,7 +21,7 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
 
     Raises CheckpointError that names every line which is not a step's figures.
     """
-    if not path.exists():
+    if not lexists(path):
         return []
     *lines, rest = read_bytes(path).split(b"\n")
     records, problems = [], []

@@ -11,6 +11,7 @@ from typing import Literal
 from attrs import asdict, define, evolve, field, frozen
 
 from rlcore.reading import read_record
+from rlcore.schema.constraints import Finite
 from rlcore.secrets import masked
 from rlcore.spi import InterruptedRun, RlcoreError
 
@@ -39,14 +40,14 @@ class Status:
     """As the process wrote it: one that was killed could not say so."""
     process: int
     host: str
-    started: float
+    started: Finite
     step: int
     """Steps that are done."""
     num_steps: int
     """Steps that the run is to have; 0 while it is being set up."""
     phase: str
-    phase_since: float
-    step_s: float | None = None
+    phase_since: Finite
+    step_s: Finite | None = None
     """Seconds from one step's end to the next one's, evaluations and checkpoints included; None before there were two."""
     error: RunError | None = None
 
@@ -125,7 +126,7 @@ class StatusFile:
 def read_status(path: Path) -> Status | None:
     """Read the status file; None where it is absent, or empty since its run has not written yet. CheckpointError where it is
     damaged."""
-    if not path.exists() or (path.is_file() and not path.stat().st_size):
+    if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
         return None
     return read_record(path, Status)
 

@@ -1,9 +1,9 @@
 """timeline.jsonl: what the driver and the workers did when, one JSON object for each thing done."""
 
 import json
-import math
 import time
 from collections.abc import Sequence
+from os.path import lexists
 from pathlib import Path
 
 from attrs import asdict, define, field, frozen
@@ -15,6 +15,9 @@ DRIVER = "driver"
 """The lane of the process that runs the loop; other lanes are pools of workers."""
 DECIMALS = 4
 """Tenths of a millisecond: less than a phase of any step takes."""
+
+MAX_NUMBER = 2**63
+"""Lines with a number from here on are damaged."""
 
 
 def _as_tuple(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -71,13 +74,13 @@ def append_timeline(path: Path, spans: Sequence[Span]) -> None:
 
 def read_timeline(path: Path) -> list[Span]:
     """Every span of a file; a missing one has none. Lines that a crash cut short are left out: no figure depends on them."""
-    lines = read_bytes(path).splitlines() if path.exists() else []
+    lines = read_bytes(path).splitlines() if lexists(path) else []
     return [span for line in lines if (span := _parse(line)) is not None]
 
 
 def rewind_timeline(path: Path, step: int) -> None:
     """Forget what was done after a step, which is done again."""
-    if path.exists():
+    if lexists(path):
         kept = [json.dumps(asdict(span)) + "\n" for span in read_timeline(path) if span.step <= step]
         write_atomically(path, "".join(kept))
 
@@ -87,6 +90,7 @@ def _parse(line: bytes) -> Span | None:
         span = Span(**parse_json(line))
     except (ValueError, TypeError):
         return None
-    numbers = (span.start, *span.seconds)
-    is_span = type(span.step) is int and isinstance(span.lane, str) and isinstance(span.name, str)
-    return span if is_span and all(type(one) in (int, float) and math.isfinite(one) for one in numbers) else None
+    numbers = (span.step, span.start, *span.seconds)
+    is_span = type(span.step) is int and isinstance(span.lane, str) and isinstance(span.name, str) and bool(span.seconds)
+    # Neither infinite nor NaN, and small enough for microseconds.
+    return span if is_span and all(type(one) in (int, float) and abs(one) < MAX_NUMBER for one in numbers) else None

@@ -195,7 +195,7 @@ class RunDirectory:
     def last_saved(self) -> str | None:
         """The step that was saved last, whether or not its checkpoint is still there; None where none was."""
         file = self.path / LAST_SAVED
-        return read_bytes(file).decode(errors="replace").strip() if file.exists() else None
+        return read_bytes(file).decode(errors="replace").strip() if os.path.lexists(file) else None
 
     def rewind(self, step: int, *, last_rollouts: int) -> None:
         """Forget what a resumed run will write again: metrics after `step`, rollouts and schedule after `last_rollouts`."""
@@ -223,7 +223,7 @@ class RunDirectory:
     def versions(self) -> dict[str, str]:
         """Versions of Python and packages in environment.json, by name; empty where there is no such file."""
         file = self.path / ENVIRONMENT
-        if not file.exists():
+        if not os.path.lexists(file):
             return {}
         found = read_json(file)
         packages = found.get("distributions")

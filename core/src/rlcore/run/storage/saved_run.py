@@ -1,6 +1,7 @@
 """Reads the directory of a run: figures as columns, samples as tables, checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,7 +14,7 @@ from rlcore.reading import read_json, read_parquet, read_toml
 from rlcore.run.storage.checkpoint import list_checkpoints
 from rlcore.run.storage.run_directory import RunDirectory, step_of
 from rlcore.schema.homes import expanded
-from rlcore.spi import CheckpointError
+from rlcore.spi import ADVANTAGES, CheckpointError
 
 Float64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 _COLUMNS: Mapping[str, Callable[[pa.DataType], bool]] = {
@@ -28,8 +29,9 @@ _TOKEN_COLUMNS: Mapping[str, Callable[[pa.DataType], bool]] = {
     "tokens": pa.types.is_integer,
     "loss_mask": pa.types.is_boolean,
     "generation_logprobs": pa.types.is_floating,
+    ADVANTAGES: pa.types.is_floating,
 }
-"""Columns that every table of samples has, with the type of their values."""
+"""Columns that every table of samples has, with the type of their values; one of answers lacks the advantages."""
 Kind: TypeAlias = Literal["step", "evaluation"]
 
 
@@ -59,7 +61,7 @@ class SavedRun:
     def summary(self) -> dict[str, Any]:
         """The run's final figures; empty where it has not come to its last step."""
         file = RunDirectory(path=self.path).summary_file
-        return read_json(file) if file.exists() else {}
+        return read_json(file) if lexists(file) else {}
 
     @property
     def metrics(self) -> dict[str, Float64Array]:
@@ -112,6 +114,8 @@ def _column_problems(table: pa.Table) -> Iterator[str]:
     lengths: dict[str, pa.ChunkedArray] = {}
     for name, is_kind in {**_COLUMNS, **_TOKEN_COLUMNS}.items():
         places = table.schema.get_all_field_indices(name)
+        if name == ADVANTAGES and not places:
+            continue
         if len(places) != 1:
             yield f"{len(places) or 'no'} columns {name!r}"
             continue

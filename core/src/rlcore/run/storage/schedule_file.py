@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def begin_schedule(path: Path, plan: RunPlan, step: int) -> None:
     if policy_of(plan.recipe).is_synchronous or plan.runs_agents:
         return
     line = json.dumps({RECIPE: plan.resolved}) + "\n"
-    if step == 0 or not path.exists():
+    if step == 0 or not lexists(path):
         write_atomically(path, line)
     elif any(True for text in _recipes(path)[-1:] for _ in _recipe_problems(text, plan.resolved, "")):
         _append(path, line)
@@ -49,7 +50,7 @@ def append_step(path: Path, record: StepRecord) -> None:
 
 def rewind_schedule(path: Path, step: int) -> None:
     """Forget the steps behind this one, and what a crash left of a line. What is damaged stays: only a replay reads it."""
-    if path.exists():
+    if lexists(path):
         write_atomically(path, "".join(f"{line}\n" for line in _lines(path) if _step_of(line) <= step))
 
 
