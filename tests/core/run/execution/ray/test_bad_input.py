@@ -1,6 +1,5 @@
 """What cannot work on a cluster: one clear message each, before anything is allocated where that is possible."""
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,8 +97,7 @@ def test_between_devices_weights_take_other_ways(prepared: Prepare) -> None:
 
 
 def test_without_ray_the_way_to_install_it_is_said(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
+    monkeypatch.setattr("rlcore.run.plan.checks.is_installed", lambda name: name != "ray")
     with pytest.raises(ConfigError) as raised:
         prepared("cluster.gpus_per_node=2")
     (problem,) = raised.value.problems
