@@ -179,6 +179,28 @@ def test_a_helper_that_nobody_defines_is_refused(text):
         read(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "setup"),
+    [
+        ("assert list(map(f, [1])) == [2]", ""),
+        ("assert sorted([2, 1], key=f) == [1, 2]", ""),
+        ("assert max([2, 1], key=f) == 2", ""),
+        ("assert callable(f)", ""),
+        ("assert functools.reduce(f, [1, 2]) == 3", ""),
+        ("assert check(f)", "def check(candidate):\n    assert candidate(1) == 2\n    return True"),
+        ("assert check(1, function=f)", "def check(number, function):\n    return function(number) == 2"),
+    ],
+)
+def test_a_function_that_is_handed_over_is_refused(text, setup):
+    with pytest.raises(DataError, match="the function f is an argument"):
+        read(text, setup=setup)
+
+
+@pytest.mark.parametrize("text", ["assert near(total, 3)", "assert near(f(1), 3)", "assert sorted(f(1)) == [1]"])
+def test_a_value_that_is_handed_over_is_asked_for(text):
+    assert len(read(text, setup="def near(value, other): return abs(value - other) < 1")) == 1
+
+
 def test_what_questions_name_is_given_to_the_program():
     setup = "LIMIT = 3\ndef make(n): return LIMIT * n\ndef right(n): return make(n) == 3"
     cases = read("assert right(f(make(1)))", setup=setup)

@@ -26,6 +26,11 @@ _COMPARING = re.compile(
 """Parts of the names of functions that compare an answer with a value."""
 _MEASURING = re.compile(r"diff|dist|simil|err(?:or)?(?:_|\Z)|norm\Z|loss|levenshtein|hamming")
 """Parts of the names of functions that measure how far an answer is from a value."""
+_CALLERS: dict[str, set[int | str]] = {
+    "accumulate": {1},
+    **{name: {0} for name in ("callable", "filter", "map", "partial", "reduce", "starmap")},
+}
+"""Functions that call an argument, with its position."""
 _SIZES = {"abs", "any", "bool", "float", "int", "len", "max", "min", "round", "str", "sum"}
 """Functions that pass on how large their argument is."""
 _LIBRARY_VALUES = {"approx", "array", "date", "datetime", "defaultdict", "deque", "timedelta"}
@@ -88,11 +93,11 @@ def read_cases(row: Row, config: CodeConfig) -> Cases:
         found = f"{tests!r:.80}" if name in row else f"only the fields {', '.join(map(repr, row))}"
         raise DataError(f"environment.code.tests_field: found {found}; expected in the row's field {name!r} a list of {FORMS}")
     setup, problems = _read_setup(row, config)
-    known = _known_names(setup)
+    known, callers = _known_names(setup), _CALLERS | _calling(setup)
     cases = []
     for index, test in enumerate(tests):
         try:
-            cases.append(_read_case(test, known))
+            cases.append(_read_case(test, known, callers))
         except ValueError as error:
             problems.append(f"{name}[{index}]: {error}")
     if problems:
@@ -120,6 +125,18 @@ def _read_setup(row: Row, config: CodeConfig) -> tuple[str, list[str]]:
 def _known_names(setup: str) -> set[str]:
     """Return the names that the program does not define: Python's, and the setup's."""
     return set(dir(builtins)).union(*map(_defined, ast.walk(ast.parse(setup))))
+
+
+def _calling(setup: str) -> dict[str, set[int | str]]:
+    """Return the parameters, by position and name, that each function of the setup calls."""
+    found: dict[str, set[int | str]] = {}
+    for function in (node for node in ast.walk(ast.parse(setup)) if isinstance(node, ast.FunctionDef)):
+        called = {_root(node.func)[0] for node in ast.walk(function) if isinstance(node, ast.Call)}
+        names = {node.id for node in called if isinstance(node, ast.Name)}
+        for number, parameter in enumerate([*function.args.posonlyargs, *function.args.args]):
+            if parameter.arg in names:
+                found.setdefault(function.name, set()).update({number, parameter.arg})
+    return found
 
 
 def _bound(condition: ast.AST) -> set[str]:
@@ -200,10 +217,10 @@ def _of_text(value: Any, opening: str) -> Any:
         return value  # _read_case refuses it
 
 
-def _read_case(test: Any, known: set[str]) -> StreamCase | ValueCase | AssertCase:
+def _read_case(test: Any, known: set[str], callers: Mapping[str, Container[int | str]]) -> StreamCase | ValueCase | AssertCase:
     test = _of_text(test, "{")
     if isinstance(test, str):
-        return _read_assert(test, known)
+        return _read_assert(test, known, callers)
     fields = {name for name, value in test.items() if value is not None} if isinstance(test, Mapping) else set()
     if fields == {"input", "output"}:
         if not all(isinstance(test[name], str) for name in fields):
@@ -229,7 +246,7 @@ def _read_call(test: Mapping[str, Any]) -> ValueCase:
     return ValueCase(question=question, expected=test["result"], is_json=True)
 
 
-def _read_assert(text: str, known: set[str]) -> ValueCase | AssertCase:
+def _read_assert(text: str, known: set[str], callers: Mapping[str, Container[int | str]]) -> ValueCase | AssertCase:
     try:
         [statement] = ast.parse(text.strip()).body
     except NO_PYTHON as error:
@@ -239,6 +256,9 @@ def _read_assert(text: str, known: set[str]) -> ValueCase | AssertCase:
     split = _Questions(known, _bound(statement.test))
     split.look_at_truth(statement.test)
     split.look_at_comparisons(statement.test)
+    if function := split.handed_over(statement.test, callers):
+        expected = f"calls of {function} in the condition itself: the sandbox returns plain data, and no function"
+        raise ValueError(f"found {text!r:.80}, where the function {function} is an argument; expected {expected}")
     condition = split.visit(statement.test)
     if split.judges_itself:
         expected = (
@@ -309,6 +329,16 @@ class _Questions(ast.NodeTransformer):
                         or self._constructs(call, [one for one in sides if one is not call])
                     ):
                         self.judges_itself = ast.unparse(call.func)
+
+    def handed_over(self, condition: ast.expr, callers: Mapping[str, Container[int | str]]) -> str:
+        """Return a function of the program that the condition hands to another function to call; empty without one."""
+        for call in (node for node in ast.walk(condition) if isinstance(node, ast.Call) and not self._is_programs(node)):
+            called = callers.get(ast.unparse(call.func).rpartition(".")[2], ())
+            given = [*enumerate(call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
+            for place, argument in given:
+                if self._is_function(argument) and (place == "key" or place in called):
+                    return ast.unparse(argument)
+        return ""
 
     def _measures(self, call: ast.Call, finds_measures: bool) -> bool:
         """Return whether a function compares or measures, by its name, and gets an answer and another value."""
