@@ -75,5 +75,5 @@ def test_a_backend_that_is_not_there_is_found_before_anything_is_allocated(prepa
     (entry,) = registry.of("trainer")
     absent = evolve(entry, provider=evolve(entry.provider, backend="no_such_backend:Trainer"))
     entries = tuple(absent if other is entry else other for other in registry.entries)
-    with pytest.raises(PluginError, match="'no_such_backend:Trainer' .* no module 'no_such_backend'"):
+    with pytest.raises(PluginError, match="'no_such_backend:Trainer'.* no module 'no_such_backend'"):
         prepared(registry=evolve(registry, entries=entries))
