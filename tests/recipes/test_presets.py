@@ -106,7 +106,7 @@ def test_an_objective_without_a_preset_trains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "recipe.toml"
-    text = RECIPE.format(model=model, name="grpo").replace("[training]\n", "[training]\nupdates_per_step = 2\n")
+    text = RECIPE.format(model=model, name="grpo").replace("[training]\n", "[training]\nminibatches_per_step = 2\n")
     recipe.write_text(f"{text}\n[algorithm.grpo]\n{options}\n")
     train(prepare(recipe), resume=False, progress=Progress())
     steps = pandas.read_json(tmp_path / "runs" / "run" / "metrics.jsonl", lines=True)
