@@ -105,5 +105,5 @@ def test_a_table_is_compared_with_its_digest(tmp_path: Path) -> None:
 def test_texts_of_a_table_are_utf8(tmp_path: Path) -> None:
     texts = pa.array([b"\xff\xfe"], pa.binary())
     parquet.write_table(pa.table({"a": pa.Array.from_buffers(pa.string(), 1, texts.buffers())}), tmp_path / "some.parquet")
-    with pytest.raises(CheckpointError, match=r"some\.parquet is damaged: found no Parquet .*UTF8"):
+    with pytest.raises(CheckpointError, match=r"some\.parquet .*UTF8"):
         read_parquet(tmp_path / "some.parquet")

@@ -44,7 +44,7 @@ class LateRows(RowEnvironment):
 def test_late_rows_of_an_environment_are_named(monkeypatch, function):
     monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
     monkeypatch.setattr(LateRows, function, lambda *_: time.sleep(60))
-    with pytest.raises(PluginError, match=r"rows\('train'\) of environment took longer than 0\.05 s"):
+    with pytest.raises(PluginError, match=r"rows\('train'\) .* 0\.05 s"):
         load_rows(DatasetConfig(), "train", LateRows())
 
 
