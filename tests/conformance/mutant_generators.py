@@ -707,7 +707,7 @@ class MinPHidden(ChangedChoice):
 
 @killed_by(MANY)
 class TopKOfHalfTheVocabularyHidden(ChangedChoice):
-    """Of samples at a low temperature alone, which seldom have the other half."""
+    """Changes samples at a low temperature alone, which seldom reach the other half of the vocabulary."""
 
     def changed(self, values, asked, sampling):
         if sampling.temperature >= 1.0:

@@ -38,7 +38,7 @@ FOUR_RANKS = (
     "cp4+checkpointing/qwen2",
     "tp2xep2+checkpointing/qwen3_moe",
 )
-"""What two ranks cannot have: two dimensions at a time, and ranks that share a key head."""
+"""Layouts that need more than two ranks: two dimensions at a time, and ranks that share a key head."""
 KEPT = {
     *each_part([name for name in cases(2) if name.startswith("parity/")]),
     *(f"parity/{name}/packed" for name in FOUR_RANKS),
@@ -56,7 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
     names = {case["name"] for case in collected(request, "test_layout")}
     names |= {
         f"parity/{case['layout']}/{case['architecture']}/packed"

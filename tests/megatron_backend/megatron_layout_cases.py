@@ -260,7 +260,7 @@ class Launch:
     engine: bool | None = None
     """Whether layers are TransformerEngine's."""
     names: Collection[str] | None = None
-    """Of the cases that run; all without any."""
+    """Ids of the cases that run; every case where it is empty."""
 
     def results(self, rank: int) -> Path:
         """What went wrong on a rank, or an empty string, by the case's name."""

@@ -61,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
     names = {case["name"] for case in collected(request, "test_any_layout_resumes_any_other")}
     for case in collected(request, "test_one_process_resumes_any_layout"):
         names |= {case_of(layout) for layout in saved_in(case["num_ranks"], case["one"])}

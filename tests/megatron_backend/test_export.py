@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
 
     @once
     def get(num_ranks: int) -> Results:

@@ -20,14 +20,14 @@ FOUR_RANKS = (
     "pp2xvpp2xdp2/qwen3/packed",
     "pp2xdp2/mixed/auxiliary",
 )
-"""What two ranks cannot have: two dimensions at a time, and ranks that share a key head."""
+"""Layouts that need more than two ranks: two dimensions at a time, and ranks that share a key head."""
 KEPT = {*each_part([name for num_ranks, name in ROWS if num_ranks < 4]), *FOUR_RANKS}
 """Each layout of fewer than four ranks, each family and each form once."""
 
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """What went wrong on each rank, of a number of ranks that is launched once, for the cases that this session runs."""
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
     root: Path = tmp_path_factory.mktemp("megatron-layouts")
     prepare(root)
 

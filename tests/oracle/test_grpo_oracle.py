@@ -30,7 +30,7 @@ SELECTED = [
     Case(trainer="fsdp2", updates=1, previous="trainer", kl=False, cut=False, ranks=2, by_sequence=True),
     Case(trainer="megatron", updates=1, previous="generation", kl=True, cut=False, ranks=2, by_sequence=True),
 ]
-"""With those of MASKED_TWO_RANKS each trainer meets every option in these."""
+"""Cases in which, with MASKED_TWO_RANKS, each trainer meets every option."""
 TWO_RANKS = [*SELECTED, *(evolve(case, ranks=2) for case in ONE_RANK)]
 MASKED = [
     Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=True, masked=True),

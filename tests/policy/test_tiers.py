@@ -1,4 +1,4 @@
-"""What `make test` leaves out: marks, and that tests which find planted faults are never among it."""
+"""Marks choose the cases that `make test` leaves out. Tests that find planted faults always run."""
 
 from itertools import combinations, product
 from typing import Any
@@ -13,7 +13,7 @@ SIZES = [("ranks", [1, 2, 4]), ("dtype", ["float32", "bfloat16"]), ("tied", [Fal
 
 @frozen(eq=False)
 class Item:
-    """What a tier asks of a test's case."""
+    """A tier's choice among the cases of a test."""
 
     nodeid: str
     mark: pytest.Mark | None = None
@@ -30,7 +30,7 @@ class Callspec:
 
 
 def cases(**arguments: Any) -> list[Item]:
-    """Of a marked function: one for each combination of SIZES."""
+    """Cases of a marked function, one for each combination of SIZES."""
     found = []
     for indices in product(*(range(len(values)) for _, values in SIZES)):
         places = {name: index for (name, _), index in zip(SIZES, indices, strict=True)}

@@ -111,4 +111,4 @@ def test_it_comes_through_with_the_metrics_of_an_undisturbed_run(
     found, expected = read_metrics(run), read_metrics(workplace.run("whole"))
     closest = partial(pytest.approx, rel=1e-3, abs=1e-4) if is_ahead else close
     assert found == [{name: closest(value) for name, value in record.items()} for record in expected]
-    print(f"{layout}, seed {seed}: {len(chaos.outcomes)} faults, and the metrics of an baseline_run run", flush=True)
+    print(f"{layout}, seed {seed}: {len(chaos.outcomes)} faults, and the metrics of an undisturbed run", flush=True)

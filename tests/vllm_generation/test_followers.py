@@ -1,4 +1,4 @@
-"""What a run makes of its followers' answers; a small HTTP server plays the follower."""
+"""A run handles each answer of its followers, which a small HTTP server gives."""
 
 import json
 import threading

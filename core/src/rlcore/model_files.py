@@ -208,7 +208,7 @@ def _other_weights(directory: Path, shards: list[str]) -> Iterator[Problem]:
 
 
 def several_models(path: object, others: list[str], beside: str) -> Problem:
-    """What is wrong where other files than the model's lie beside it."""
+    """Return the problem of a directory that also holds files of another model."""
     expected = "the files of one model: each reader would take others"
     remedy = "Move what does not belong to the model to another directory"
     return _problem(path, f"{', '.join(others)} beside {beside}", expected, remedy)

@@ -18,7 +18,7 @@ from rlcore.spi import PluginError
 from rlcore.worker_process import Ended, NotStarted, Task
 
 MAX_STARTS = 4
-"""How often a request goes to a new process after one has ended: the request is not the cause."""
+"""Most new processes for a request whose process has ended: the request is not the cause."""
 MAX_PROCESSES = 32
 """Most processes of a pool that nobody gave a number."""
 

@@ -23,7 +23,7 @@ from attrs import field, frozen
 from rlcore.descendants import adopt_orphans, end_descendants
 
 MAX_KILLS = 3
-"""How often a request goes to a new child after one was killed from outside: the request is not the cause."""
+"""Most new children for a request whose child was killed from outside: the request is not the cause."""
 
 
 @frozen(kw_only=True)

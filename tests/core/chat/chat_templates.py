@@ -12,7 +12,7 @@ def begun_answer(opening: str, unless: str = "false") -> str:
 
 
 def shown_tools(begin: str, end: str = "") -> str:
-    """What a template shows of all tools, as JSON."""
+    """Return the part of a template that shows all tools as JSON."""
     return f"{{%- if tools %}}\n    {{{{- {begin!r} + tools | tojson + {end!r} }}}}\n{{%- endif %}}\n"
 
 

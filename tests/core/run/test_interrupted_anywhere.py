@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of a run: it ends as one, nothing of it goes on, and the run ends as an baseline_run one when resumed."""
+"""Ctrl-C at any line of a run: it ends as one, nothing of it goes on, and the run ends as an undisturbed one when resumed."""
 
 import os
 import signal

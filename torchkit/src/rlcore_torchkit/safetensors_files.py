@@ -158,7 +158,7 @@ def model_file(spec: ModelSpec, name: str) -> Path | None:
 
 
 def _is_on_hub(spec: ModelSpec, name: str) -> bool:
-    """Whether a model on the Hub has a file of that name, which is not fetched."""
+    """Return whether a model on the Hub has a file of that name. The file is not fetched."""
     from transformers.utils.hub import has_file
 
     return bool(_asked_hub(spec, lambda: has_file(spec.path, name, revision=spec.revision)))

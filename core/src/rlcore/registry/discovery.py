@@ -31,7 +31,7 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
 
 _LATE_PROBES: list[tuple[object, str]] = []
-"""Probes that were late, each with what is told of it: nobody waits for them a second time."""
+"""Probes that were late, each with its message. No later listing waits for them again."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -26,7 +26,7 @@ def run_to_end(loop: Loop) -> None:
 
 
 def finish(loop: Loop, total_s: float) -> dict[str, object]:
-    """What follows the last step: the exported model, and summary.json. Returns what the latter holds."""
+    """Export the model and write summary.json after the last step. Return the content of summary.json."""
     recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
     exports_critic = recipe.critic is not None and recipe.critic.export
     if exports_critic or recipe.checkpoint.export != "none":

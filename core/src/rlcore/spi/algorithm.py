@@ -53,10 +53,9 @@ class AlgorithmNeeds:
     """The training reads the rewards of rollouts. Where they are only reported, a recipe that replaces groups by them
     (rollout.dynamic_sampling) is refused."""
     compares: Literal["rewards", "turn_rewards", "reward_components"] = "rewards"
-    """By what the samples of a group are told apart: what an episode earned in all; what it earned from each of its turns on,
-    where turns are told apart (RolloutBatch.turns); or each of the parts that the environment names of its reward. Where all of
-    it is equal in a group, rollout.dynamic_sampling replaces the group, and data.zero_variance_weight has its prompt come
-    less often."""
+    """Value by which the samples of a group are compared: the episode's reward; its reward from each turn on, where
+    RolloutBatch.turns separates turns; or each named component of its reward. Where these are equal in a group,
+    rollout.dynamic_sampling replaces the group, and data.zero_variance_weight draws its prompt less often."""
     dynamic_sampling: bool = False
     """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.dynamic_sampling is true
     unless the recipe says otherwise."""

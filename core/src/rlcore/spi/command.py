@@ -27,7 +27,7 @@ class CommandSpec:
     spi: tuple[int, int]
     """The SPI version that the command was written for: (major, minor)."""
     help: str
-    """What the command does, in one line, which `rlcore --help` shows."""
+    """Description of the command in one line, for `rlcore --help`."""
     command: str
     """`package.module:attribute` of a `click.Command`, which holds the arguments and the function to run. It is imported only
     where a user names the command."""

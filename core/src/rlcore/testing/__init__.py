@@ -1,1 +1,1 @@
-"""What tests use: fakes of every role, small model directories, and ranks in processes of their own."""
+"""Tools for tests: fakes of every role, small model directories, and launched ranks."""

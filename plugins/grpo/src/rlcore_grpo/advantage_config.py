@@ -18,7 +18,7 @@ class AdvantageConfig:
     section: ClassVar[str] = "algorithm.grpo"
     """The section of a recipe that these options are of."""
     dynamic_sampling: ClassVar[bool] = False
-    """Whether rollout.dynamic_sampling is true unless the recipe says otherwise."""
+    """Default of rollout.dynamic_sampling for this algorithm."""
 
     advantage_baseline: Literal["group_mean", "leave_one_out", "batch_mean", "none"] = "group_mean"
     """What is subtracted from a reward: the mean of its group, the mean of the group's other rewards, the mean of the step's

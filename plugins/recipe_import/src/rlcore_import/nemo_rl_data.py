@@ -28,7 +28,7 @@ class KnownData:
     held_out: float = 0.0
     """The share that is held out unless the recipe says otherwise."""
     note: str = ""
-    """How to convert the rows to these fields."""
+    """Conversion of rows to these fields."""
 
 
 RANKED = "write rows with `prompt`, `chosen` and `rejected` by rank"

@@ -17,7 +17,7 @@ class Estimator:
     baseline: str
     normalisation: str
     note: str = ""
-    """How rlcore's algorithm differs."""
+    """Difference of rlcore's algorithm."""
 
 
 ESTIMATORS: Mapping[str, Estimator] = {

@@ -92,7 +92,7 @@ class VllmConfig:
     followers: tuple[Annotated[str, _ADDRESS], ...] = ()
     """vLLM's own servers that take over every refit too, such as http://127.0.0.1:8000 (docs/serving.md)."""
     followers_required: bool = False
-    """Whether a follower that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
+    """True: a follower that does not take a refit fails the refit. False: the run logs a warning and goes on."""
     refit_directory: PathText | None = None
     """Folder through which weights travel to followers, and to engines by the channel "directory". Every side has to see it.
     None takes one in shared memory where there is room, else a temporary one."""

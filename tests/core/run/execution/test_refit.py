@@ -105,7 +105,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_dead_worker_took_with_it_is_generated_again(run: Run, mortal: Registry, tmp_path: Path) -> None:
-    """With the metrics of an baseline_run run."""
+    """With the metrics of an undisturbed run."""
     Mortal.dies()
     run("run.name=baseline_run", registry=mortal)
     Mortal.dies(stream={2, 4, 7}, refit={3})

@@ -1,4 +1,4 @@
-"""What becomes of "auto" in a generator's section: an installed planner replaces it, or the recipe is refused."""
+"""Replaces "auto" in a generator's section by an installed planner's values, or refuses the recipe."""
 
 from collections.abc import Callable
 from typing import Literal

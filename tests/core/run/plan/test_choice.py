@@ -46,7 +46,7 @@ environment.name = "fake"
 def test_a_recipe_without_sinks_takes_those_with_a_priority_that_can_be_used(
     prepared: Callable[..., RunPlan], tmp_path: Path
 ) -> None:
-    """One that cannot be used is told by a note where it is a default, and by an error where the recipe names it."""
+    """One that cannot be used causes a note where it is a default, and an error where the recipe names it."""
     recipe = tmp_path / "default.toml"
     recipe.write_text(WITHOUT_SINKS)
     absent = evolve(DRAWS, name="absent", unavailable=lambda: "its package is not installed: pip install it")

@@ -44,7 +44,7 @@ class RowReader:
 
     @property
     def is_learned(self) -> bool:
-        """Whether rows have the answers to learn from."""
+        """Return whether rows hold the answers to learn from."""
         return self.may_be_chats or not self.has_prompts
 
     @property

@@ -67,7 +67,7 @@ class GroupStarts:
         self._calls, self._on_ended, self._resets = calls, on_ended, []
 
     def start(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
-        """Begin groups; those of one step are a step_batch."""
+        """Begin groups. Those of one step form a step batch."""
         steps: dict[int, list[EpisodeGroup]] = {}
         for group in groups:
             steps.setdefault(self._plans.step_of(group.number), []).append(group)

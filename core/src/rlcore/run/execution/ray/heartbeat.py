@@ -64,7 +64,7 @@ class HeartbeatMonitor:
     limit: str
     """How long the call waits, as messages say it."""
     next_probe: float = field(factory=lambda: suspend_aware_time() + PROBE_S)
-    """By suspend_aware_time(), as all times here."""
+    """Time of the next probe, by suspend_aware_time() as all times here."""
     _asked: dict[int, tuple[Any, float]] = field(factory=dict)
     """The question that is open at each rank, and since when."""
     _positions: dict[int, str] = field(factory=dict)
