@@ -100,7 +100,7 @@ def export_of(work: Work, weight_version: int) -> WeightExport:
     """Random weights under the names of a checkpoint, one of the model's parameters a bucket."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    from rlcore_torchkit.buckets import make_buckets
+    from rlcore_torchkit.refit.buckets import make_buckets
 
     model = empty_model(work)
     specs = tuple(

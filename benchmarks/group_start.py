@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from rlcore_torchkit.process_group import LAZY_GLOO, keep_on_loopback
+from rlcore_torchkit.distributed.process_group import LAZY_GLOO, keep_on_loopback
 
 TIMEOUT = timedelta(seconds=300)
 KINDS = {"eager": "0", "lazy": "1"}

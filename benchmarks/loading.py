@@ -81,9 +81,9 @@ def load(rank: int, num_ranks: int, directory: Path, port: int, options: dict[st
     from rlcore_fsdp2.config import Fsdp2Config
     from rlcore_fsdp2.layout import ParallelLayout
     from rlcore_fsdp2.policy import make_policy
-    from rlcore_torchkit import process_group
-    from rlcore_torchkit.models import load_model
-    from rlcore_torchkit.safetensors_files import TensorFiles
+    from rlcore_torchkit.distributed import process_group
+    from rlcore_torchkit.huggingface.models import load_model
+    from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
 
     torch.set_num_threads(1)
     spec, config = ModelSpec(path=str(directory), dtype="bfloat16"), Fsdp2Config(**options)

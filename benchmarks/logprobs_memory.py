@@ -84,7 +84,7 @@ def product_rate(hidden: Any, weight: Any, device: str) -> float:
 
 def run_case(device: str, shape: Shape, method: str, entropy: str, repeats: int) -> dict[str, float]:
     """Peak above the inputs, seconds of forward and backward (median), and the rate of a plain product."""
-    from rlcore_torchkit.logprobs import token_logprobs
+    from rlcore_torchkit.head.logprobs import token_logprobs
 
     compute = plain_logprobs if method == "plain" else token_logprobs
     hidden, weight, targets = make_inputs(shape, device)
