@@ -145,7 +145,7 @@ FAULTS = (
     # Groups that are replaced
     Fault(
         "failures of replaced groups are told of a step's samples",
-        "rlcore.run.rollout.step_collector",
+        "rlcore.run.rollout.collector",
         "num_samples=len(numbers), replaced={})",
         "num_samples=len(numbers))",
         "tests/core/run/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
@@ -159,7 +159,7 @@ FAULTS = (
     ),
     Fault(
         "failures of replaced groups are a share of the step's samples alone",
-        "rlcore.run.rollout.masked_failures",
+        "rlcore.run.rollout.failures",
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
         "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
@@ -1045,7 +1045,7 @@ FAULTS = (
     # Images
     Fault(
         "a row's images end at the template",
-        "rlcore.run.rollout.group_starts",
+        "rlcore.run.rollout.prompt_groups",
         "images = prompt_images(reset.observation.messages)",
         "images = prompt_images(None)",
         ANY_ORDER,

@@ -21,11 +21,10 @@ from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode, EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.episode_starts import PromptLimit, StepPlan, StepPlans
-from rlcore.run.rollout.group_starts import GroupOptions
-from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.prompt_groups import PromptGroups
+from rlcore.run.rollout.failures import MaskedFailures
+from rlcore.run.rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore.run.rollout.step_plans import PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.turns import TurnOptions, Turns
 from rlcore.spi import (
     ContractError,

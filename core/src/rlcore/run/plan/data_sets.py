@@ -20,8 +20,8 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.group_starts import no_parser
+from rlcore.run.rollout.failures import Failure
+from rlcore.run.rollout.prompt_groups import no_parser
 from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
 from rlcore.spi.arrays import Int32Array, Int64Array
 

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import define, field
 
+from rlcore.run.rollout.group_rewards import Compared, has_reward_variance
 from rlcore.run.rollout.request_feed import Completion
-from rlcore.run.rollout.reward_differences import Compared, has_reward_variance
 from rlcore.spi import FinishReason, Observation, ResetResult, Row, SamplingMask, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
 

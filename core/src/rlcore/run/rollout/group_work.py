@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
-from rlcore.run.rollout.episode_starts import StepPlans
-from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import Row
 

@@ -20,8 +20,7 @@ from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.partial_rollouts import seed_after, until_stop
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.request_feed import Completion, CompletionRequest

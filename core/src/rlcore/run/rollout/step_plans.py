@@ -1,4 +1,4 @@
-"""Chooses the rows and seeds of a step's groups, and replaces rows whose prompt is too long."""
+"""Rows and seeds of a step's groups, and the replacement of rows whose prompt is too long."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice

@@ -1,8 +1,12 @@
-"""Decides whether the rewards of a group's samples differ."""
+"""Rewards of a group's samples: whether they differ, and the columns of their named components."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Literal, TypeAlias
+
+import numpy as np
+
+from rlcore.spi.arrays import BoolArray, Float32Array
 
 RELATIVE_RESOLUTION = 1e-6
 """Rewards that differ by no more than this share of their magnitude are equal: about eight float32 roundings."""
@@ -33,3 +37,9 @@ def differ(rewards: Sequence[float]) -> bool:
     if not rewards:
         return False
     return max(rewards) - min(rewards) > max(RELATIVE_RESOLUTION * max(map(abs, rewards)), SMALLEST_DIFFERENCE)
+
+
+def reward_components(episodes: Sequence[Mapping[str, float]], valid: BoolArray) -> dict[str, Float32Array]:
+    """float32 [N] by name, names sorted: 0.0 where one of N `episodes` has no such part, and where `valid` is False."""
+    names = sorted(set(chain.from_iterable(episodes)))
+    return {name: np.where(valid, [episode.get(name, 0.0) for episode in episodes], 0.0).astype(np.float32) for name in names}
