@@ -21,7 +21,7 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.rollout import collector
-from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.train import train
 from rlcore.spi import GenerateRequest, GenerateResult, hookimpl

@@ -115,7 +115,7 @@ FAULTS = (
     ),
     Fault(
         "groups are replaced by their sums of rewards where parts are compared",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "[one.rewards for one in trained], [one.reward_components for one in trained], compared",
         '[one.rewards for one in trained], [one.reward_components for one in trained], "rewards"',
         "tests/system/test_rewards.py::test_they_teach_where_each_part_is_compared",
@@ -152,7 +152,7 @@ FAULTS = (
     ),
     Fault(
         "a group counts whose rewards differ by masked samples alone",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "if one.valid and not (masks_truncated and one.truncated)]",
         "if one.valid]",
         "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
@@ -449,7 +449,7 @@ FAULTS = (
     ),
     Fault(
         "an environment can change the tokens that are trained on",
-        "rlcore.run.rollout.request_feed",
+        "rlcore.run.rollout.episode",
         "tokens.flags.writeable = False  # environments see them, and they are what will be trained on",
         "pass",
         "tests/core/run/rollout/test_request_feed.py::test_samples_are_handed_to_those_who_asked_as_they_come",
@@ -1052,7 +1052,7 @@ FAULTS = (
     ),
     Fault(
         "an episode forgets its images",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "images=self.images,",
         "images=(),",
         ANY_ORDER,

@@ -13,7 +13,8 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.protocols import LogprobsColumn, Minibatch
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
+from rlcore.run.rollout.episode import Completion, CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,

@@ -10,8 +10,8 @@ from rlcore import spi
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups, SessionOptions
 from rlcore.run.rollout.collector import StepCollector
+from rlcore.run.rollout.episode_group import Compared, reward_components
 from rlcore.run.rollout.failures import MaskedFailures
-from rlcore.run.rollout.group_rewards import Compared, reward_components
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import StepPlans

@@ -20,11 +20,11 @@ from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode import NOT_GENERATED, Episode, EpisodeGroup
+from rlcore.run.rollout.episode import NOT_GENERATED, Episode
+from rlcore.run.rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.gc_tuning import only_young_collections
-from rlcore.run.rollout.group_rewards import Compared, reward_components
 from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns

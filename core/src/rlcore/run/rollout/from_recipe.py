@@ -13,7 +13,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.group_rewards import Compared
+from rlcore.run.rollout.episode_group import Compared
 from rlcore.run.rollout.schedule import SchedulePolicy
 from rlcore.run.rollout.step_plans import PromptLimit
 from rlcore.run.rollout.turns import OnTokens
