@@ -65,16 +65,16 @@ FAULTS = (
     # What an algorithm is given
     Fault(
         "an algorithm writes into the tokens that are trained on",
-        "rlcore.registry.algorithm_handle",
-        "tokens=_read_only(batch.tokens),",
-        "tokens=batch.tokens,",
+        "rlcore.spi.batch",
+        "tokens=read_only(self.tokens),",
+        "tokens=self.tokens,",
         f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[tokens]",
     ),
     Fault(
         "an algorithm writes into the mask that is trained on",
-        "rlcore.registry.algorithm_handle",
-        "loss_mask=_read_only(batch.loss_mask),",
-        "loss_mask=batch.loss_mask,",
+        "rlcore.spi.batch",
+        "loss_mask=read_only(self.loss_mask),",
+        "loss_mask=self.loss_mask,",
         f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[loss_mask]",
     ),
     Fault(

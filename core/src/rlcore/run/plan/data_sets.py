@@ -168,7 +168,7 @@ def _rendered(prepared: RunPlan, one: DataSet, tokenizer: Tokenizer) -> Examples
 
 def _require_known(prepared: RunPlan, key: str, where: str, tokens: Int32Array) -> None:
     """DataError where there are tokens that the model has no rows for."""
-    check_vocabulary(f"{where} of {key}", tokens, prepared.algorithm.vocab_size)
+    check_vocabulary(f"{where} of {key}", int(tokens.max(initial=0)), prepared.algorithm.vocab_size)
 
 
 def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokenizer, observe: Observe | None) -> Int64Array:
