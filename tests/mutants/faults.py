@@ -29,6 +29,7 @@ TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teach
 ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_asked_for"
 UPDATES = "tests/core/run/test_loop.py"
 ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
+GROUPS = "tests/core/run/execution/test_groups.py"
 ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
@@ -479,15 +480,22 @@ FAULTS = (
     Fault(
         "log-probabilities come back in the batch's order instead of the microbatches'",
         TRAINER,
-        "return put_rows(found, batch.offsets, np.concatenate(plan))",
-        "return put_rows(found, batch.offsets, sequences)",
-        WITH_KL,
+        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
+        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, sequences)",
+        f"{GROUPS}::test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut",
+    ),
+    Fault(
+        "an update gets the log-probabilities of the first microbatches",
+        TRAINER,
+        "request, later = self._logprobs_request(column.model, weight_version), held[column.first :]",
+        "request, later = self._logprobs_request(column.model, weight_version), held[: len(held) - column.first]",
+        f"{GROUPS}::test_columns_of_log_probabilities_are_of_the_updates_that_read_them",
     ),
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))",
-        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)[:-1]))",
+        "result = self.handle.train_step(evolve(request, microbatches=microbatches))",
+        "result = self.handle.train_step(evolve(request, microbatches=microbatches[:-1]))",
         WITH_KL,
     ),
     Fault(
@@ -529,8 +537,8 @@ FAULTS = (
     Fault(
         "the two answers of a pair go to two microbatches",
         TRAINER,
-        "plan = self._plan(batch, sequences, self._groups(batch, sequences))",
-        "plan = self._plan(batch, sequences, None)",
+        "cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))",
+        "cut = self._cut(read, minibatch.sequences, None)",
         "tests/core/run/test_preferences.py::test_pairs_are_learned_and_stay_together",
     ),
     Fault(
@@ -600,7 +608,7 @@ FAULTS = (
     ),
     Fault(
         "samples share the token at which they part",
-        "rlcore_torchkit.layers.attention",
+        "rlcore_torchkit.head.logprobs",
         "return int(differs.argmax()) if differs.any() else length",
         "return int(differs.argmax()) + 1 if differs.any() else length",
         WITH_KL,

@@ -19,11 +19,11 @@ from rlcore.run.train import train
 from rlcore.spi import GenerateResult, TokenBatch, Turn
 from rlcore.testing.models import make_model
 
-MOST = 9
+MOST = 8
 MOST_GATHERS = 4
 """Of a column, from the answer to the microbatches that the models read: for the reference and for the update."""
-FORWARD = ("rlcore_torchkit/attention.py", "rlcore_torchkit/logprobs.py")
-"""Files of the models' forward pass. What it makes of a microbatch, such as targets, is no column."""
+FORWARD = "rlcore_torchkit/head/logprobs.py"
+"""The file of the models' forward pass. What it makes of a microbatch, such as targets, is no column."""
 FIRST, LAST = ("rlcore_torchkit/generation.py", "join_samples"), ("rlcore_grpo/loss.py", "grpo_loss")
 """The first and the last function, by file: the one that makes an answer, and the loss."""
 RECORDS = (GenerateResult, TokenBatch, Turn)
@@ -127,7 +127,7 @@ class Walk:
             return
         if any(self.is_sample(value) for value in (*frame.f_locals.values(), argument)):
             self.note(frame)
-        if file.partition("/src/")[2] not in FORWARD:
+        if file.partition("/src/")[2] != FORWARD:
             self.gather([*frame.f_locals.values(), argument])
         if event == "return" and (file.partition("/src/")[2], name) == LAST:
             self.ended = True  # and never False again: another thread may be here too
