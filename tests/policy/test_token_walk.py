@@ -20,7 +20,8 @@ from rlcore.spi import GenerateResult, TokenBatch, Turn
 from rlcore.testing.models import make_model
 
 MOST = 12
-FIRST, LAST = ("rlcore_torchkit/generation.py", "join_samples"), ("rlcore_grpo/loss.py", "grpo_loss")
+FIRST = ("rlcore_torchkit/generation.py", "join_samples")
+LAST = ("rlcore_torchkit/rl/policy_gradient.py", "policy_gradient_loss")
 """The first and the last function, by file: the one that makes an answer, and the loss."""
 RECORDS = (GenerateResult, TokenBatch, Turn)
 """Types that carry tokens from one function to the next."""
