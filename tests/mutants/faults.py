@@ -735,14 +735,14 @@ FAULTS = (
     ),
     Fault(
         "the pull is away from the sampler instead of the reference",
-        "rlcore_grpo.loss",
+        "rlcore_torchkit.rl.policy_gradient",
         "reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
         "reference = generation",
         WITH_KL,
     ),
     Fault(
         "the trainer's log-probabilities are not asked for by what needs them",
-        "rlcore_grpo.loss_config",
+        "rlcore_torchkit.rl.loss_config",
         'return self.masks_by_geometric_mean or self.objective == "kl_cov"',
         "return False",
         "tests/system/test_previous_logprobs.py",
@@ -798,9 +798,9 @@ FAULTS = (
     ),
     Fault(
         "the importance weight is upside down",
-        "rlcore_grpo.importance",
-        "return importance_ratio(previous, generation)",
-        "return importance_ratio(generation, previous)",
+        "rlcore_torchkit.rl.policy_gradient",
+        "ratio = importance_ratio(previous, generation)",
+        "ratio = importance_ratio(generation, previous)",
         ORACLE.format("fsdp2-4-updates-trainer-no-kl-top-p"),
     ),
     Fault(
