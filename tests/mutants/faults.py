@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault(
         "a train step with dropout says what the policy was",
-        "rlcore.run.loop_of_run",
+        "rlcore.run.training.loop_of_run",
         "has_dropout=plan.recipe.lora is not None and plan.recipe.lora.dropout > 0,",
         "has_dropout=False,",
         "tests/system/test_logprob_mismatch.py::test_dropout_neither_makes_a_lie_nor_hides_one[fsdp2]",
