@@ -28,7 +28,7 @@ PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
-CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
+CORE_TESTS := tests/core --ignore=tests/core/testing
 CORE := -e core[tokenizer,datasets,serve]
 PACKAGES := \
 	core \
@@ -61,7 +61,8 @@ PACKAGES := \
 	plugins/reasoning_gym_environment \
 	plugins/verifiers_environment \
 	plugins/report \
-	plugins/planner
+	plugins/planner \
+	plugins/ray_execution
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
 INSTALL := install --quiet --disable-pip-version-check --no-compile
@@ -118,7 +119,7 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src torchkit/src plugins/conformance/src plugins/report/src plugins/planner/src
+	$(BIN)/mypy core/src torchkit/src plugins/conformance/src plugins/report/src plugins/planner/src plugins/ray_execution/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 

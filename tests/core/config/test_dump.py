@@ -9,7 +9,6 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlcore.config.cluster import ClusterConfig
 from rlcore.config.convert import convert
 from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.dump import dump_toml
@@ -25,7 +24,7 @@ from rlcore.config.recipe import (
     TrainingConfig,
 )
 from rlcore.schema.describe import key_of
-from rlcore.spi import ConfigError, LoraSpec, Problem
+from rlcore.spi import ClusterConfig, ConfigError, LoraSpec, Problem
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20).filter(
     lambda text: text.strip() and not text.startswith("~")  # a home of nobody

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.backends import execution
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
+from rlcore.spi import ClusterConfig
 from rlcore.testing.fakes import FakeTokenizer
 
 Prepare = Callable[..., RunPlan]
@@ -45,7 +45,7 @@ def test_with_a_cluster_pools_are_opened_within_one_session(
     for module, function in (("pool", "open_pool"), ("session", "ray_session")):
         stand_in = ModuleType(module)
         setattr(stand_in, function, lambda *arguments, name=module: context(name, *arguments))
-        monkeypatch.setitem(sys.modules, f"rlcore.run.execution.ray.{module}", stand_in)
+        monkeypatch.setitem(sys.modules, f"rlcore_ray.{module}", stand_in)
     cluster, tokenizer, progress, plain = ClusterConfig(gpus_per_node=2), FakeTokenizer(), Progress(), prepared()
     plan = evolve(plain, recipe=evolve(plain.recipe, cluster=cluster))
     with execution(plan, tokenizer, tmp_path, progress) as opened:

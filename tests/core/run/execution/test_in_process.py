@@ -8,8 +8,8 @@ import pytest
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import RefitCommand
 from rlcore.spi import ExportWeightsRequest, RefitRequest, RefitResult, hookimpl
+from rlcore.spi.execution import RefitCommand
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.trainer import FakeTrainer

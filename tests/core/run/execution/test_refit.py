@@ -13,13 +13,12 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
-from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.execution.refit import Refitter
-from rlcore.run.protocols import RefitCommand, Refitted
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import CheckpointError, Delta, DraftCounts, RefitError, SampleFeed, WorkerError, hookimpl
+from rlcore.spi.execution import EngineLimitError, RefitCommand, Refitted
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER

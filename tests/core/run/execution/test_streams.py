@@ -58,7 +58,7 @@ def generator(request: pytest.FixtureRequest) -> InProcessGenerator:
         FakeGeneratorConfig(),
     )
     handle.refit(RefitRequest(weight_version=0, channel="in_process", weights=export, may_alias=False))
-    return InProcessGenerator(handle=handle, tokenizer=FakeTokenizer())
+    return InProcessGenerator(handle=handle, decoder=FakeTokenizer())
 
 
 class Ending(RequestFeed):

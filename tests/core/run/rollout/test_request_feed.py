@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.run.protocols import Responses
 from rlcore.run.rollout import request_feed
 from rlcore.run.rollout.request_feed import CompletionRequest, RequestFeed
 from rlcore.spi import (
@@ -21,6 +20,7 @@ from rlcore.spi import (
     SamplingParams,
     StreamRequest,
 )
+from rlcore.spi.execution import Responses
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.policy import make_weights

@@ -26,7 +26,7 @@ class PollingFeed(RequestFeed):
         self.begin(weight_version)
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        """See rlcore.run.protocols.ResponseFeed."""
+        """See rlcore.spi.execution.ResponseFeed."""
         while True:
             self._look()
             taken = super().take(wait=False)

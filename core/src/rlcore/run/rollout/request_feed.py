@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 from attrs import define
 
-from rlcore.run.protocols import Responses
 from rlcore.spi import FinishReason, GenerateRequest, RaggedTokens, SamplingMask, SamplingParams
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
+from rlcore.spi.execution import Responses
 
 _REASONS = {int(reason): reason for reason in FinishReason}
 
@@ -141,7 +141,7 @@ class RequestFeed:
             self._waiting, self._taken = owed + self._waiting, []
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        """See rlcore.run.protocols.ResponseFeed."""
+        """See rlcore.spi.execution.ResponseFeed."""
         self.looked_at.set()
         with self._changed:
             while wait and not self._waiting and not self._has_ended:
@@ -152,7 +152,7 @@ class RequestFeed:
             return [self._request(samples) for samples in _alike(waiting)]
 
     def deliver(self, samples: Int64Array, responses: Responses) -> None:
-        """See rlcore.run.protocols.ResponseFeed."""
+        """See rlcore.spi.execution.ResponseFeed."""
         result = responses.result
         tokens = result.tokens.view()
         tokens.flags.writeable = False  # environments see them, and they are what will be trained on

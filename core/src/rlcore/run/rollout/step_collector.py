@@ -10,7 +10,7 @@ from rlcore import spi
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.mixed_rows import DATA_SET
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -20,6 +20,7 @@ from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.spi.execution import GeneratorGroup
 
 Distribution: TypeAlias = tuple[float, int, float, bool]
 """What the generator's log-probabilities are of: temperature, top_k and top_p, and whether it is told what they had kept."""
