@@ -84,7 +84,7 @@ def recipes(sections):
         logging=st.builds(LoggingConfig, rollouts_every_n_steps=numbers),
         sinks=st.builds(SinksConfig, names=st.lists(names.map("s".__add__), max_size=3, unique=True).map(tuple)),
         lora=st.none() | st.builds(LoraSpec, rank=numbers, alpha=positive, targets=st.just(("q_proj", "layers.0.mlp.up_proj"))),
-        cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
+        cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, execution=st.just("threads")),
         observers=st.builds(
             ObserversConfig,
             names=st.lists(names.map("o".__add__), max_size=3).map(tuple),
