@@ -168,14 +168,14 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
             calls: Any = LocalCalls(workers, num_ranks)
             trainer = PoolTrainer(
                 calls=calls,
-                entry=registry.of("trainer")[0],
+                capabilities=FAKE_TRAINER.capabilities,
                 model="policy",
                 members=[[rank] for rank in range(num_ranks)],
                 max_tokens_per_microbatch=MAX_TOKENS,
                 temperature=1.0,
             )
             engines = Engines(calls=calls, hosts=range(num_ranks))
-            generator = PoolGenerator(calls=calls, entry=registry.of("generator")[0], engines=engines)
+            generator = PoolGenerator(calls=calls, capabilities=FAKE_GENERATOR.capabilities, engines=engines)
             yield Backends(trainer=trainer, generator=generator, route=NoRoute())
 
         yield opened

@@ -1,7 +1,7 @@
 """The list of released plugins equals the packages of the checkout, and hints name the command from it."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,13 @@ from packaging.requirements import Requirement
 from rlcore.published_plugins import first_published, how_to_install, pip_line, published
 
 PACKAGES = Path(__file__).parents[2] / "plugins"
-ROLES = ("trainer", "generator", "algorithm", "environment", "sink", "importer", "command", "planner", "chart")
+ROLES = ("trainer", "generator", "algorithm", "environment", "sink", "importer", "command", "planner", "chart", "execution")
+
+
+def brought(line: str, extras: Mapping[str, Sequence[str]]) -> Requirement:
+    """What a line installs: an extra of the core's stands for the package that it brings."""
+    found = Requirement(line)
+    return found if found.name != "rlcore" else Requirement(extras[min(found.extras)][0])
 
 
 def test_the_list_is_that_of_the_checkouts_packages() -> None:
@@ -22,7 +28,8 @@ def test_the_list_is_that_of_the_checkouts_packages() -> None:
         }
         for role in ROLES
     }
-    listed = {role: {name: Requirement(line) for name, line in names.items()} for role, names in published().items()}
+    core = tomllib.loads((PACKAGES.parent / "core" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = {role: {name: brought(line, core) for name, line in names.items()} for role, names in published().items()}
     assert {role: {name: one.name for name, one in names.items()} for role, names in listed.items()} == found
     assert all(one.extras <= extras[one.name] for names in listed.values() for one in names.values())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from attrs import define
 
+from rlcore.execution import ExecutionContext
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
@@ -84,7 +85,8 @@ def opened(folder: Path, *overrides: str) -> Iterator[Pool]:
     plan = prepare(write_recipe(folder), [f"run.directory={folder / 'runs'}", *options, *overrides])
     assert plan.channel is not None
     progress = Pools()
-    with open_pool(plan, FakeTokenizer(), folder / "logs", progress) as backends:
+    context = ExecutionContext.of(plan, FakeTokenizer(), folder / "run" / "logs", progress)
+    with open_pool(context, plan.config("execution")) as backends:
         pool = Pool(backends, plan.channel, progress)
         pool.refit(0)
         yield pool

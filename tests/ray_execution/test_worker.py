@@ -13,7 +13,6 @@ import ray
 from torch.distributed import TCPStore
 
 from rlcore.spi import PluginError
-from rlcore_ray import worker as worker_module
 from rlcore_ray.worker import Worker
 from rlcore_torchkit.process_group import listening_store
 
@@ -82,14 +81,13 @@ def test_the_port_is_released_before_the_trainer_is_built_where_no_other_socket_
     address = urlsplit(worker.rendezvous())
     could_bind = []
 
-    def build(*arguments: object) -> None:
+    def build(arguments: object) -> None:
         could_bind.append(is_port_free(address.port))
         raise PluginError("no trainer")
 
-    monkeypatch.setattr(worker_module, "build_trainer", build)
-    monkeypatch.setattr(worker, "_plugins", (None, None, ()))
+    monkeypatch.setattr(worker, "_plugins", SimpleNamespace(build_trainer=build))
     monkeypatch.setattr(sys, "platform", platform)
-    order: Any = SimpleNamespace(trainer=None, trainer_config=None)
+    order: Any = SimpleNamespace(trainer=None)
     with pytest.raises(PluginError, match="no trainer"):
         worker.build(order)
     assert could_bind == [is_free]

@@ -70,11 +70,10 @@ def prepared(tmp_path: Path) -> Callable[..., RunPlan]:
 
 
 def with_execution(registry: Registry) -> Registry:
-    """The registry with the fake execution, which plans of several ranks need."""
-    if any(entry.role == "execution" and entry.name == "fake" for entry in registry.entries):
-        return registry
-    own = [entry for entry in fake_registry().entries if entry.role == "execution" and entry.name == "fake"]
-    return evolve(registry, entries=(*registry.entries, *own))
+    """The registry with the fake execution, which plans of several ranks need, and each of its plugins once."""
+    executions = {entry.name: entry for entry in (*fake_registry().of("execution"), *registry.of("execution"))}
+    others = [entry for entry in registry.entries if entry.role != "execution"]
+    return evolve(registry, entries=(*others, *executions.values()))
 
 
 @pytest.fixture
