@@ -1,6 +1,6 @@
 """Draw docs/diagrams/*.svg: boxes, arrows between them, and bars over time. A test keeps them current."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -141,6 +141,10 @@ def overlap() -> Drawing:
     return picture
 
 
+PUBLIC_PATHS = {"attention", "buckets", "digest", "logprobs", "losses", "microbatch", "models", "trainer_hooks"}
+"""Modules of torchkit by which plugins of others import from its rooms."""
+
+
 @cache
 def graph(package: str) -> grimp.ImportGraph:
     return grimp.build_graph(package, cache_dir=None)
@@ -165,6 +169,8 @@ def imports_between_rooms(package: str) -> dict[str, set[str]]:
 
 def room_of(module: str, package: str, *, is_folder: bool) -> str:
     name = module.removeprefix(f"{package}.")
+    if package == "rlcore_torchkit" and name in PUBLIC_PATHS:
+        return "public paths"
     if package != "rlcore" or is_folder or name == "api":
         return name
     return "cli" if name == "__main__" else "other modules"
@@ -225,7 +231,7 @@ def rooms(package: str) -> Drawing:
 
 
 PACKAGES = ("rlcore", "rlcore.run", "rlcore_torchkit", "rlcore_vllm", "rlcore_megatron")
-DRAWINGS = {
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "step": step,
     "plugins": plugins,
     "placement": placement,
