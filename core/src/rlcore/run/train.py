@@ -57,7 +57,7 @@ def train(
         digests = inputs.train_digests()
         if checkpoint is not None:
             check_rows(checkpoint, digests, progress.note, allow_changes=allow_changes)
-        prepared = evolve(prepared, continues=checkpoint is not None).observed(directory.path)
+        prepared = evolve(prepared, continues=checkpoint is not None)
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
         if not resume:

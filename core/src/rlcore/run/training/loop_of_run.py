@@ -12,7 +12,7 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
 from rlcore.run.plan.inputs import Inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, CollectedRollouts, LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
+from rlcore.run.protocols import CollectedRollouts, LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
@@ -29,6 +29,7 @@ from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.reference import Reference, ReferenceScorer
 from rlcore.run.train_step.rescoring import Rescorer
 from rlcore.spi import CheckpointError
+from rlcore.spi.execution import Backends
 
 
 @frozen(kw_only=True, eq=False)

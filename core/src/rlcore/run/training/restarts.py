@@ -9,13 +9,11 @@ from attrs import frozen
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.data.rows_digest import RowDigests
-from rlcore.run.execution.backends import OpenBackends
-from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.weight_sync import weight_sync_of
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.plan.inputs import Inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, LoopObserver, LoopPosition
+from rlcore.run.protocols import LoopObserver, LoopPosition
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
@@ -26,6 +24,7 @@ from rlcore.run.storage.saver import RunSaver
 from rlcore.run.training.ending import finish, run_to_end
 from rlcore.run.training.loop_of_run import LoopParts, critic_of
 from rlcore.spi import ConfigError, WorkerError
+from rlcore.spi.execution import Backends, EngineLimitError, OpenBackends
 
 
 @frozen(kw_only=True, eq=False)
