@@ -443,9 +443,9 @@ FAULTS = (
     ),
     Fault(
         "work that waits keeps the rest waiting",
-        "rlcore.run.rollout.task_pool",
-        "self._call()  # this work may wait, and the rest must not",
-        "pass",
+        "rlcore.run.rollout.environment_calls",
+        "self._queue.put_nowait(piece)",
+        "self._queue._queue.append(piece)",
         "tests/core/run/rollout/test_task_pool.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
     ),
     Fault(
