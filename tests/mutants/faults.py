@@ -387,7 +387,7 @@ FAULTS = (
     ),
     Fault(
         "a refit may come before the generator has begun a stream",
-        "rlcore.run.rollout.background_stream",
+        "rlcore.run.rollout.episode_run",
         "self._feed.looked_at.wait()",
         "pass",
         "tests/core/run/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",

@@ -284,6 +284,7 @@ class TaskPool:
                 raise
             finally:
                 at_work.discard(task)
+            del work, item  # what an episode has said is large, and a task may be idle for long
             if time.monotonic() > state.give_way_at:
                 await calls.give_way()
 

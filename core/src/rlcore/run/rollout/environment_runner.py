@@ -194,7 +194,7 @@ class EpisodeRunner:
         """What each call came to; with the first failure that the recipe does not let pass, the rest is not made."""
         outcomes: dict[int, Result | Failure] = {}
 
-        async def lane(made: EnvironmentCalls, todo: Iterator[int]) -> None:
+        async def worker(made: EnvironmentCalls, todo: Iterator[int]) -> None:
             for index in todo:
                 outcome = outcomes[index] = await made.make(calls[index])
                 if isinstance(outcome, Failure) and (self._on_error == "error" or outcome.ends_run):
@@ -203,7 +203,7 @@ class EpisodeRunner:
 
         async def begin(made: EnvironmentCalls) -> None:
             todo = iter([index for index in range(len(calls)) if index not in outcomes])
-            await all_or_first([lane(made, todo) for _ in range(min(self.max_concurrent, len(calls) - len(outcomes)))])
+            await all_or_first([worker(made, todo) for _ in range(min(self.max_concurrent, len(calls) - len(outcomes)))])
 
         if calls:
             self.drive(begin)
@@ -233,6 +233,11 @@ class LoopTaskHandle:
         self._polled = 0.0
         self._polling = threading.Lock()
         """Held while a thread looks: the event loop is given up once, and begins again once."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the work is on, or is about to begin on."""
+        return self._thread.loop
 
     def start(self) -> None:
         """Begin the work on the event loop that the runner has now. Nothing of it goes on where this is interrupted."""
