@@ -212,18 +212,16 @@ def discover(disable: Sequence[str] = ()) -> Registry:
         for group in (OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
         for entry_point in _sorted(installed.select(group=group))
     ]
-    channels, sources = (
-        [_loaded(_named(kind, entry_point), entry_point, disabled) for entry_point in _sorted(installed.select(group=group))]
-        for kind, group in ((ChannelEntry, CHANNEL_GROUP), (DataSourceEntry, DATASET_GROUP))
-    )
+    channels = load_group(ChannelEntry, CHANNEL_GROUP, disabled)
+    sources = load_group(DataSourceEntry, DATASET_GROUP, disabled)
     known = {name for entry in (*entries, *observers, *channels, *sources) for name in (entry.name, entry.distribution)}
     disabled.matched.update(_matched_before_recipes(installed))
     warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
     return Registry(
         entries=tuple(entries),
         observer_entries=tuple(observers),
-        channels=tuple(channels),
-        data_sources=tuple(sources),
+        channels=channels,
+        data_sources=sources,
         warnings=warnings,
     )
 
@@ -243,9 +241,12 @@ def importers(name: str) -> tuple[ImporterEntry, ...]:
     return load_group(ImporterEntry, IMPORTER_GROUP, name=name)
 
 
-def load_group(kind: type[AnyEntry], group: str, **selected: Any) -> tuple[AnyEntry, ...]:
-    """Import what the entry points of a group name, and check it. The environment variable alone disables some of them."""
-    disabled = _disable_list(())
+def load_group(
+    kind: type[AnyEntry], group: str, disabled: "_DisableList | None" = None, **selected: Any
+) -> tuple[AnyEntry, ...]:
+    """Import what the entry points of a group name, and check it. Without `disabled`, the environment variable alone disables
+    some of them."""
+    disabled = disabled or _disable_list(())
     points = _sorted(installed_entry_points().entry_points.select(group=group, **selected))
     return tuple(_loaded(_named(kind, point), point, disabled) for point in points)
 

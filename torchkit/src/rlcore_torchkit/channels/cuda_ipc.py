@@ -34,8 +34,8 @@ class _Shared:
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), storage.device, storage.nbytes())
-        self._alias: torch.UntypedStorage = alias
+        alias: Any = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), storage.device, storage.nbytes())
+        self._alias = alias
         self.handle = pickle.dumps(alias._share_cuda_())
 
 
@@ -79,7 +79,7 @@ class Sender(ChannelSender):
         self._shared.clear()
         self.buffers = [None, None]
         if self.device.type == "cuda":
-            torch.cuda.ipc_collect()
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self.end()
@@ -161,7 +161,8 @@ def index_of(uuid: str) -> int:
 
 
 def _refuse_expandable_segments() -> None:
-    if any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
+    snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    if any(segment.get("is_expandable") for segment in snapshot):
         raise RefitError(
             "refit: channel cuda_ipc cannot share memory of expandable segments. Take expandable_segments:True out of "
             "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF"

@@ -63,9 +63,8 @@ def _usable(recipe: Recipe, registry: Registry) -> list[ChannelProvider]:
     state = named_state(states, named)
     if named != AUTO and (state is None or not state.is_usable):
         hint = how_to_install("channel", named, [one.entry.name for one in states])
-        raise PluginError(
-            f"refit.channel: {named!r} is {f'not installed. {hint}' if state is None else state.text}".rstrip(". ")
-        )
+        problem = f"not installed. {hint}".rstrip(". ") if state is None else state.text
+        raise PluginError(f"refit.channel: {named!r} is {problem}")
     usable = [one.entry.provider for one in states if one.is_usable and one.entry.provider is not None]
     return sorted(usable, key=lambda channel: channel.cost)
 
