@@ -24,7 +24,7 @@ from rlcore.spi import (
     TensorSpec,
 )
 from rlcore_torchkit.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_torchkit.delta_encoding import encode, patch
+from rlcore_torchkit.refit.delta_encoding import encode, patch
 
 _CODE = "changes"
 """Stands for all tensors of a bucket in its file."""

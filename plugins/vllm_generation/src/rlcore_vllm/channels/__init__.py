@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlcore.spi import ChannelOptions, ChannelReceiver, ChannelSender, find_channel
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 _OWN = ("in_process", "shards")
 """Channels without ends of their own, each of which has a file here."""

@@ -26,11 +26,11 @@ from rlcore.spi import (
     ShardSlice,
     TensorSpec,
 )
-from rlcore_torchkit.process_group import is_loopback, listening_store
-from rlcore_torchkit.shard_cache import ShardCache
-from rlcore_torchkit.shard_receiver import ShardReceiver
-from rlcore_torchkit.shard_slices import whole_slice, with_rest
-from rlcore_vllm.manifest import Manifest
+from rlcore_torchkit.distributed.process_group import is_loopback, listening_store
+from rlcore_torchkit.refit.shard_cache import ShardCache
+from rlcore_torchkit.refit.shard_receiver import ShardReceiver
+from rlcore_torchkit.refit.shard_slices import whole_slice, with_rest
+from rlcore_vllm.channels.manifest import Manifest
 
 Needs: TypeAlias = dict[str, list[list[list[int]]]]
 """Parts of tensors that a rank reads, as plain containers: [start, stop] of each slice by tensor. Others are read whole."""
