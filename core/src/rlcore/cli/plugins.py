@@ -40,7 +40,7 @@ def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> di
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
         "missing": _missing_json(registry, device),
         "channels": [_channel_json(state) for state in _channel_states(registry)],
-        "data_sources": [_state_json(state) for state in states_of(registry.data_sources)],
+        "datasets": [_state_json(state) for state in states_of(registry.data_sources)],
         "observers": [_observer_json(state) for state in states_of(registry.observer_entries)],
         "commands": [_state_json(state) for state in added],
         "warnings": list(registry.warnings),
@@ -126,7 +126,7 @@ def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tup
     if registry.channels:
         yield "channel", [_listed_channel(state) for state in _channel_states(registry)]
     if registry.data_sources:
-        yield "data source", [_listed_source(state) for state in states_of(registry.data_sources)]
+        yield "dataset", [_listed_source(state) for state in states_of(registry.data_sources)]
     if registry.observer_entries:
         yield "observer", [_listed_observer(state) for state in states_of(registry.observer_entries)]
     if added:

@@ -142,7 +142,7 @@ class DataSourceEntry(DescribedEntry):
     """One installed data source."""
 
     described_by: ClassVar[type] = DataSourceProvider
-    role: str = field(default="data source", init=False)
+    role: str = field(default="dataset", init=False)
     provider: DataSourceProvider | None = None
 
     def problems(self) -> Iterator[str]:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
-from rlcore.published_plugins import how_to_install
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.selection import AUTO, AUTO_ROLES
-from rlcore.registry.states import named_state, states_of
+from rlcore.registry.selection import AUTO, AUTO_ROLES, require_named
+from rlcore.registry.states import states_of
 from rlcore.run.plan.generator_placement import separate
 from rlcore.spi import ChannelProvider, PluginError, Role, capabilities
 
@@ -58,14 +57,9 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
 
 def _usable(recipe: Recipe, registry: Registry) -> list[ChannelProvider]:
     """Return the usable channels, the cheapest first. PluginError where the one that the recipe names is none of them."""
-    states = states_of(registry.channels)
-    named = recipe.refit.channel
-    state = named_state(states, named)
-    if named != AUTO and (state is None or not state.is_usable):
-        hint = how_to_install("channel", named, [one.entry.name for one in states])
-        problem = f"not installed. {hint}".rstrip(". ") if state is None else state.text
-        raise PluginError(f"refit.channel: {named!r} is {problem}")
-    usable = [one.entry.provider for one in states if one.is_usable and one.entry.provider is not None]
+    if recipe.refit.channel != AUTO:
+        require_named("refit.channel", recipe.refit.channel, registry.channels)
+    usable = [one.entry.provider for one in states_of(registry.channels) if one.is_usable and one.entry.provider is not None]
     return sorted(usable, key=lambda channel: channel.cost)
 
 
