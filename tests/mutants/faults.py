@@ -29,9 +29,10 @@ TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teach
 ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_asked_for"
 UPDATES = "tests/core/run/test_loop.py"
 ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
+GROUPS = "tests/core/run/execution/test_groups.py"
 ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
-TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
+TWO_PARTS = "tests/ray_execution/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
 IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
 PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
@@ -65,16 +66,16 @@ FAULTS = (
     # What an algorithm is given
     Fault(
         "an algorithm writes into the tokens that are trained on",
-        "rlcore.registry.algorithm_handle",
-        "tokens=_read_only(batch.tokens),",
-        "tokens=batch.tokens,",
+        "rlcore.spi.batch",
+        "tokens=read_only(self.tokens),",
+        "tokens=self.tokens,",
         f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[tokens]",
     ),
     Fault(
         "an algorithm writes into the mask that is trained on",
-        "rlcore.registry.algorithm_handle",
-        "loss_mask=_read_only(batch.loss_mask),",
-        "loss_mask=batch.loss_mask,",
+        "rlcore.spi.batch",
+        "loss_mask=read_only(self.loss_mask),",
+        "loss_mask=self.loss_mask,",
         f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[loss_mask]",
     ),
     Fault(
@@ -115,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         "groups are replaced by their sums of rewards where parts are compared",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "[one.rewards for one in trained], [one.reward_components for one in trained], compared",
         '[one.rewards for one in trained], [one.reward_components for one in trained], "rewards"',
         "tests/system/test_rewards.py::test_they_teach_where_each_part_is_compared",
@@ -145,21 +146,21 @@ FAULTS = (
     # Groups that are replaced
     Fault(
         "failures of replaced groups are told of a step's samples",
-        "rlcore.run.rollout.step_collector",
+        "rlcore.run.rollout.collector",
         "num_samples=len(numbers), replaced={})",
         "num_samples=len(numbers))",
         "tests/core/run/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
     ),
     Fault(
         "a group counts whose rewards differ by masked samples alone",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "if one.valid and not (masks_truncated and one.truncated)]",
         "if one.valid]",
         "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
     ),
     Fault(
         "failures of replaced groups are a share of the step's samples alone",
-        "rlcore.run.rollout.masked_failures",
+        "rlcore.run.rollout.failures",
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
         "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
@@ -400,31 +401,31 @@ FAULTS = (
     ),
     Fault(
         "a rank that falls silent in a stream is not named",
-        "rlcore.run.execution.ray.calls",
+        "rlcore_ray.calls",
         "wait = PendingCall(name=name, pending=references, watch=self._watch(name))",
         "wait = PendingCall(name=name, pending=references)",
-        "tests/core/run/execution/ray/test_heartbeat.py::test_a_stopped_rank_is_named_and_the_run_goes_on_with_it[stream]",
+        "tests/ray_execution/test_heartbeat.py::test_a_stopped_rank_is_named_and_the_run_goes_on_with_it[stream]",
     ),
     Fault(
         "a rank that answers again is told as silent by the next call that looks",
-        "rlcore.run.execution.ray.heartbeat",
+        "rlcore_ray.heartbeat",
         "self._heard[rank] = suspend_aware_time()",
         "pass",
-        "tests/core/run/execution/ray/test_heartbeat.py::test_a_silent_rank_is_told_once_and_again_when_it_answers",
+        "tests/ray_execution/test_heartbeat.py::test_a_silent_rank_is_told_once_and_again_when_it_answers",
     ),
     Fault(
         "a driver that was stopped takes its ranks for silent",
-        "rlcore.run.execution.ray.suspend_aware_clock",
+        "rlcore_ray.suspend_aware_clock",
         "self._left_out_s += now - self._last - COUNTED_S",
         "pass",
-        "tests/core/run/execution/ray/test_heartbeat.py::test_no_rank_is_silent_while_the_driver_itself_stood_still",
+        "tests/ray_execution/test_heartbeat.py::test_no_rank_is_silent_while_the_driver_itself_stood_still",
     ),
     Fault(
         "a stream waits for a stopped rank as long as for a whole generation",
-        "rlcore.run.execution.ray.calls",
+        "rlcore_ray.calls",
         "self._check_late(wait)  # what is asked beside the calls is answered at once",
         "pass",
-        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
+        "tests/ray_execution/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
     ),
     Fault(
         "an engine that stands still as it generates is waited for as long as for a whole generation",
@@ -435,10 +436,10 @@ FAULTS = (
     ),
     Fault(
         "the driver waits for ever for a raylet that stands still",
-        "rlcore.run.execution.ray.raylet_watchdog",
+        "rlcore_ray.raylet_watchdog",
         "signal.pidfd_send_signal(process, signal.SIGKILL)",
         "pass",
-        "tests/core/run/execution/ray/test_raylet_watchdog.py::test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be",
+        "tests/ray_execution/test_raylet_watchdog.py::test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be",
     ),
     Fault(
         "work that waits keeps the rest waiting",
@@ -449,7 +450,7 @@ FAULTS = (
     ),
     Fault(
         "an environment can change the tokens that are trained on",
-        "rlcore.run.rollout.request_feed",
+        "rlcore.run.rollout.episode",
         "tokens.flags.writeable = False  # environments see them, and they are what will be trained on",
         "pass",
         "tests/core/run/rollout/test_request_feed.py::test_samples_are_handed_to_those_who_asked_as_they_come",
@@ -463,10 +464,10 @@ FAULTS = (
     ),
     Fault(
         "all prompts of a request go to the host that had the least to do before it",
-        "rlcore.run.execution.ray.request_router",
+        "rlcore_ray.request_router",
         "while totals[idlest[0][1]] != idlest[0][0]:",
         "while False:",
-        "tests/core/run/execution/ray/test_request_router.py::test_every_prompt_goes_whole_to_a_host_with_the_least_work",
+        "tests/ray_execution/test_request_router.py::test_every_prompt_goes_whole_to_a_host_with_the_least_work",
     ),
     # The trainer as the loop sees it
     Fault(
@@ -479,15 +480,22 @@ FAULTS = (
     Fault(
         "log-probabilities come back in the batch's order instead of the microbatches'",
         TRAINER,
-        "return put_rows(found, batch.offsets, np.concatenate(plan))",
-        "return put_rows(found, batch.offsets, sequences)",
-        WITH_KL,
+        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
+        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, sequences)",
+        f"{GROUPS}::test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut",
+    ),
+    Fault(
+        "an update gets the log-probabilities of the first microbatches",
+        TRAINER,
+        "request, later = self._logprobs_request(column.model, weight_version), held[column.first :]",
+        "request, later = self._logprobs_request(column.model, weight_version), held[: len(held) - column.first]",
+        f"{GROUPS}::test_columns_of_log_probabilities_are_of_the_updates_that_read_them",
     ),
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))",
-        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)[:-1]))",
+        "result = self.handle.train_step(evolve(request, microbatches=microbatches))",
+        "result = self.handle.train_step(evolve(request, microbatches=microbatches[:-1]))",
         WITH_KL,
     ),
     Fault(
@@ -507,38 +515,38 @@ FAULTS = (
     # Several ranks
     Fault(
         "ranks divide by the counts of one sequence",
-        "rlcore.run.execution.ray.pool_groups",
+        "rlcore_ray.pool_groups",
         "given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]",
         "given = [(self.model, evolve(request, counts=batch.select(sequences[:1]).counts()), *parts[r], True) for r in parts]",
-        "tests/core/run/execution/ray/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
+        "tests/ray_execution/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
     ),
     Fault(
         "what only keeps a rank busy counts in the loss",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "column[taken.offsets[filler] : taken.offsets[filler + 1]] = 0",
         "pass",
-        "tests/core/run/execution/ray/test_dispatch.py",
+        "tests/ray_execution/test_dispatch.py",
     ),
     Fault(
         "all ranks get the first one's microbatches",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]",
         "return [RankPart.of(taken, self.bounds[: size + 1]) for rank in range(self.num_ranks)]",
-        "tests/core/run/execution/ray/test_dispatch.py",
+        "tests/ray_execution/test_dispatch.py",
     ),
     Fault(
         "the two answers of a pair go to two microbatches",
         TRAINER,
-        "plan = self._plan(batch, sequences, self._groups(batch, sequences))",
-        "plan = self._plan(batch, sequences, None)",
+        "cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))",
+        "cut = self._cut(read, minibatch.sequences, None)",
         "tests/core/run/test_preferences.py::test_pairs_are_learned_and_stay_together",
     ),
     Fault(
         "half a pair keeps a rank busy",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "shortest = np.arange(parts[least], parts[least + 1])",
         "shortest = parts[least : least + 1]",
-        "tests/core/run/execution/ray/test_dispatch.py",
+        "tests/ray_execution/test_dispatch.py",
     ),
     Fault(
         "the reference's log-probabilities are found by the first token alone",
@@ -600,7 +608,7 @@ FAULTS = (
     ),
     Fault(
         "samples share the token at which they part",
-        "rlcore_torchkit.layers.attention",
+        "rlcore_torchkit.head.logprobs",
         "return int(differs.argmax()) if differs.any() else length",
         "return int(differs.argmax()) + 1 if differs.any() else length",
         WITH_KL,
@@ -727,14 +735,14 @@ FAULTS = (
     ),
     Fault(
         "the pull is away from the sampler instead of the reference",
-        "rlcore_grpo.loss",
+        "rlcore_torchkit.rl.policy_gradient",
         "reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
         "reference = generation",
         WITH_KL,
     ),
     Fault(
         "the trainer's log-probabilities are not asked for by what needs them",
-        "rlcore_grpo.loss_config",
+        "rlcore_torchkit.rl.loss_config",
         'return self.masks_by_geometric_mean or self.objective == "kl_cov"',
         "return False",
         "tests/system/test_previous_logprobs.py",
@@ -790,9 +798,9 @@ FAULTS = (
     ),
     Fault(
         "the importance weight is upside down",
-        "rlcore_grpo.importance",
-        "return importance_ratio(previous, generation)",
-        "return importance_ratio(generation, previous)",
+        "rlcore_torchkit.rl.policy_gradient",
+        "ratio = importance_ratio(previous, generation)",
+        "ratio = importance_ratio(generation, previous)",
         ORACLE.format("fsdp2-4-updates-trainer-no-kl-top-p"),
     ),
     Fault(
@@ -847,7 +855,7 @@ FAULTS = (
     ),
     Fault(
         "ranks are not told what samples were chosen among",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "sampling_mask=_part_of(batch.sampling_mask, tokens),",
         "sampling_mask=None,",
         "tests/oracle/test_grpo_oracle.py::test_truncated_sampling_on_two_ranks[fsdp2-4-updates-generation-kl-top-p-masked-two-ranks]",
@@ -882,7 +890,7 @@ FAULTS = (
     ),
     Fault(
         "ranks get the smallest margins first",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "sequence_columns={name: column[sequences] for name, column in batch.sequence_columns.items()},",
         "sequence_columns={name: np.sort(column)[sequences] for name, column in batch.sequence_columns.items()},",
         MARGINS.format("fsdp2-two-margins"),
@@ -1045,14 +1053,14 @@ FAULTS = (
     # Images
     Fault(
         "a row's images end at the template",
-        "rlcore.run.rollout.group_starts",
+        "rlcore.run.rollout.prompt_groups",
         "images = prompt_images(reset.observation.messages)",
         "images = prompt_images(None)",
         ANY_ORDER,
     ),
     Fault(
         "an episode forgets its images",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "images=self.images,",
         "images=(),",
         ANY_ORDER,
@@ -1087,21 +1095,21 @@ FAULTS = (
     ),
     Fault(
         "a rank's microbatches have its first images",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "images=None if self.images is None else self.images[start:end],",
         "images=None if self.images is None else self.images[: end - start],",
         TWO_PARTS,
     ),
     Fault(
         "every rank has the first one's images",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "images=None if batch.images is None else batch.images[sequences],",
         "images=None if batch.images is None else batch.images[: sequences.stop - sequences.start],",
         TWO_PARTS,
     ),
     Fault(
         "a generator's share of prompts has the request's first images",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "tuple(request.images[prompt] for prompt in prompts.tolist())",
         "request.images[: len(prompts)]",
         TWO_PARTS,
@@ -1179,14 +1187,14 @@ FAULTS = (
     ),
     Fault(
         "a teacher's ranks have the student's layout",
-        "rlcore.run.execution.ray.pool",
+        "rlcore_ray.pool",
         "trainer_config=prepared.reference_config,",
         'trainer_config=prepared.config("trainer"),',
         TEACHER_APART,
     ),
     Fault(
         "ranks compute at temperature 1",
-        "rlcore.run.execution.ray.pool",
+        "rlcore_ray.pool",
         "temperature=prepared.recipe.rollout.temperature,",
         "temperature=1.0,",
         TEACHER_APART,
@@ -1307,31 +1315,31 @@ FAULTS = (
     ),
     Fault(
         "an update takes what ranks hold for another one",
-        "rlcore.run.execution.ray.step_data_cache",
+        "rlcore_ray.step_data_cache",
         "microbatches = slice(int(self._updates[number]), int(self._updates[number + 1]) + 1)",
         "microbatches = slice(int(self._updates[0]), int(self._updates[1]) + 1)",
-        "tests/core/run/execution/ray/test_step_data_cache.py",
+        "tests/ray_execution/test_step_data_cache.py",
     ),
     Fault(
         "log-probabilities that stay with a rank begin with its first update",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "num_before = int(self.offsets[self.bounds[first]] - self.offsets[0])",
         "num_before = 0",
-        "tests/core/run/execution/ray/test_step_data_cache.py",
+        "tests/ray_execution/test_step_data_cache.py",
     ),
     Fault(
         "samples that are dealt again have the seeds of the first ones",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "seeds=request.seeds[samples],",
         "seeds=request.seeds[: len(samples)],",
-        "tests/core/run/execution/ray/test_request_router.py",
+        "tests/ray_execution/test_request_router.py",
     ),
     Fault(
         "engines that are out fail again whenever memory moves",
-        "rlcore.run.execution.ray.engines",
+        "rlcore_ray.engines",
         "for rank in sorted(failed.keys() & set(self.living)):",
         "for rank in sorted(failed):",
-        "tests/core/run/execution/ray/test_engines.py::test_engines_that_are_out_cost_nothing_when_memory_moves",
+        "tests/ray_execution/test_engines.py::test_engines_that_are_out_cost_nothing_when_memory_moves",
     ),
     Fault(
         "samples that have been handed out are still owed",
@@ -1342,53 +1350,52 @@ FAULTS = (
     ),
     Fault(
         "an engine is blamed for an error of the driver's",
-        "rlcore.run.execution.ray.pool_stream",
+        "rlcore_ray.pool_stream",
         "except BaseException as error:  # which would be lost in this thread",
         "except BaseException as error:\n            self._give_way(host, error)\n            return",
-        "tests/core/run/execution/ray/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
+        "tests/ray_execution/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
     ),
     Fault(
         "a rank whose engine is out dies unnoticed",
-        "rlcore.run.execution.ray.pool_stream",
+        "rlcore_ray.pool_stream",
         "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
         "idle = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
-        "tests/core/run/execution/ray/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
+        "tests/ray_execution/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
     ),
     Fault(
         "a rank without a generator dies unnoticed",
-        "rlcore.run.execution.ray.pool_stream",
+        "rlcore_ray.pool_stream",
         "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
         "idle = sorted(set(self._hosts).difference(self._engines.living))",
-        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
+        "tests/ray_execution/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
     ),
     Fault(
         "a rank of the reference dies unnoticed",
-        "rlcore.run.execution.ray.pool",
+        "rlcore_ray.pool",
         'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)',
         'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)',
-        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
+        "tests/ray_execution/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
     ),
     Fault(
         "a pool that is gone keeps the last lines of its rank to itself",
-        "rlcore.run.execution.ray.calls",
+        "rlcore_ray.calls",
         "self.lose(reason)  # whoever finds the pool gone says as much: it may be the first to be heard",
         "self.lose(str(worker))",
-        "tests/core/run/execution/ray/test_pool_failures.py::"
-        "test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
+        "tests/ray_execution/test_pool_failures.py::test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
     ),
     Fault(
         "nodes that are slower to load their plugins are not named beside the first that could not",
-        "rlcore.run.execution.ray.pending_call",
+        "rlcore_ray.pending_call",
         'return has_left or self.name == "prepare"',
         "return has_left",
-        "tests/core/run/execution/ray/test_placement.py::test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too",
+        "tests/ray_execution/test_placement.py::test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too",
     ),
     Fault(
         "an engine that died after its own refit is taken for one that came back",
-        "rlcore.run.execution.ray.pool_groups",
+        "rlcore_ray.pool_groups",
         "if rank in were_out and not one.is_starting]",
         "if not one.is_starting]",
-        "tests/core/run/execution/ray/test_pool_groups_refit.py",
+        "tests/ray_execution/test_pool_groups_refit.py",
     ),
     Fault(
         "a program that a stop of the whole job reaches first has failed for good",
@@ -1436,17 +1443,17 @@ FAULTS = (
     ),
     Fault(
         "what a killed rank has started is taken for gone with its main thread",
-        "rlcore.run.execution.ray.orphan_processes",
+        "rlcore_ray.orphan_processes",
         "return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or living_threads(process.pid)))",
         "return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)",
-        "tests/core/run/execution/ray/test_orphan_processes.py::test_a_process_whose_main_thread_has_ended_is_killed",
+        "tests/ray_execution/test_orphan_processes.py::test_a_process_whose_main_thread_has_ended_is_killed",
     ),
     Fault(
         "a process is taken for gone once it shows its environment no more",
-        "rlcore.run.execution.ray.orphan_processes",
+        "rlcore_ray.orphan_processes",
         "started = set(filter(lives, {*started, *marked(MARK, pool)}))",
         "started = set(marked(MARK, pool))",
-        "tests/core/run/execution/ray/test_orphan_processes.py::test_one_that_shows_its_environment_no_more_is_waited_for",
+        "tests/ray_execution/test_orphan_processes.py::test_one_that_shows_its_environment_no_more_is_waited_for",
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",

@@ -15,12 +15,13 @@ _NAMES = {
     ),
     "batch": (
         "ADVANTAGES EPISODE_IDS GENERATION_LOGPROBS GROUP_IDS MARGINS PREVIOUS_LOGPROBS REFERENCE_LOGPROBS "
-        "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts RaggedTokens TokenBatch"
+        "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts PackedTokens RaggedTokens TokenBatch"
     ),
     "channels": (
         "CHANNEL_GROUP ChannelOptions ChannelProvider ChannelReceiver ChannelSender ReceivedBucket ReceiverRank find_channel "
         "installed_channels"
     ),
+    "cluster": "ClusterConfig",
     "command": "COMMAND_GROUP CommandSpec",
     "context": "AlgorithmContext CheckContext EnvironmentContext GeneratorContext ModelSpec RankInfo TrainerContext",
     "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
@@ -31,6 +32,10 @@ _NAMES = {
     "errors": (
         "BoundError CheckpointError ConfigError ContractError DataError InterruptedRun ModelError NonFiniteError Note "
         "PluginError Problem RefitError RewardError RlcoreError StorageError WorkerError"
+    ),
+    "execution": (
+        "BackendGroup Backends EngineLimitError ExecutionProgress GeneratorGroup LogprobsColumn Minibatch OpenBackends "
+        "RefitCommand Refitted ResponseFeed Responses TextDecoder TrainerGroup WeightRoute"
     ),
     "generator": (
         "DraftCounts FinishReason GenerateRequest GenerateResult GeneratorSpec RefitRequest RefitResult RoutedExperts "
@@ -84,6 +89,7 @@ if TYPE_CHECKING:
     from rlcore.spi.batch import VALUES as VALUES
     from rlcore.spi.batch import WEIGHT_VERSIONS as WEIGHT_VERSIONS
     from rlcore.spi.batch import GlobalCounts as GlobalCounts
+    from rlcore.spi.batch import PackedTokens as PackedTokens
     from rlcore.spi.batch import RaggedTokens as RaggedTokens
     from rlcore.spi.batch import TokenBatch as TokenBatch
     from rlcore.spi.channels import CHANNEL_GROUP as CHANNEL_GROUP
@@ -95,6 +101,7 @@ if TYPE_CHECKING:
     from rlcore.spi.channels import ReceiverRank as ReceiverRank
     from rlcore.spi.channels import find_channel as find_channel
     from rlcore.spi.channels import installed_channels as installed_channels
+    from rlcore.spi.cluster import ClusterConfig as ClusterConfig
     from rlcore.spi.command import COMMAND_GROUP as COMMAND_GROUP
     from rlcore.spi.command import CommandSpec as CommandSpec
     from rlcore.spi.context import AlgorithmContext as AlgorithmContext
@@ -138,6 +145,21 @@ if TYPE_CHECKING:
     from rlcore.spi.errors import RlcoreError as RlcoreError
     from rlcore.spi.errors import StorageError as StorageError
     from rlcore.spi.errors import WorkerError as WorkerError
+    from rlcore.spi.execution import BackendGroup as BackendGroup
+    from rlcore.spi.execution import Backends as Backends
+    from rlcore.spi.execution import EngineLimitError as EngineLimitError
+    from rlcore.spi.execution import ExecutionProgress as ExecutionProgress
+    from rlcore.spi.execution import GeneratorGroup as GeneratorGroup
+    from rlcore.spi.execution import LogprobsColumn as LogprobsColumn
+    from rlcore.spi.execution import Minibatch as Minibatch
+    from rlcore.spi.execution import OpenBackends as OpenBackends
+    from rlcore.spi.execution import RefitCommand as RefitCommand
+    from rlcore.spi.execution import Refitted as Refitted
+    from rlcore.spi.execution import ResponseFeed as ResponseFeed
+    from rlcore.spi.execution import Responses as Responses
+    from rlcore.spi.execution import TextDecoder as TextDecoder
+    from rlcore.spi.execution import TrainerGroup as TrainerGroup
+    from rlcore.spi.execution import WeightRoute as WeightRoute
     from rlcore.spi.generator import DraftCounts as DraftCounts
     from rlcore.spi.generator import FinishReason as FinishReason
     from rlcore.spi.generator import GenerateRequest as GenerateRequest

@@ -27,8 +27,10 @@ class Ends:
 
     def close(self) -> None:
         """Close every end, and again: an end may be closed twice."""
-        for end in (self.sender, *self.receivers) * 2:
-            end.close()
+        for _ in range(2):
+            self.sender.close()
+            for receiver in self.receivers:
+                receiver.close()
 
 
 class ChannelConformance:
@@ -147,7 +149,7 @@ class ChannelConformance:
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, provider, str(device)), daemon=True)
         process.start()
         try:
-            (own,) = sender.connect([evolve(_place(device), pid=process.pid)])
+            (own,) = sender.connect([evolve(_place(device), pid=process.pid or 0)])
             here.send(own)
             sender.join()
             for refit in range(2):
@@ -232,8 +234,9 @@ def _take(ends: Ends, index: int, tensors: Tensors, *, lets_go: bool = True) -> 
 
 
 def _end(ends: Ends) -> None:
-    for end in (ends.sender, *ends.receivers):
-        end.end()
+    ends.sender.end()
+    for receiver in ends.receivers:
+        receiver.end()
 
 
 def _bits(tensor: Any) -> tuple[str, tuple[int, ...], bytes]:

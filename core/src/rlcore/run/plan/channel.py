@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.selection import AUTO, AUTO_ROLES, require_named
+from rlcore.registry.selection import AUTO, BACKEND_ROLES, require_named
 from rlcore.registry.states import states_of
 from rlcore.run.plan.generator_placement import separate
 from rlcore.spi import ChannelProvider, PluginError, Role, capabilities
@@ -21,7 +21,7 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
             f"{chosen['generator'].label} takes no weights of a trainer: what it samples from never changes. Name another "
             "generator to train, or to measure a checkpoint; `rlcore eval` measures with it the model that it has"
         )
-    entries = [chosen[role] for role in AUTO_ROLES]
+    entries = [chosen[role] for role in BACKEND_ROLES]
     channels = _usable(recipe, declared)
     possible = [channel for channel in channels if device in channel.devices]
     where: str = device
@@ -30,7 +30,7 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
     apart = separate(recipe) and (device == "cuda" or delta != "off" or recipe.refit.channel in sharded)
     if apart:
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
-        entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
+        entries = [entry for role in BACKEND_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = [channel for channel in possible if channel.reach in ("separate", "anywhere")]
         where = f"{device}, between devices"
     else:

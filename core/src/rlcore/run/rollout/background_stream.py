@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.spi.execution import GeneratorGroup
 
 
 class BackgroundStream:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.rollout.background_stream import BackgroundStream
 from rlcore.run.rollout.environment_calls import POLL_S, EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -13,6 +12,7 @@ from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.loop_work import LoopWork
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.spi import ContractError, WorkerError
+from rlcore.spi.execution import GeneratorGroup
 
 T = TypeVar("T")
 
@@ -172,14 +172,14 @@ class EpisodeRun(Generic[GroupT]):
 
     def _begin_stream(self, weight_version: int, may_go_on: Callable[[], bool]) -> None:
         self._drive()
-        self.work.feed.begin_polling(weight_version, may_go_on)
+        self.work.feed.begin(weight_version, lambda: self._loop.watch() and may_go_on())
         self.work.count.generating(True)
         self._loop.call(self._look)  # the batch may have come before the feed's stream began
 
     def _drive(self) -> None:
         """Have the event loop work on the groups that run."""
         self.work.open()
-        self.work.feed.driven = self._loop.drive(has_more=bool(self.schedule.running))
+        self._loop.drive(has_more=bool(self.schedule.running))
 
     # On the event loop.
 
