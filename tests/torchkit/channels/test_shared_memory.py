@@ -9,15 +9,14 @@ import textwrap
 
 import pytest
 import torch
+from channel_support import CPU, OPTIONS, assert_same, here, specs_of, tensors_of
 
 from rlcore.spi import RefitError, TensorSpec
-from rlcore_vllm.channels import shared_memory
-
-from .channel_support import CONFIG, CPU, assert_same, here, specs_of, tensors_of
+from rlcore_torchkit.channels import shared_memory
 
 
 def test_shared_memory_copies_once_and_keeps_its_segments():
-    sender = shared_memory.Sender(CONFIG, CPU)
+    sender = shared_memory.Sender(OPTIONS, CPU)
     receiver = shared_memory.Receiver(CPU, 0, sender.connect([here()])[0])
     tensors = tensors_of(0)
     first = receiver.receive(sender.put(0, tensors), specs_of(tensors))
@@ -37,11 +36,10 @@ def test_shared_memory_leaves_nothing_behind_however_it_ends(tmp_path):
     """A sender that is killed, and a receiver in another process; Python's resource tracker has nothing to say."""
     code = """
         import os, socket, sys, time, torch
-        from rlcore_vllm.channels.channel import EngineRank
-        from rlcore_vllm.channels.shared_memory import Sender
-        from rlcore_vllm.setup.config import VllmConfig
-        sender = Sender(VllmConfig(), torch.device("cpu"))
-        place = EngineRank(replica=0, rank=0, pid=1, host=socket.gethostname(), device="cpu")
+        from rlcore.spi import ChannelOptions, ReceiverRank
+        from rlcore_torchkit.channels.shared_memory import Sender
+        sender = Sender(ChannelOptions(), torch.device("cpu"))
+        place = ReceiverRank(replica=0, rank=0, pid=1, host=socket.gethostname(), device="cpu")
         options = sender.connect([place])[0]
         where = sender.put(0, [torch.arange(1000, dtype=torch.float32)])
         print(options["pid"], where["descriptor"], where["num_bytes"], flush=True)
@@ -66,4 +64,4 @@ def test_shared_memory_leaves_nothing_behind_however_it_ends(tmp_path):
 
 def test_shared_memory_stays_on_one_machine():
     with pytest.raises(RefitError, match="an engine on elsewhere"):
-        shared_memory.Sender(CONFIG, CPU).connect([here(), here(replica=1, host="elsewhere")])
+        shared_memory.Sender(OPTIONS, CPU).connect([here(), here(replica=1, host="elsewhere")])

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from channel_support import assert_same, specs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_vllm.channels.packing import ALIGNMENT, pack, packed_bytes, unpack
-
-from .channel_support import assert_same, specs_of
+from rlcore_torchkit.channels.packing import ALIGNMENT, pack, packed_bytes, unpack
 
 
 @settings(max_examples=60, deadline=None)

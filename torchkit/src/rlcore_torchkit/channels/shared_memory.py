@@ -14,11 +14,8 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from rlcore.spi import RefitError, TensorSpec
-from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, Received
-from rlcore_vllm.channels.packing import pack, packed_bytes, unpack
-from rlcore_vllm.setup.config import VllmConfig
+from rlcore.spi import ChannelOptions, ChannelReceiver, ChannelSender, ReceivedBucket, ReceiverRank, RefitError, TensorSpec
+from rlcore_torchkit.channels.packing import pack, packed_bytes, unpack
 
 
 @define(eq=False)
@@ -30,21 +27,21 @@ class _Segment:
     """uint8, the whole segment; it keeps the mapping alive."""
 
 
-class Sender(channel.Sender):
+class Sender(ChannelSender):
     """Two segments by turns: one is filled while the receivers load from the other. They are kept from refit to refit."""
 
     num_slots = 2
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
-        super().__init__(config, device)
+    def __init__(self, options: ChannelOptions, device: torch.device) -> None:
+        super().__init__(options, device)
         self.segments: list[_Segment | None] = [None, None]
 
-    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[ReceiverRank]) -> list[dict[str, Any]]:
         for rank in ranks:
             if rank.host != socket.gethostname():
                 raise RefitError(
                     f"refit: channel shared_memory reaches no other machine (found an engine on {rank.host}). "
-                    'Set refit.channel = "directory" and generator.vllm.refit_directory'
+                    'Set refit.channel = "directory" and the option refit_directory of the generator'
                 )
         return [{"pid": os.getpid()} for _ in {rank.replica for rank in ranks}]
 
@@ -69,15 +66,15 @@ class Sender(channel.Sender):
         return segment
 
 
-class Receiver(channel.Receiver):
+class Receiver(ChannelReceiver):
     """Maps the sender's segments, each once."""
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
         self._buffers: dict[int, Tensor] = {}
 
-    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
-        return Received(tensors=unpack(self._buffer(where["descriptor"], where["num_bytes"]), specs), stable=False)
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:
+        return ReceivedBucket(tensors=unpack(self._buffer(where["descriptor"], where["num_bytes"]), specs), stable=False)
 
     def close(self) -> None:
         self._buffers.clear()

@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_support import rows_of_file
 
 from rlcore.spi import DataError
-
-from .conftest import rows_of_file
 
 MESSAGES = [{"role": "user", "content": "1+1="}]
 

@@ -9,14 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from attrs import evolve
 
-from rlcore.run.data.arrow_rows import CHUNK_ROWS, ArrowRows, arrow_rows
-from rlcore.run.data.jsonl_line import MAX_LINE_BYTES
-from rlcore.run.data.row_fields import RowReader, prompt_fault
-from rlcore.run.data.text_file import read_text_file
-from rlcore.spi import DataError
+from rlcore.spi import DataError, DataSourceRequest
 from rlcore.spi.arrays import Int64Array
+from rlcore.text_file import MAX_LINE_BYTES, read_text_file
+from rlcore_datasets.arrow_rows import CHUNK_ROWS, ArrowRows
 
 Record: TypeAlias = tuple[int, list[str]]
 """A row's fields, behind the number of the line that it begins on, from 1."""
@@ -25,33 +22,31 @@ Record: TypeAlias = tuple[int, list[str]]
 class CsvRows(ArrowRows):
     """The rows of a CSV file. The format has no types: each field is text."""
 
-    def __init__(self, rows: ArrowRows, reader: RowReader, lines: Int64Array) -> None:
+    def __init__(self, table: pa.Table, lines: Int64Array) -> None:
         """`lines` int64 [N]: the line that each row begins on, from 1."""
-        super().__init__(rows.table, reader)
+        super().__init__(table)
         self._lines = lines
 
-    def line(self, index: int) -> int:
-        """The number of a row's line in the file, from 1."""
-        return int(self._lines[self.numbers[index]])
+    def line(self, number: int) -> int:
+        """Return the line of the file that a row begins on, from 1."""
+        return int(self._lines[number])
 
 
-def csv_rows(path: Path, reader: RowReader) -> CsvRows:
+def read(request: DataSourceRequest) -> CsvRows:
     """Read and check the rows of a CSV file. The DataError names the first line that is no row, or has no prompt."""
-    config, key = reader.config, reader.key
+    path, key = Path(request.path), request.key
     records = _records(read_text_file(path, key), path, key)
     _, names = next(records, (1, []))
     _check_names(names, path, key)
-    prompts = names.index(config.prompt_field) if reader.has_prompts and config.prompt_field in names else None
     lines: list[int] = []
     batches = []
-    rows = islice((_checked(record, names, prompts, path, key) for record in records), config.limit)
+    rows = islice((_checked(record, names, request) for record in records), request.limit)
     while chunk := list(islice(rows, CHUNK_ROWS)):
         lines += [line for line, _ in chunk]
         columns = zip(*(fields for _, fields in chunk), strict=True)
         batches.append(pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], names))
     table = pa.Table.from_batches(batches, pa.schema([(name, pa.string()) for name in names]))
-    made = arrow_rows(table, evolve(reader, has_prompts=reader.has_prompts and bool(lines)))
-    return CsvRows(made, reader, np.asarray(lines, np.int64))
+    return CsvRows(table, np.asarray(lines, np.int64))
 
 
 def _records(content: bytes, path: Path, key: str) -> Iterator[Record]:
@@ -98,11 +93,11 @@ def _check_names(names: Sequence[str], path: Path, key: str) -> None:
         raise DataError(f"{key}.path: {path}, line 1: found the names {listed}; expected the columns' names, each once")
 
 
-def _checked(record: Record, names: Sequence[str], prompt: int | None, path: Path, key: str) -> Record:
+def _checked(record: Record, names: Sequence[str], request: DataSourceRequest) -> Record:
     line, fields = record
-    where = f"{path}, line {line}"
+    where = f"{request.path}, line {line}"
     if len(fields) != len(names):
-        raise DataError(f"{key}.path: {where} has {len(fields)} fields; expected {len(names)}, as the first line has names")
-    if prompt is not None and (fault := prompt_fault(fields[prompt])):
-        raise DataError(f"{key}: {where}: the field {names[prompt]!r} holds {fault}; expected text")
+        found = f"{where} has {len(fields)} fields"
+        raise DataError(f"{request.key}.path: {found}; expected {len(names)}, as the first line has names")
+    request.check(dict(zip(names, fields, strict=True)), where)
     return record

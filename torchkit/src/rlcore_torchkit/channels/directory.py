@@ -13,26 +13,31 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlcore.schema.homes import expanded
-from rlcore.spi import Delta, RefitError, TensorSpec
+from rlcore.spi import (
+    ChannelOptions,
+    ChannelReceiver,
+    ChannelSender,
+    Delta,
+    ReceivedBucket,
+    ReceiverRank,
+    RefitError,
+    TensorSpec,
+)
+from rlcore_torchkit.channels.packing import num_bytes, pack, packed_bytes, unpack
 from rlcore_torchkit.refit.delta_encoding import encode, patch
-from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, Received
-from rlcore_vllm.channels.manifest import Manifest
-from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_vllm.setup.config import VllmConfig
 
 _CODE = "changes"
 """Stands for all tensors of a bucket in its file."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-class Sender(channel.Sender):
+class Sender(ChannelSender):
     """One file a bucket, written under another name first and removed once every receiver has loaded it."""
 
     num_slots = 2
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
-        super().__init__(config, device)
+    def __init__(self, options: ChannelOptions, device: torch.device) -> None:
+        super().__init__(options, device)
         self._folder: Path | None = None
         self._delta: Delta = "off"
         self._specs: tuple[TensorSpec, ...] = ()
@@ -41,21 +46,21 @@ class Sender(channel.Sender):
         self._series = 0
         """Counts the refits that nothing before them is kept for, by which receivers know when to give up theirs."""
 
-    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[ReceiverRank]) -> list[dict[str, Any]]:
         return [{} for _ in {rank.replica for rank in ranks}]
 
-    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:
+    def begin(self, specs: tuple[TensorSpec, ...], *, persistent: bool, delta: Delta = "off") -> None:  # noqa: ARG002
         self.end()
         self.sent_bytes = 0
-        if (delta, manifest.specs) != (self._delta, self._specs):
+        if (delta, specs) != (self._delta, self._specs):
             self._last, self._series = Last(self.device), self._series + 1
-        self._delta, self._specs = delta, manifest.specs
-        total_bytes = sum(num_bytes(spec) for spec in manifest.specs)
+        self._delta, self._specs = delta, specs
+        total_bytes = sum(num_bytes(spec) for spec in specs)
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="rlcore-refit-", dir=self._root(total_bytes)))
             self._folder.chmod(0o755)
         except OSError as error:
-            raise _write_error(self.config.refit_directory or tempfile.gettempdir(), error) from error
+            raise _write_error(self.options.directory or tempfile.gettempdir(), error) from error
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         file = self._file(index)
@@ -100,8 +105,8 @@ class Sender(channel.Sender):
 
     def _root(self, total_bytes: int) -> str | None:
         """The folder named in the recipe; else shared memory if it would hold everything twice; else the temporary folder."""
-        if self.config.refit_directory is not None:
-            return str(expanded(self.config.refit_directory))
+        if self.options.directory is not None:
+            return str(expanded(self.options.directory))
         if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free >= 2 * total_bytes:
             return str(_SHARED_MEMORY)
         return None
@@ -122,21 +127,21 @@ class Last:
         self._buffers[index] = buffer.cpu() if where == "host" else buffer
 
 
-class Receiver(channel.Receiver):
+class Receiver(ChannelReceiver):
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
         self._last, self._series = Last(device), 0
 
-    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:
         try:
             tensors = load_file(where["file"], device=str(self.device))
         except FileNotFoundError as error:
-            remedy = "Set generator.vllm.refit_directory to a folder that every machine of the run sees"
+            remedy = "Set the generator's refit_directory to a folder that every machine of the run sees"
             raise RefitError(f"refit: {where['file']} is not to be seen here. {remedy}") from error
         if (series := where.get("series", 0)) != self._series:
             self._last, self._series = Last(self.device), series
         if where.get("delta", "off") == "off":
-            return Received(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
+            return ReceivedBucket(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
         index, size = where["index"], packed_bytes([num_bytes(spec) for spec in specs])
         if _CODE in tensors:
             buffer = self._last.get(index)
@@ -147,7 +152,7 @@ class Receiver(channel.Receiver):
             buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
             pack([tensors[_key(number)] for number in range(len(specs))], buffer)
         self._last.keep(index, buffer, where["delta"])
-        return Received(tensors=unpack(buffer, specs), stable=True)
+        return ReceivedBucket(tensors=unpack(buffer, specs), stable=True)
 
 
 def _key(number: int) -> str:
@@ -156,5 +161,5 @@ def _key(number: int) -> str:
 
 
 def _write_error(folder: str, error: Exception) -> RefitError:
-    remedy = "Free some space there, or set generator.vllm.refit_directory to another folder"
+    remedy = "Free some space there, or set the generator's refit_directory to another folder"
     return RefitError(f"refit: writing weights to {folder} failed: {error}. {remedy}")

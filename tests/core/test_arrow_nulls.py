@@ -5,10 +5,9 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_support import rows_of_file
 
-from rlcore.run.data.arrow_nulls import cleaner
-
-from .conftest import rows_of_file
+from rlcore.arrow_nulls import cleaner
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
 OTHER = {

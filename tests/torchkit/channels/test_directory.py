@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
+from channel_support import CPU, OPTIONS, assert_same, begin, specs_of, tensors_of
 from safetensors.torch import load_file
 
 from rlcore.spi import RefitError
-from rlcore_vllm.channels import directory
-
-from .channel_support import CONFIG, CPU, assert_same, manifest_of, specs_of, tensors_of
+from rlcore_torchkit.channels import directory
 
 
 def test_a_files_name_says_that_it_is_complete(tmp_path, monkeypatch):
-    sender = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU)
-    sender.begin(manifest_of(tensors_of(0)))
+    sender = directory.Sender(evolve(OPTIONS, directory=str(tmp_path)), CPU)
+    begin(sender, tensors_of(0))
     save = directory.save_file
     written = []
 
@@ -35,10 +34,10 @@ def test_a_files_name_says_that_it_is_complete(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_fresh_and_removed_with_what_was_not_taken(tmp_path):
-    sender = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU)
+    sender = directory.Sender(evolve(OPTIONS, directory=str(tmp_path)), CPU)
     folders = []
     for _ in range(2):
-        sender.begin(manifest_of(tensors_of(0)))
+        begin(sender, tensors_of(0))
         folders.append(Path(sender.put(0, tensors_of(0))["file"]).parent)
     assert folders[0] != folders[1]
     assert not folders[0].exists()
@@ -50,8 +49,8 @@ def test_a_folder_is_fresh_and_removed_with_what_was_not_taken(tmp_path):
 def test_shared_memory_is_used_for_files_where_it_holds_them_twice(free, expected, monkeypatch, tmp_path):
     monkeypatch.setattr(directory.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
     monkeypatch.setattr(directory.tempfile, "tempdir", str(tmp_path))
-    sender = directory.Sender(CONFIG, CPU)
-    sender.begin(manifest_of(tensors_of(0)))
+    sender = directory.Sender(OPTIONS, CPU)
+    begin(sender, tensors_of(0))
     try:
         assert Path(sender.put(0, tensors_of(0))["file"]).parent.parent == (expected or tmp_path)
     finally:
@@ -60,10 +59,10 @@ def test_shared_memory_is_used_for_files_where_it_holds_them_twice(free, expecte
 
 @pytest.mark.parametrize("delta", ["device", "host"])
 def test_only_what_has_changed_is_written(delta, tmp_path):
-    sender, receiver = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
+    sender, receiver = directory.Sender(evolve(OPTIONS, directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
     buckets, sent = [tensors_of(0, 9), tensors_of(1, 9)], []
     for version in range(4):
-        sender.begin(manifest_of(buckets[0]), delta)
+        begin(sender, buckets[0], delta)
         for index, tensors in enumerate(buckets):
             received = receiver.receive(sender.put(index, tensors), specs_of(tensors))
             assert_same(received.tensors, tensors)
@@ -79,10 +78,10 @@ def test_only_what_has_changed_is_written(delta, tmp_path):
 
 @pytest.mark.parametrize("delta", ["device", "host"])
 def test_nan_and_the_sign_of_zero_are_written_by_their_bits(delta, tmp_path):
-    sender, receiver = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
+    sender, receiver = directory.Sender(evolve(OPTIONS, directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
     tensors, sent = [torch.zeros(4096), torch.full((4096,), float("nan"), dtype=torch.bfloat16)], []
     for version in range(3):
-        sender.begin(manifest_of(tensors), delta)
+        begin(sender, tensors, delta)
         received = receiver.receive(sender.put(0, tensors), specs_of(tensors))
         for found, expected in zip(received.tensors, tensors, strict=True):
             assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
@@ -97,10 +96,10 @@ def test_nan_and_the_sign_of_zero_are_written_by_their_bits(delta, tmp_path):
 @pytest.mark.parametrize("delta", ["off", "device"])
 def test_copies_of_other_tensors_are_given_up_on_both_sides(delta, tmp_path):
     """As when adapters travel alone after a model that they came with."""
-    sender, receiver = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
+    sender, receiver = directory.Sender(evolve(OPTIONS, directory=str(tmp_path)), CPU), directory.Receiver(CPU, 0, {})
     copies = weakref.WeakSet()
     for how, buckets in (("device", [tensors_of(seed, 9) for seed in range(3)]), (delta, [tensors_of(3, 2)])):
-        sender.begin(manifest_of(buckets[0]), how)
+        begin(sender, buckets[0], how)
         before = list(copies)
         for index, tensors in enumerate(buckets):
             received = receiver.receive(sender.put(index, tensors), specs_of(tensors))
@@ -114,18 +113,18 @@ def test_copies_of_other_tensors_are_given_up_on_both_sides(delta, tmp_path):
 
 
 def test_changes_of_what_the_receiver_does_not_keep(tmp_path):
-    sender, tensors = directory.Sender(evolve(CONFIG, refit_directory=str(tmp_path)), CPU), tensors_of(0)
+    sender, tensors = directory.Sender(evolve(OPTIONS, directory=str(tmp_path)), CPU), tensors_of(0)
     for _ in range(2):
-        sender.begin(manifest_of(tensors), "device")
+        begin(sender, tensors, "device")
         where = sender.put(0, tensors)
     with pytest.raises(RefitError, match="changes of bucket 0"):
         directory.Receiver(CPU, 0, {}).receive(where, specs_of(tensors))
-    sender.begin(manifest_of(tensors[:3]), "device")
+    begin(sender, tensors[:3], "device")
     assert directory.Receiver(CPU, 0, {}).receive(sender.put(0, tensors[:3]), specs_of(tensors[:3])).tensors
     sender.close()
 
 
 def test_a_file_that_the_receiver_does_not_see(tmp_path):
     receiver = directory.Receiver(CPU, 0, {})
-    with pytest.raises(RefitError, match=r"generator\.vllm\.refit_directory"):
+    with pytest.raises(RefitError, match="refit_directory"):
         receiver.receive({"file": str(tmp_path / "elsewhere.safetensors")}, [])

@@ -5,17 +5,14 @@ import os
 import torch
 from attrs import evolve
 
-from rlcore.spi import TensorSpec
-from rlcore_vllm.channels.channel import EngineRank
-from rlcore_vllm.channels.manifest import Manifest
-from rlcore_vllm.setup.config import VllmConfig
+from rlcore.spi import ChannelOptions, ReceiverRank, TensorSpec
 
 CPU = torch.device("cpu")
-CONFIG = VllmConfig(refit_timeout_s=0.2)
+OPTIONS = ChannelOptions(timeout_s=0.2)
 
 
 def here(replica=0, rank=0, **changes):
-    place = EngineRank(replica=replica, rank=rank, pid=os.getpid(), host=os.uname().nodename, device="cpu")
+    place = ReceiverRank(replica=replica, rank=rank, pid=os.getpid(), host=os.uname().nodename, device="cpu")
     return evolve(place, **changes)
 
 
@@ -32,8 +29,8 @@ def specs_of(tensors):
     ]
 
 
-def manifest_of(tensors, persistent=False):
-    return Manifest(weight_version=1, specs=tuple(specs_of(tensors)), persistent=persistent)
+def begin(sender, tensors, delta="off", *, persistent=False):
+    sender.begin(tuple(specs_of(tensors)), persistent=persistent, delta=delta)
 
 
 def assert_same(received, tensors):

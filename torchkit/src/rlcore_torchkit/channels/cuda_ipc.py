@@ -12,12 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.spi import Delta, RefitError, TensorSpec
-from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, Received
-from rlcore_vllm.channels.manifest import Manifest
-from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_vllm.setup.config import VllmConfig
+from rlcore.spi import (
+    ChannelOptions,
+    ChannelReceiver,
+    ChannelSender,
+    Delta,
+    ReceivedBucket,
+    ReceiverRank,
+    RefitError,
+    TensorSpec,
+)
+from rlcore_torchkit.channels.packing import num_bytes, pack, packed_bytes, unpack
 
 
 class _Shared:
@@ -29,24 +34,24 @@ class _Shared:
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), storage.device, storage.nbytes())
-        self._alias: torch.UntypedStorage = alias
+        alias: Any = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), storage.device, storage.nbytes())
+        self._alias = alias
         self.handle = pickle.dumps(alias._share_cuda_())
 
 
-class Sender(channel.Sender):
+class Sender(ChannelSender):
     """Hands out handles; receivers let go of what they have mapped before they acknowledge the refit."""
 
     num_slots = 2
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
-        super().__init__(config, device)
+    def __init__(self, options: ChannelOptions, device: torch.device) -> None:
+        super().__init__(options, device)
         self._shared: dict[int, _Shared] = {}
         """The storages shared in this refit, by their address."""
         self.buffers: list[Tensor | None] = [None, None]
         self._persistent = False
 
-    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[ReceiverRank]) -> list[dict[str, Any]]:
         if self.device.type != "cuda":
             raise RefitError(
                 'refit: channel cuda_ipc needs a trainer on CUDA; found its weights on the CPU. Set refit.channel = "auto"'
@@ -55,8 +60,8 @@ class Sender(channel.Sender):
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         return [{"uuid": uuid} for _ in {rank.replica for rank in ranks}]
 
-    def begin(self, manifest: Manifest, delta: Delta = "off") -> None:  # noqa: ARG002
-        self._persistent = manifest.persistent
+    def begin(self, specs: tuple[TensorSpec, ...], *, persistent: bool, delta: Delta = "off") -> None:  # noqa: ARG002
+        self._persistent = persistent
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         if self._persistent and all(tensor.is_contiguous() for tensor in tensors):
@@ -74,7 +79,7 @@ class Sender(channel.Sender):
         self._shared.clear()
         self.buffers = [None, None]
         if self.device.type == "cuda":
-            torch.cuda.ipc_collect()
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self.end()
@@ -101,7 +106,7 @@ class Sender(channel.Sender):
         return buffer
 
 
-class Receiver(channel.Receiver):
+class Receiver(ChannelReceiver):
     """Maps each storage once a refit."""
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
@@ -110,15 +115,15 @@ class Receiver(channel.Receiver):
         self._mapped: dict[bytes, Tensor] = {}
         self._stable = False
 
-    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:
         self._stable = "packed" not in where
         if self._stable:
             pairs = zip(specs, where["starts"], strict=True)
             tensors = [self._tensor(spec, where["handles"][address], start) for spec, (address, start) in pairs]
-            return Received(tensors=[tensor.to(self.device) for tensor in tensors], stable=True)
+            return ReceivedBucket(tensors=[tensor.to(self.device) for tensor in tensors], stable=True)
         buffer = self._map(where["packed"])
         own = buffer.to(self.device)
-        return Received(tensors=unpack(own, specs), stable=own is not buffer)
+        return ReceivedBucket(tensors=unpack(own, specs), stable=own is not buffer)
 
     def loaded(self) -> None:
         if not self._stable:
@@ -156,7 +161,8 @@ def index_of(uuid: str) -> int:
 
 
 def _refuse_expandable_segments() -> None:
-    if any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
+    snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    if any(segment.get("is_expandable") for segment in snapshot):
         raise RefitError(
             "refit: channel cuda_ipc cannot share memory of expandable segments. Take expandable_segments:True out of "
             "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF"

@@ -5,6 +5,8 @@ from pathlib import Path
 from rlcore.schema.file_limits import memory_bytes, read_file
 from rlcore.spi import DataError
 
+MAX_LINE_BYTES = 64 * 2**20
+"""A row longer than any model's context is no row but a file without line ends."""
 _COMPRESSED = {
     b"\x1f\x8b": ("gzip", "gunzip -k"),
     **{b"BZh%d1AY&SY" % level: ("bzip2", "bunzip2 -k") for level in range(1, 10)},
