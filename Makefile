@@ -29,7 +29,7 @@ PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
-CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
+CORE_TESTS := tests/core --ignore=tests/core/testing
 CORE := -e core[tokenizer,datasets,serve]
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)

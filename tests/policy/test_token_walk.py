@@ -24,7 +24,8 @@ MOST_GATHERS = 4
 """Of a column, from the answer to the microbatches that the models read: for the reference and for the update."""
 FORWARD = "rlcore_torchkit/head/logprobs.py"
 """The file of the models' forward pass. What it makes of a microbatch, such as targets, is no column."""
-FIRST, LAST = ("rlcore_torchkit/generation.py", "join_samples"), ("rlcore_grpo/loss.py", "grpo_loss")
+FIRST = ("rlcore_torchkit/generation.py", "join_samples")
+LAST = ("rlcore_torchkit/rl/policy_gradient.py", "policy_gradient_loss")
 """The first and the last function, by file: the one that makes an answer, and the loss."""
 RECORDS = (GenerateResult, TokenBatch, Turn)
 """Types that carry tokens from one function to the next."""

@@ -77,7 +77,7 @@ from rlcore.spi import ConfigError
         "evaluation.top_p=2",
         "checkpoint.every_n_steps=-1",
         "checkpoint.keep=0",
-        "cluster.object_store_mib=74",
+        "cluster.max_restarts=-1",
         "logging.rollouts_every_n_steps=-1",
         "data.train.limit=0",
         "data.train.prompt_field=",

@@ -1,6 +1,6 @@
 """The recipe: every option of the core, its default and its meaning.
 
-The sections of the model, of data, of a cluster, and those that choose plugins have modules of their own.
+The sections of the model, of data, and those that choose plugins have modules of their own. Executions add keys to [cluster].
 """
 
 import re
@@ -10,7 +10,6 @@ from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.config.cluster import ClusterConfig
 from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.data import DataConfig, NumRows
 from rlcore.config.model import ModelConfig, ReferenceConfig
@@ -28,7 +27,7 @@ from rlcore.schema.constraints import (
     at_least,
 )
 from rlcore.schema.describe import WORDS
-from rlcore.spi import CHANNELS, LoraSpec, OptimizerSpec, ScheduleSpec
+from rlcore.spi import CHANNELS, ClusterConfig, LoraSpec, OptimizerSpec, ScheduleSpec
 
 _FOLDER = Constraint(
     "that names one folder",

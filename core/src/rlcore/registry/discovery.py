@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
+from rlcore.installed import GROUPS, core_entry_points, distribution_of, installed_entry_points
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
@@ -86,7 +86,7 @@ class Entry(Installed):
     def holding(self, loaded: object) -> "Entry":
         """Return this entry with the object that it names, and with the object's error."""
         provider = loaded if isinstance(loaded, Provider) else None
-        return evolve(self, provider=provider, error=provider_error(loaded, self.name))
+        return evolve(self, provider=provider, error=provider_error(loaded, self.name, self.role))
 
     @property
     def is_of_another_interface(self) -> bool:
@@ -194,7 +194,7 @@ class Registry:
             for provider in providers.get(role, ())
         ]
         roles = {group: role for role, group in ENTRY_POINT_GROUPS.items()}
-        entries += [load_entry(roles[entry_point.group], entry_point) for entry_point in CORE_ENTRY_POINTS]
+        entries += [load_entry(roles[point.group], point) for point in core_entry_points() if point.group in roles]
         named = [
             ObserverEntry(name=f"observer-{index}", distribution="in-process", version="0", is_global=True).holding(observer)
             for index, observer in enumerate(observers)

@@ -18,6 +18,7 @@ _NAMES = {
         "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts PackedTokens RaggedTokens TokenBatch"
     ),
     "channels": "CHANNELS RefitChannel channel_capabilities",
+    "cluster": "ClusterConfig",
     "command": "COMMAND_GROUP CommandSpec",
     "context": "AlgorithmContext CheckContext EnvironmentContext GeneratorContext ModelSpec RankInfo TrainerContext",
     "derivatives": "LossGradients loss_gradients total_loss",
@@ -27,6 +28,10 @@ _NAMES = {
     "errors": (
         "BoundError CheckpointError ConfigError ContractError DataError InterruptedRun ModelError NonFiniteError Note "
         "PluginError Problem RefitError RewardError RlcoreError StorageError WorkerError"
+    ),
+    "execution": (
+        "BackendGroup Backends EngineLimitError ExecutionProgress GeneratorGroup LogprobsColumn Minibatch OpenBackends "
+        "RefitCommand Refitted ResponseFeed Responses TextDecoder TrainerGroup WeightRoute"
     ),
     "generator": (
         "DraftCounts FinishReason GenerateRequest GenerateResult GeneratorSpec RefitRequest RefitResult RoutedExperts "
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
     from rlcore.spi.channels import CHANNELS as CHANNELS
     from rlcore.spi.channels import RefitChannel as RefitChannel
     from rlcore.spi.channels import channel_capabilities as channel_capabilities
+    from rlcore.spi.cluster import ClusterConfig as ClusterConfig
     from rlcore.spi.command import COMMAND_GROUP as COMMAND_GROUP
     from rlcore.spi.command import CommandSpec as CommandSpec
     from rlcore.spi.context import AlgorithmContext as AlgorithmContext
@@ -124,6 +130,21 @@ if TYPE_CHECKING:
     from rlcore.spi.errors import RlcoreError as RlcoreError
     from rlcore.spi.errors import StorageError as StorageError
     from rlcore.spi.errors import WorkerError as WorkerError
+    from rlcore.spi.execution import BackendGroup as BackendGroup
+    from rlcore.spi.execution import Backends as Backends
+    from rlcore.spi.execution import EngineLimitError as EngineLimitError
+    from rlcore.spi.execution import ExecutionProgress as ExecutionProgress
+    from rlcore.spi.execution import GeneratorGroup as GeneratorGroup
+    from rlcore.spi.execution import LogprobsColumn as LogprobsColumn
+    from rlcore.spi.execution import Minibatch as Minibatch
+    from rlcore.spi.execution import OpenBackends as OpenBackends
+    from rlcore.spi.execution import RefitCommand as RefitCommand
+    from rlcore.spi.execution import Refitted as Refitted
+    from rlcore.spi.execution import ResponseFeed as ResponseFeed
+    from rlcore.spi.execution import Responses as Responses
+    from rlcore.spi.execution import TextDecoder as TextDecoder
+    from rlcore.spi.execution import TrainerGroup as TrainerGroup
+    from rlcore.spi.execution import WeightRoute as WeightRoute
     from rlcore.spi.generator import DraftCounts as DraftCounts
     from rlcore.spi.generator import FinishReason as FinishReason
     from rlcore.spi.generator import GenerateRequest as GenerateRequest

@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from rlcore.spi.weights import DtypeName
 
-Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink"]
+Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink", "execution"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}
@@ -60,7 +60,8 @@ class Provider:
     config: type
     """Frozen, keyword-only attrs class of its recipe section, every field with a docstring beneath it."""
     backend: str
-    """`package.module:Class`, imported only when selected and called as Class(context, config)."""
+    """`package.module:Class`, imported only when selected and called as Class(context, config). That of an execution may be a
+    function, and returns a context manager (rlcore.spi.execution)."""
     priority: int = 0
     """`auto` takes the highest; 20 for embedded defaults, 50 general, 80 specialised. A recipe that names no sinks uses each
     one above 0."""

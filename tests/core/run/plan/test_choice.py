@@ -118,6 +118,48 @@ def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "taken"),
+    [
+        ((), "in_process"),
+        (("cluster.gpus_per_node=1",), "fake"),
+        (("cluster.execution=in_process",), "in_process"),
+        (("cluster.execution=fake", "cluster.gpus_per_node=1"), "fake"),
+    ],
+)
+def test_a_section_of_several_ranks_or_without_a_name_takes_an_execution_that_has_ranks(
+    prepared: Callable[..., RunPlan], overrides: tuple[str, ...], taken: str
+) -> None:
+    plan = prepared(*overrides)
+    assert plan.chosen["execution"].name == taken
+    assert not plan.notes, "nobody expects one process to run several ranks"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("cluster.gpus_per_node=2", "cluster.call_timeout_s=5"),
+            "no usable execution is installed for device cpu; install, enable or repair one. Run: pip install 'rlcore[ray]'",
+        ),
+        (("cluster.execution=ray", "cluster.address=auto"), "execution 'ray' is not installed. Run: pip install 'rlcore[ray]'"),
+        (
+            ("cluster.execution=in_process", "cluster.gpus_per_node=2"),
+            "lacks the capability 'multi_rank' ([cluster] has 2 ranks)",
+        ),
+    ],
+)
+def test_ranks_without_an_execution_are_refused_with_the_line_that_installs_one(
+    tmp_path: Path, overrides: tuple[str, ...], told: str
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(WITHOUT_SINKS)
+    alone = [entry for entry in fake_registry().entries if (entry.role, entry.name) != ("execution", "fake")]
+    with pytest.raises(PluginError) as raised:
+        prepare(recipe, [*overrides, "run.device=cpu"], registry=evolve(fake_registry(), entries=tuple(alone)))
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("capability", "overrides", "reason"),
     [
         (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),

@@ -7,10 +7,10 @@ from attrs import define
 
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, Refitted, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import CHANNELS, Delta, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
+from rlcore.spi.execution import Backends, GeneratorGroup, RefitCommand, Refitted, WeightRoute
 
 ResultT = TypeVar("ResultT")
 

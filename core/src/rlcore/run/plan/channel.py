@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.selection import AUTO_ROLES
+from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.plan.generator_placement import separate
 from rlcore.spi import CHANNELS, PluginError, Role, capabilities
 
@@ -20,14 +20,14 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
             f"{chosen['generator'].label} takes no weights of a trainer: what it samples from never changes. Name another "
             "generator to train, or to measure a checkpoint; `rlcore eval` measures with it the model that it has"
         )
-    entries = [chosen[role] for role in AUTO_ROLES]
+    entries = [chosen[role] for role in BACKEND_ROLES]
     possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
     where: str = device
     named = CHANNELS.get(recipe.refit.channel)
     delta = recipe.refit.delta
     if separate(recipe) and (device == "cuda" or delta != "off" or (named is not None and named.sharded)):
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
-        entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
+        entries = [entry for role in BACKEND_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
         where = f"{device}, between devices"
     else:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.rollout.environment_calls import POLL_S, EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.group_work import GroupT, GroupWork
@@ -13,6 +12,7 @@ from rlcore.run.rollout.loop_work import LoopWork
 from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.spi import ContractError, WorkerError
+from rlcore.spi.execution import GeneratorGroup
 
 T = TypeVar("T")
 
