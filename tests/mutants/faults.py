@@ -1695,10 +1695,10 @@ FAULTS = (
     ),
     Fault(
         "tensors are looked for at the start of a buffer's memory",
-        "rlcore_vllm.channels.packing",
+        "rlcore_torchkit.channels.packing",
         "starts[dtype] + start)",
         "start)",
-        "tests/vllm_generation/channels/test_packing.py::test_a_part_of_a_larger_buffer",
+        "tests/torchkit/channels/test_packing.py::test_a_part_of_a_larger_buffer",
     ),
     Fault(
         "whatever is announced is taken for what was announced before",
