@@ -31,8 +31,8 @@ PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
-CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
-CORE := -e core[tokenizer,datasets,serve]
+CORE_TESTS := tests/core --ignore=tests/core/testing
+CORE := -e core[tokenizer,serve] datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))

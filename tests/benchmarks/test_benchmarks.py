@@ -247,8 +247,8 @@ def test_large_plans_are_of_models_as_large_as_they_say(script: Script) -> None:
     """Counted in their papers, in billions."""
     import large_plans  # type: ignore[import-not-found]
 
-    from rlcore_megatron.config import MegatronConfig
-    from rlcore_megatron.memory import Parameters
+    from rlcore_megatron.layouts.memory import Parameters
+    from rlcore_megatron.setup.config import MegatronConfig
     from rlcore_torchkit.architectures.dims import ModelDims
 
     one = MegatronConfig(tensor_parallel=1, pipeline_parallel=1, context_parallel=1, expert_parallel=1)
