@@ -134,11 +134,13 @@ def image(root: Path = ROOT) -> list[str]:
 
 
 def published(root: Path = ROOT) -> str:
-    """Return the core's list of released plugins. Those of `laptop` come first."""
+    """Return the core's list of what other packages bring. Those of `laptop` come first."""
     first = laptop(root)
     rows: defaultdict[str, list[str]] = defaultdict(list)
-    for one in sorted((one for one in packages(root) if one.is_plugin), key=lambda one: one.folder not in first):
+    for one in sorted((one for one in packages(root) if one.folder != "core"), key=lambda one: one.folder not in first):
         for role, name in one.plugins():
+            if role == "architecture":  # a model names its family by itself
+                continue
             extra = one.settings.get("extras", {}).get(name)
             requirement = one.settings.get("install") or one.requirement([extra] if extra else [])
             rows[role].append(f'{name} = "{requirement}"\n')

@@ -387,7 +387,7 @@ FAULTS = (
     ),
     Fault(
         "a refit may come before the generator has begun a stream",
-        "rlcore.run.rollout.background_stream",
+        "rlcore.run.rollout.episode_run",
         "self._feed.looked_at.wait()",
         "pass",
         "tests/core/run/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
@@ -443,9 +443,9 @@ FAULTS = (
     ),
     Fault(
         "work that waits keeps the rest waiting",
-        "rlcore.run.rollout.task_pool",
-        "self._call()  # this work may wait, and the rest must not",
-        "pass",
+        "rlcore.run.rollout.environment_calls",
+        "self._queue.put_nowait(piece)",
+        "self._queue._queue.append(piece)",
         "tests/core/run/rollout/test_task_pool.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
     ),
     Fault(
@@ -1695,10 +1695,10 @@ FAULTS = (
     ),
     Fault(
         "tensors are looked for at the start of a buffer's memory",
-        "rlcore_vllm.channels.packing",
+        "rlcore_torchkit.channels.packing",
         "starts[dtype] + start)",
         "start)",
-        "tests/vllm_generation/channels/test_packing.py::test_a_part_of_a_larger_buffer",
+        "tests/torchkit/channels/test_packing.py::test_a_part_of_a_larger_buffer",
     ),
     Fault(
         "whatever is announced is taken for what was announced before",

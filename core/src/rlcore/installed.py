@@ -11,7 +11,9 @@ from itertools import accumulate
 from attrs import frozen
 from packaging.utils import canonicalize_name
 
+from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
+from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
@@ -27,6 +29,8 @@ GROUPS = (
     PLANNER_GROUP,
     CHART_GROUP,
     COMMAND_GROUP,
+    CHANNEL_GROUP,
+    DATASET_GROUP,
 )
 """Every group of rlcore's."""
 

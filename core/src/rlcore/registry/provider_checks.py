@@ -31,7 +31,7 @@ from rlcore.schema.types import (
     origin,
     plain,
 )
-from rlcore.spi.capabilities import KNOWN
+from rlcore.spi.capabilities import KNOWN, is_known
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.version import SPI_VERSION
@@ -150,7 +150,7 @@ def _capability_problems(capabilities: frozenset[str]) -> Iterator[str]:
     for capability in sorted(capabilities, key=str):
         if not isinstance(capability, str):
             yield f"capability {capability!r} is not a string"
-        elif capability not in KNOWN and ":" not in capability:
+        elif not is_known(capability):
             hint = did_you_mean(capability, KNOWN) or f"; known are {', '.join(sorted(KNOWN))}, one's own contain a colon"
             yield f"unknown capability {capability!r}{hint}"
 

@@ -9,6 +9,7 @@ from rlcore.gpu import Device
 from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.published_plugins import first_published, how_to_install, pip_line, published
 from rlcore.registry.discovery import Entry, Registry, load_entry
+from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import Kind, PluginState, named_state, states_of
 from rlcore.spi.errors import PluginError
@@ -119,6 +120,18 @@ def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
     except PluginError as error:
         return str(error).partition("\n")[0]
     return None
+
+
+def require_named(key: str, name: str, entries: Sequence[Installed]) -> None:
+    """PluginError where the recipe's key names something that is not installed, or cannot be used."""
+    states = states_of(entries)
+    state = named_state(states, name)
+    if state is None:
+        role = entries[0].role if entries else ""
+        hint = how_to_install(role, name, [one.entry.name for one in states])
+        raise PluginError(f"{key}: {name!r} is not installed. {hint}".rstrip(". "))
+    if not state.is_usable:
+        raise PluginError(f"{key}: {name!r} is {state.text}")
 
 
 def load_chosen(chosen: ChosenPlugin) -> Entry:

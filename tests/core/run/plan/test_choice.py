@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
+from rlcore.registry.entries import DataSourceEntry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
@@ -17,6 +18,7 @@ from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,
     ConfigError,
+    DataSourceProvider,
     PluginError,
     Provider,
     Role,
@@ -357,3 +359,30 @@ def test_a_trainer_that_rounds_and_lacks_what_the_algorithm_then_needs_is_passed
     assert plan.chosen["trainer"].name == ("fake" if rounds else "rounding")
     assert plan.algorithm.needs.previous_logprobs == rounds
     assert any("'rounding' (priority 99) cannot be" in note for note in plan.notes) == rounds
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("csv", r"data.train.source: 'csv' is not installed. Run: pip install rlcore-datasets"),
+        ("huggingface", r"data.train.source: 'huggingface' is not installed. Run: pip install 'rlcore-datasets\[hub\]'"),
+        ("jsonll", r"data.train.source: 'jsonll' is not installed. Did you mean \"jsonl\"\?$"),
+        ("elsewhere", "data.train.source: 'elsewhere' is not installed$"),
+        ("broken", "data.train.source: 'broken' is not usable: it names"),
+        ("absent", "data.train.source: 'absent' is not usable: no such driver"),
+    ],
+)
+def test_a_data_source_that_cannot_be_used_is_refused(prepared: Callable[..., RunPlan], source: str, expected: str) -> None:
+    """With everything else that is wrong, before anything is allocated."""
+    described = (
+        DataSourceProvider(name="jsonl", spi=SPI_VERSION, read="rlcore.run.data.jsonl_rows:read"),
+        DataSourceProvider(name="broken", spi=SPI_VERSION, read="not_there:read"),
+        DataSourceProvider(
+            name="absent", spi=SPI_VERSION, read="rlcore.run.data.jsonl_rows:read", unavailable=lambda: "no such driver"
+        ),
+    )
+    entries = [DataSourceEntry(name=one.name, distribution="sources", version="1").holding(one) for one in described]
+    registry = evolve(fake_registry(), data_sources=tuple(entries))
+    with pytest.raises(PluginError, match=re.compile(expected, re.MULTILINE)) as raised:
+        prepared(f"data.train.source={source}", "data.train.path=x", 'sinks.names=["none"]', registry=registry)
+    assert "sink 'none' is not installed" in str(raised.value)

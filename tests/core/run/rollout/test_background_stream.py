@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.rollout.background_stream import BackgroundStream
+from rlcore.run.rollout.episode_run import BackgroundStream
 from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import WorkerError
 from rlcore.spi.execution import ResponseFeed

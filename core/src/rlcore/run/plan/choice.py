@@ -6,6 +6,8 @@ from typing import Any
 
 from attrs import evolve
 
+from rlcore.config.data import RowsConfig
+from rlcore.config.data_problems import NO_FILES
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.images import reads_images
@@ -15,7 +17,7 @@ from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.missing_roles import missing_text
 from rlcore.registry.plugin_errors import fault_of, first_line
-from rlcore.registry.selection import AUTO, AUTO_ROLES, BACKEND_ROLES, passed_over, select
+from rlcore.registry.selection import AUTO, AUTO_ROLES, BACKEND_ROLES, passed_over, require_named, select
 from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
@@ -53,6 +55,9 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
 
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
+    for key, source in _sources(recipe):
+        with _collected(errors):
+            require_named(key, source, registry.data_sources)
     dtype = dtype_of(recipe, device)
     into, names = ([], _default_sinks(registry)) if recipe.sinks.names is None else (errors, recipe.sinks.names)
     sinks = tuple(entry for name in names for entry in take("sink", name, into=into, needs={}))
@@ -97,6 +102,16 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         other_environments=tuple(others),
         notes=(*map(_gone_without, into), *_passed_over(recipe, registry, chosen, device, needs, dtype)),
     )
+
+
+def _sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of each data source that the recipe reads from."""
+    for split in ("train", "evaluation"):
+        data = getattr(recipe.data, split)
+        if data is not None:
+            named = {f"data.{split}.mix.{name}": part for name, part in (data.mix or {}).items()}
+            sets: dict[str, RowsConfig] = {f"data.{split}": data} if data.mix is None else named
+            yield from ((f"{key}.source", config.source) for key, config in sets.items() if config.source not in NO_FILES)
 
 
 def _default_sinks(registry: Registry) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class RunPlan:
     @property
     def shares_devices(self) -> bool:
         """Whether trainer and generator take turns on the same device."""
-        reach = None if self.channel is None else spi.CHANNELS[self.channel].reach
+        reach = None if self.channel is None else spi.find_channel(self.channel).reach
         return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
 
     @property

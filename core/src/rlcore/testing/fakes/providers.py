@@ -30,7 +30,7 @@ FAKE_TRAINER = Provider(
         capabilities.SAMPLING_MASK_REPLAY,
         capabilities.VALUE_HEAD,
         capabilities.RESIDENCY,
-        "refit.in_process",
+        capabilities.IN_PROCESS,
     },
 )
 FAKE_RANKED_TRAINER = evolve(
@@ -55,7 +55,7 @@ FAKE_GENERATOR = Provider(
         capabilities.OWN_WEIGHTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
-        "refit.in_process",
+        capabilities.IN_PROCESS,
     },
 )
 FAKE_ALGORITHM = Provider(
