@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 
+from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.weights import DtypeName
 
 Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink"]
@@ -20,9 +21,9 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-def _frozen(names: Iterable[str]) -> frozenset[str]:
+def _frozen(names: Iterable[str]) -> Any:
     # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
-    return names if isinstance(names, str) else frozenset(names)  # type: ignore[return-value]
+    return as_plain(names) if isinstance(names, str) else frozenset(map(as_plain, names))
 
 
 def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
@@ -41,7 +42,7 @@ def _own_kernels(config: object) -> str | None:  # noqa: ARG001 - the form of Pr
     return None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=plain_texts)
 class Provider:
     """One installable implementation of a role.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from rlcore.config.data import DatasetConfig
-from rlcore.registry.plugin_errors import attributed, in_time
+from rlcore.registry.plugin_errors import attributed, described, in_time
 from rlcore.run.data.arrow_rows import arrow_rows
 from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
@@ -143,6 +143,6 @@ def _hub_table(config: DatasetConfig, key: str) -> pa.Table:
     except Exception as error:  # not found, no such split or subset, offline, damaged files: each a class of its own
         subset = "" if config.subset is None else f", subset {config.subset!r}"
         raise DataError(
-            f"{key}.path: the data set {config.path!r} (split {split!r}{subset}) does not load: {type(error).__name__}: {error}"
+            f"{key}.path: the data set {config.path!r} (split {split!r}{subset}) does not load: {described(error)}"
         ) from error
     return dataset.data.table
