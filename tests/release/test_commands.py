@@ -23,8 +23,7 @@ RUN = {
     "make site": WORKFLOW,
     "make docs": WORKFLOW,
     "pip install torch": WORKFLOW,
-    "pip install ./core ./plugins/report ./torchkit ./plugins/fsdp2_backend ./plugins/transformers_generation ./plugins/grpo"
-    " ./plugins/sft ./plugins/dpo ./plugins/ppo ./plugins/reward ./plugins/distill ./plugins/math_environment": WORKFLOW,
+    "pip install --find-links dist 'rlcore[laptop]'": WORKFLOW,
     "pip install --find-links dist rlcore rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
     "rlcore plugins": WORKFLOW,
     "rlcore train recipe.toml training.prompts_per_step=16": README_TEST,
@@ -41,6 +40,7 @@ NOT_RUN = {
     "make kills": "takes an hour; `make test-all` kills a run a few times (tests/system/test_random_kills.py)",
     "make chaos": "takes hours; `make test-all` runs one fault in each layout (tests/system/test_chaos.py)",
     "make mutants": "prints what tests/mutants and tests/conformance assert",
+    ".venv/bin/pre-commit install": "changes the clone's hooks; tests/release/test_hooks.py checks what these run",
     "make clean": "removes the environments that the other targets use",
     "rlcore check recipes/gsm8k-grpo.toml": "reads the Hub; tests/recipes checks every recipe without it",
     ".venv/bin/python -m pytest tests/grpo": "`make test` runs these tests with all others",

@@ -16,7 +16,7 @@ from rlcore.rewards.environment import FunctionBackend, check, max_concurrent
 from rlcore.rewards.provider import FUNCTION
 from rlcore.rewards.python import NotGiven, PythonConfig
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.failures import Failure
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, FinishReason, RewardError, StepResult, Turn
 
 ROW = {"prompt": "1+1=", "answer": "2"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_support import require_source
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.load import read_raw
@@ -111,7 +112,8 @@ def extended(path: Path) -> None:
 
 def rows(source: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        load_rows(DatasetConfig(source=source, path=str(path)), "train", None)  # type: ignore[arg-type]
+        require_source(source)
+        load_rows(DatasetConfig(source=source, path=str(path)), "train", None)
 
     read.__name__ = source
     return read

@@ -6,16 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from attrs import evolve
+from channel_support import CPU, here, specs_of, tensors_of
 
 from rlcore.spi import ExportWeightsRequest, RefitError
-from rlcore_torchkit import shard_route
-from rlcore_torchkit.shard_group import ProcessShardGroup
-from rlcore_torchkit.shard_sender import ShardSender
-from rlcore_torchkit.shard_slices import whole_slice
+from rlcore_torchkit.refit import shard_route
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.refit.shard_slices import whole_slice
 from rlcore_vllm.channels import shards
-from rlcore_vllm.manifest import Manifest
-
-from .channel_support import CPU, here, specs_of, tensors_of
+from rlcore_vllm.channels.manifest import Manifest
 
 LOOPBACK = "127.0.0.1"
 REQUEST = ExportWeightsRequest(weight_version=1, dtype="float32", max_bucket_bytes=64, sharded=True)

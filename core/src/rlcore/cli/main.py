@@ -25,7 +25,7 @@ class LazyGroup(ReportingGroup):
         from rlcore.registry.states import MAX_REASON_CHARACTERS
 
         rows = {
-            (state.entry.name, state.entry.spec.help if state.is_usable and state.entry.spec else state.text): None
+            (state.entry.name, state.entry.provider.help if state.is_usable and state.entry.provider else state.text): None
             for state in commands()
             if state.kind != "disabled"
         }  # commands of one name have one text

@@ -8,7 +8,7 @@ from attrs import evolve, field, frozen
 from rlcore.schema.printable import printable
 
 if TYPE_CHECKING:
-    from rlcore.registry.discovery import Installed
+    from rlcore.registry.entries import Installed
 
 MAX_REASON_CHARACTERS = 2000
 InstalledT = TypeVar("InstalledT", bound="Installed")

@@ -20,7 +20,7 @@ from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.protocols import CollectedRollouts, LogprobsColumn, LoopPosition, Minibatch, TrainerGroup
+from rlcore.run.protocols import CollectedRollouts, LoopPosition
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timeline import DRIVER
@@ -38,6 +38,7 @@ from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
 from rlcore.run.train_step.reference import Reference
 from rlcore.run.train_step.rescoring import rescored
 from rlcore.spi.arrays import Float32Array
+from rlcore.spi.execution import LogprobsColumn, Minibatch, TrainerGroup
 
 ResultT = TypeVar("ResultT")
 

@@ -15,10 +15,9 @@ from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import describe_model, finish, run_to_end
-from rlcore.run.execution.backends import OpenBackends, execution
+from rlcore.run.execution.backends import execution
 from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.critic_residency import CriticResidency
-from rlcore.run.execution.engine_limit import EngineLimitError
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
@@ -26,7 +25,7 @@ from rlcore.run.loop import Loop
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.run.protocols import Backends, LoopPosition
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.recorded_progress import RecordedProgress
 from rlcore.run.report.sinks import Sinks
@@ -42,6 +41,7 @@ from rlcore.run.storage.schedule_file import read_replay
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.reference import Reference
 from rlcore.spi import CheckpointError, ConfigError, SinkContext, WorkerError
+from rlcore.spi.execution import Backends, EngineLimitError, OpenBackends
 
 
 def train(
@@ -71,7 +71,7 @@ def train(
         digests = inputs.train_digests()
         if checkpoint is not None:
             check_rows(checkpoint, digests, progress.note, allow_changes=allow_changes)
-        prepared = evolve(prepared, continues=checkpoint is not None).observed(directory.path)
+        prepared = evolve(prepared, continues=checkpoint is not None)
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
         if not resume:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.run.protocols import Responses
-from rlcore.run.rollout import request_feed
-from rlcore.run.rollout.request_feed import CompletionRequest, RequestFeed
+from rlcore.run.rollout import episode
+from rlcore.run.rollout.episode import CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import (
     FinishReason,
     GenerateRequest,
@@ -21,6 +21,7 @@ from rlcore.spi import (
     SamplingParams,
     StreamRequest,
 )
+from rlcore.spi.execution import Responses
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.policy import make_weights
@@ -155,7 +156,7 @@ def test_what_cannot_be_handed_out_is_owed_all_the_same(feed, handed, monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(request_feed, "Completion", no_memory)
+        patched.setattr(episode, "Completion", no_memory)
         feed.deliver(np.array([0, 1]), responses_of(1, 2))
     assert (handed, feed.num_outstanding) == ([], 2)
     feed.deliver(np.array([0, 1]), responses_of(1, 2))

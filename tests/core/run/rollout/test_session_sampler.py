@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.protocols import Responses
-from rlcore.run.rollout.partial_rollouts import seed_after
 from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.run.rollout.step_plans import seed_after
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.sampling import Sample, SampleRequest
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from rlcore.spi.execution import Responses
 from rlcore.testing.fakes import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

@@ -6,15 +6,13 @@ from typing import Any, ClassVar
 
 from attrs import define, field, frozen
 
-from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.episode_starts import StepPlans
+from rlcore.run.rollout.episode_group import Compared, has_reward_variance
+from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.group_work import GroupWork
-from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.reward_differences import Compared, has_reward_variance
 from rlcore.run.rollout.session_sampler import SessionSampler
-from rlcore.run.rollout.task_pool import TaskPool
+from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.sessions.record import Segment
 from rlcore.sessions.served_model import ServedModel
 from rlcore.sessions.server import serving

@@ -3,8 +3,9 @@
 import numpy as np
 from attrs import evolve
 
-from rlcore.run.protocols import CollectedRollouts, TrainerGroup
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import GENERATION_LOGPROBS
+from rlcore.spi.execution import TrainerGroup
 
 
 def rescored(samples: CollectedRollouts, trainer: TrainerGroup) -> CollectedRollouts:

@@ -1,0 +1,72 @@
+"""How much memory a model needs, worked out from its sizes."""
+
+from attrs import frozen
+
+from rlcore.spi import find_channel
+from rlcore.spi.weights import ITEM_BYTES
+from rlcore_torchkit.architectures.dims import ModelDims
+
+LARGEST_SHARE = 0.92
+"""Most of a device that an engine is given: what it takes beside its share, contexts and graphs, needs a place too."""
+UNPLANNED_SHARE = 0.5
+"""What engines get of a device that they share with a trainer of which no estimate is known, or that they have to themselves
+with copies of weights of unknown size."""
+UNPLANNED_BOTH = 0.25
+"""What they get of one with both."""
+CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
+"""Tokens of one block of the KV cache, vLLM's defaults."""
+
+
+@frozen(kw_only=True)
+class ModelSize:
+    """What one rank of an engine holds, in bytes."""
+
+    weights: int
+    kv_per_token: int
+
+    def kv_bytes(self, num_tokens: int, block_tokens: int) -> int:
+        """KV cache of one sequence: whole blocks, and one that vLLM keeps to itself."""
+        return (-(-num_tokens // block_tokens) + 1) * block_tokens * self.kv_per_token
+
+
+def model_size(
+    dims: ModelDims, dtype: str, *, tensor_parallel: int = 1, fp8: bool = False, fp8_cache: bool = False
+) -> ModelSize:
+    """The size of a decoder with grouped-query attention and gated MLPs, dense or of experts.
+
+    Norms, biases and the scales of 8-bit weights, a thousandth of the whole, are left out. Where there are fewer KV heads than
+    ranks, each rank keeps one.
+    """
+    item, hidden = ITEM_BYTES[dtype], dims.hidden_size
+    embeddings = (1 if dims.tied else 2) * dims.vocab_size * hidden * item
+    attention = 2 * hidden * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
+    mlps = dims.num_dense_layers * 3 * hidden * dims.intermediate_size
+    experts = dims.num_moe_layers * dims.num_experts * 3 * hidden * dims.moe_intermediate_size
+    routers = dims.num_moe_layers * dims.num_experts * hidden * item
+    linear = (dims.num_layers * attention + mlps + experts) * (1 if fp8 else item)
+    kv_per_token = 2 * dims.num_layers * max(1, dims.num_kv_heads // tensor_parallel) * dims.head_dim
+    return ModelSize(
+        weights=(embeddings + linear + routers) // tensor_parallel, kv_per_token=kv_per_token * (1 if fp8_cache else item)
+    )
+
+
+def copies_bytes(dims: ModelDims, dtype: str, channel: str | None, num_shared: int) -> int:
+    """Bytes of the copies of all weights that a device of `num_shared` engines keeps with refit.delta = "device": a rank's of
+    each engine and, where whole tensors travel, the sender's."""
+    sender = 0 if channel is None or find_channel(channel).sharded else 1
+    return (num_shared + sender) * model_size(dims, dtype).weights
+
+
+def recorder_bytes(max_num_seqs: int, max_model_len: int) -> int:
+    """Most bytes of the log-probabilities that one engine keeps on its device, in float32 rows.
+
+    One row for each sequence in the making and one to spare, one for each that has been preempted, and `recorder_ended` of
+    samples that wait to be fetched.
+    """
+    rows = 2 * max_num_seqs + 1 + recorder_ended(max_num_seqs)
+    return rows * max_model_len * ITEM_BYTES["float32"]
+
+
+def recorder_ended(max_num_seqs: int) -> int:
+    """Samples that may have ended before their log-probabilities are fetched."""
+    return max(1, max_num_seqs // 4)
