@@ -7,8 +7,8 @@ from attrs import evolve, frozen
 
 from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.residency import room_beside_critic, room_for_generator
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import GeneratorContext, RankInfo, SetResidencyRequest, TrainerContext
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.execution import TextDecoder
@@ -76,7 +76,7 @@ class BackendArguments:
     """The folder for the output of processes; None where there is no run, as in an evaluation."""
 
     @classmethod
-    def of(cls, plan: RunPlan, decoder: TextDecoder, log_directory: Path | None) -> "BackendArguments":
+    def of(cls, plan: BackendPlan, decoder: TextDecoder, log_directory: Path | None) -> "BackendArguments":
         """Return the arguments of a plan's backends."""
         rank_info = RankInfo(device=plan.device)
 
