@@ -18,6 +18,9 @@ LIBRARIES = {"transformers", "openai"}
 FIELDS = {"code"}
 """Everyday names that are fields of OpenAI's API."""
 
+OBJECTIVES = {"cispo", "gmpo", "sapo", "vespo"}
+"""Names that papers gave to formulas of the loss: torchkit has the formulas, and presets of GRPO bear the names."""
+
 
 @pytest.fixture(scope="module")
 def names(plugin_projects):
@@ -65,6 +68,6 @@ def test_no_code_of_the_core_depends_on_a_backends_name(core_files, torchkit_fil
         f"{path}:{node.lineno}: {node.value!r}"
         for path, text in texts.items()
         for node in literals(ast.parse(text))
-        if node.value.lower() in forbidden
+        if node.value.lower() in forbidden - (OBJECTIVES if path in torchkit_files else set())
     ]
     assert not found, "\n".join(found)
