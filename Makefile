@@ -56,6 +56,7 @@ PACKAGES := \
 	plugins/trackio_sink \
 	plugins/swanlab_sink \
 	plugins/recipe_import \
+	plugins/rewards \
 	plugins/conformance \
 	plugins/code_environment \
 	plugins/reasoning_gym_environment \
@@ -118,7 +119,7 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src torchkit/src plugins/conformance/src plugins/report/src plugins/planner/src
+	$(BIN)/mypy core/src torchkit/src plugins/conformance/src plugins/report/src plugins/planner/src plugins/rewards/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 

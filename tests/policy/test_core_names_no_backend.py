@@ -9,12 +9,12 @@ from rlcore.spi import COMMAND_GROUP
 
 FORTHCOMING = {"megatron", "vllm"}
 """Backends that are not here yet, or no longer."""
-EVERYDAY = {"transformers", "math", "arithmetic", "openai", "code"}
+EVERYDAY = {"transformers", "math", "arithmetic", "openai", "code", "function", "judge", "agent"}
 """Names that are also a library's or a common word's: their distributions' and import names are looked for instead."""
 LIBRARIES = {"transformers", "openai"}
 """Everyday names by which the core asks for a library."""
-FIELDS = {"code"}
-"""Everyday names that are fields of OpenAI's API."""
+FIELDS = {"code", "function", "agent"}
+"""Everyday names that are fields of OpenAI's API, or a capability."""
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ PARTS = (
     "config",
     "sessions",
     "agents",
-    "rewards",
     "chat",
     "run",
     "serve",
@@ -23,7 +22,7 @@ PARTS = (
 )
 """Parts of the core that import no torch, transformers or ray at module level."""
 
-WINGS = {"rlcore_conformance", "rlcore_report", "rlcore_plan"}
+WINGS = {"rlcore_conformance", "rlcore_report", "rlcore_plan", "rlcore_rewards"}
 """Distributions below plugins/ that build on more of the core than plugins do, by contracts of their own."""
 
 IMPORT_ALL = """

@@ -32,9 +32,7 @@ GROUPS = (
 """Every group of rlcore's."""
 CORE_ENTRY_POINTS = (
     EntryPoint("agent", "rlcore.agents.provider:AGENT", ENTRY_POINT_GROUPS["environment"]),
-    EntryPoint("function", "rlcore.rewards.provider:FUNCTION", ENTRY_POINT_GROUPS["environment"]),
-    EntryPoint("judge", "rlcore.rewards.provider:JUDGE", ENTRY_POINT_GROUPS["environment"]),
-    EntryPoint("python", "rlcore.rewards.provider:PYTHON", ENTRY_POINT_GROUPS["environment"]),
+    EntryPoint("python", "rlcore.run.plan.python_environment:PROVIDER", ENTRY_POINT_GROUPS["environment"]),
 )
 """The core's own plugins, which are there in every registry, also one that tests make."""
 

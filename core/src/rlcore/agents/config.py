@@ -4,14 +4,14 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Finite, PathText, Text, at_least
+from rlcore.schema.constraints import Finite, FunctionText, Text, at_least
 
 
 @frozen(kw_only=True)
 class AgentConfig:
     """`[environment.agent]`: what runs an episode, a function or a command."""
 
-    function: PathText | None = None
+    function: FunctionText | None = None
     """An `async def run(task, client)` that returns the episode's reward, as "agent.py:run" or "package.module:run". `task` is
     the row; `client` has `base_url`, `api_key`, `model`, and `openai`, an openai.AsyncOpenAI."""
     command: tuple[str, ...] = ()

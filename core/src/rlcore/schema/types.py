@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import attrs
 
@@ -30,6 +30,19 @@ def constraints(tp: Any) -> tuple[Constraint, ...]:
     """The conditions that are written beside a type."""
     found = typing.get_args(tp)[1:] if typing.get_origin(tp) is typing.Annotated else ()
     return tuple(condition for condition in found if isinstance(condition, Constraint))
+
+
+MarkT = TypeVar("MarkT")
+
+
+def marks(tp: Any, kind: type[MarkT]) -> Iterator[MarkT]:
+    """Yield the remarks of a class that are written beside a type, its alternatives or its items."""
+    if typing.get_origin(tp) is typing.Annotated:
+        yield from (mark for mark in typing.get_args(tp)[1:] if isinstance(mark, kind))
+        tp = plain(tp)
+    if is_union(tp) or is_array(tp):
+        for argument in typing.get_args(tp):
+            yield from marks(argument, kind)
 
 
 def is_constrained(tp: object) -> bool:

@@ -10,9 +10,8 @@ from rlcore.config.load import Origin, RawRecipe
 from rlcore.functions import Function
 from rlcore.registry.binding import build_environment, require_environment
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.rewards.environment import FunctionBackend
 from rlcore.run.data.datasets import Split
-from rlcore.spi import AgentEnvironment, ConfigError, Environment, EnvironmentContext, Problem, capabilities
+from rlcore.spi import AgentEnvironment, ConfigError, Environment, EnvironmentContext, PluginError, Problem, capabilities
 
 PYTHON = "python"
 """What the recipe calls an environment, or the source of rows, that is handed over."""
@@ -67,7 +66,9 @@ class InProcessOverrides:
         if self.environment is not None:
             require_environment(entry, self.environment)
             return self.environment
-        return FunctionBackend(context, config, self.reward) if self.reward else build_environment(entry, context, config)
+        if self.reward and (entry.provider is None or capabilities.REWARD_FUNCTIONS not in entry.provider.capabilities):
+            raise PluginError(f"{entry.label} takes no functions of a program; expected one that declares `reward_functions`")
+        return build_environment(entry, evolve(context, reward_functions=tuple(self.reward)), config)
 
 
 def _as_agent(entry: Entry) -> Entry:

@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 
 from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import COMMAND_LINE, RawRecipe
+from rlcore.config.plugin_paths import with_plugin_paths
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
 from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
@@ -18,7 +19,8 @@ from rlcore.spi import ROLES, ConfigError, Note, Problem, Role
 def convert_recipe(raw: RawRecipe, registry: Registry | None = None) -> tuple[Recipe, Registry]:
     """Convert a recipe by the sections of the installed plugins, for which `registry` stands in. Returns these as well."""
     registry = registry or discover(_disabled_plugins(raw.values))
-    return convert(raw, sections(registry), unchecked(registry)), registry
+    found = sections(registry)
+    return convert(with_plugin_paths(raw, found), found, unchecked(registry)), registry
 
 
 def unread_options(raw: RawRecipe, recipe: Recipe) -> list[Note]:

@@ -1,7 +1,7 @@
 """Makes the policy's prompt from the prompt of a row."""
 
-from rlcore.rewards.config import PromptConfig
 from rlcore.spi import DataError, Observation, Problem, Row
+from rlcore_rewards.config import PromptConfig
 
 PROMPT = "prompt"
 

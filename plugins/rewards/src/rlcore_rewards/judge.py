@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.installed import is_installed
-from rlcore.rewards.judge_config import JudgeConfig
-from rlcore.rewards.judge_template import filled, pattern_fault, row_fields, score_of
-from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
 from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
 from rlcore.secrets import keep_secret, masked
@@ -26,6 +23,9 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
+from rlcore_rewards.judge_config import JudgeConfig
+from rlcore_rewards.judge_template import filled, pattern_fault, row_fields, score_of
+from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
 
 SECTION = "environment.judge"
 CLOSE_S = 2.0
@@ -113,7 +113,7 @@ def check(context: CheckContext | None, config: JudgeConfig) -> list[Problem]:
     """Return what is wrong with the section."""
     problems = prompt_problems(SECTION, config)
     if not is_installed("openai"):
-        found, remedy = "the section, without the package openai", "Run: pip install 'rlcore[agents]'"
+        found, remedy = "the section, without the package openai", "Run: pip install 'rlcore[rewards]'"
         problems.append(Problem(path=SECTION, found=found, expected="the package", remedy=remedy))
     if not config.base_url.startswith(("http://", "https://")):
         problems.append(_problem("base_url", repr(config.base_url), "an address that begins with http:// or https://"))

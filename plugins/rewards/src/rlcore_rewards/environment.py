@@ -4,12 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.functions import FORM, Function
-from rlcore.rewards.config import FunctionConfig
-from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
-from rlcore.rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
-from rlcore.rewards.score import RewardOutput, combine
-from rlcore.rewards.worker import pool_of, say_all
+from rlcore.functions import FORM
 from rlcore.secrets import unset_problems
 from rlcore.spi import (
     CheckContext,
@@ -23,6 +18,11 @@ from rlcore.spi import (
     Turn,
 )
 from rlcore.worker_pool import default_processes
+from rlcore_rewards.config import FunctionConfig
+from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
+from rlcore_rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
+from rlcore_rewards.score import RewardOutput, combine
+from rlcore_rewards.worker import pool_of, say_all
 
 SECTION = "environment.function"
 MAX_WAITING = 64
@@ -32,11 +32,11 @@ MAX_WAITING = 64
 class FunctionBackend:
     """Shows the prompts of rows, and rewards answers by the functions that the recipe names, or that a program gives."""
 
-    def __init__(self, context: EnvironmentContext, config: FunctionConfig, given: Sequence[Function] | None = None) -> None:  # noqa: ARG002
-        """`given` are functions of this process, in place of those that `config.path` names. They are called here, an ordinary
-        one in a thread; the others in worker processes, but for each `async def`."""
+    def __init__(self, context: EnvironmentContext, config: FunctionConfig) -> None:
+        """Functions that a program hands over are called in this process, an ordinary one in a thread. Those that `config.path`
+        names are called in worker processes, but for each `async def`."""
         self._config = config
-        if given is None:
+        if not context.reward_functions:
             functions = load_all(paths_of(config))
             self._pooled = [function for function in functions if not function.is_async]
             paths = [path for path, function in zip(paths_of(config), functions, strict=True) if not function.is_async]
@@ -44,7 +44,10 @@ class FunctionBackend:
             self._here = [function for function in functions if function.is_async]
         else:
             self._pooled, self._pool = [], None
-            self._here = [RewardFunction.of(function, getattr(function, "__name__", repr(function))) for function in given]
+            self._here = [
+                RewardFunction.of(function, getattr(function, "__name__", repr(function)))
+                for function in context.reward_functions
+            ]
             if problems := name_problems(self._here):
                 raise ConfigError(problems)
 

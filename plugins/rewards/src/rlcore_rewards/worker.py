@@ -6,11 +6,11 @@ from functools import lru_cache
 
 from attrs import frozen
 
-from rlcore.rewards.reward_function import RewardFunction, Sample, load_all
-from rlcore.rewards.score import RewardOutput
 from rlcore.spi import ConfigError, RewardError, RlcoreError
 from rlcore.worker_pool import WorkerPool
 from rlcore.worker_process import Ended, Task, ending
+from rlcore_rewards.reward_function import RewardFunction, Sample, load_all
+from rlcore_rewards.score import RewardOutput
 
 _functions = lru_cache(maxsize=1)(load_all)
 
@@ -28,7 +28,7 @@ def pool_of(paths: Sequence[str], num_processes: int, pass_environment: tuple[st
     argument = Functions(paths=tuple(paths), sys_path=tuple(sys.path))
     task = Task(
         name="rewards",
-        handle="rlcore.rewards.worker:answer",
+        handle="rlcore_rewards.worker:answer",
         argument=argument,
         pass_environment=pass_environment,
         shows_output=True,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import traceback
 from collections.abc import Iterator
@@ -12,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.rewards.judge import JudgeBackend, check, template_of
-from rlcore.rewards.judge_config import JudgeConfig
-from rlcore.rewards.judge_template import score_of
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import (
     CheckContext,
@@ -28,6 +26,9 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
+from rlcore_rewards.judge import JudgeBackend, check, template_of
+from rlcore_rewards.judge_config import JudgeConfig
+from rlcore_rewards.judge_template import score_of
 
 ROW = {"prompt": "1+1=", "answer": "2"}
 PROMPT = "Rate {completion} for {prompt}, {row[answer]}. {example}"
@@ -224,6 +225,8 @@ def test_what_is_wrong_with_a_section(endpoint: Endpoint, options: dict[str, Any
     assert check(context, config(endpoint)) == []
 
 
-def test_a_template_that_is_gone(endpoint: Endpoint) -> None:
-    with pytest.raises(ConfigError, match="prompt_file"):
-        template_of(config(endpoint, prompt=None, prompt_file="/no/such/file"))
+def test_a_template_that_is_gone(endpoint: Endpoint, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in ("/no/such/file", str(tmp_path / "pipe")):
+        with pytest.raises(ConfigError, match="prompt_file"):
+            template_of(config(endpoint, prompt=None, prompt_file=file))

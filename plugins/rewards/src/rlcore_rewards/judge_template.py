@@ -7,8 +7,8 @@ from typing import Any
 
 from rlcore.chat.messages import thought_of
 from rlcore.functions import brief, is_number
-from rlcore.rewards.judge_config import JudgeConfig
 from rlcore.spi import Message, RewardError
+from rlcore_rewards.judge_config import JudgeConfig
 
 FIELD = re.compile(r"\{(?:(prompt|completion)|row\[([^\]{}]+)\])\}")
 

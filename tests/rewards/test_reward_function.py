@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.rewards.reward_function import RewardFunction, Sample, load_all
 from rlcore.spi import ConfigError, DataError, RewardError
+from rlcore_rewards.reward_function import RewardFunction, Sample, load_all
 
 SAMPLE = Sample(prompt="1+1=", completion="2", row={"prompt": "1+1=", "answer": "2", "completion": "demonstrated", 7: "odd"})
 SEEN: list[Any] = []

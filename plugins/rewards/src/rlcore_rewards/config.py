@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, Finite, PathText, Positive, Text
+from rlcore.schema.constraints import Constraint, Finite, FunctionText, Positive, Text
 
 _FINITE = Constraint("of finite numbers", lambda value: all(map(math.isfinite, value.values())))
 
@@ -28,7 +28,7 @@ class PromptConfig:
 class FunctionConfig(PromptConfig):
     """`[environment.function]`: what rewards a sample; prompts come from `[data]`."""
 
-    path: PathText | tuple[PathText, ...] | None = None
+    path: FunctionText | tuple[FunctionText, ...] | None = None
     """A function, or an array of several, as "rewards.py:score" (a file beside the recipe) or "package.module:score". Each is
     called with those of `prompt`, `completion` and `row` that it takes, and with fields of the row by their names. It returns a
     number, or a mapping with `reward`, `success` and further numbers."""

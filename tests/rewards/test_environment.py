@@ -11,13 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-from rlcore.rewards.config import FunctionConfig
-from rlcore.rewards.environment import FunctionBackend, check, max_concurrent
-from rlcore.rewards.provider import FUNCTION
-from rlcore.rewards.python import NotGiven, PythonConfig
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, FinishReason, RewardError, StepResult, Turn
+from rlcore_rewards.config import FunctionConfig
+from rlcore_rewards.environment import FunctionBackend, check, max_concurrent
+from rlcore_rewards.provider import FUNCTION
 
 ROW = {"prompt": "1+1=", "answer": "2"}
 SOURCE = """
@@ -63,7 +62,7 @@ def backend(source: str) -> Iterator[Callable[..., FunctionBackend]]:
     def make(*names: Any, **options: Any) -> FunctionBackend:
         named = [f"{source}:{name}" for name in names if isinstance(name, str)]
         config = FunctionConfig(path=tuple(named) or None, **options)
-        made.append(FunctionBackend(EnvironmentContext(seed=0), config, None if named else names))
+        made.append(FunctionBackend(EnvironmentContext(seed=0, reward_functions=() if named else names), config))
         return made[-1]
 
     yield make
@@ -113,7 +112,7 @@ def test_given_functions_are_called_in_a_thread_of_this_process(backend: Callabl
 
 def test_given_functions_of_one_name_are_refused_before_anything_runs(backend: Callable[..., FunctionBackend]) -> None:
     with pytest.raises(ConfigError, match="more than once"):
-        FunctionBackend(EnvironmentContext(seed=0), FunctionConfig(), [lambda completion: 1.0, lambda completion: 2.0])
+        backend(lambda completion: 1.0, lambda completion: 2.0)
 
 
 @pytest.mark.parametrize("kind", ["where", "later"])
@@ -192,13 +191,8 @@ def test_what_is_wrong_with_a_section(source: str) -> None:
         FunctionBackend(EnvironmentContext(seed=0), FunctionConfig())
 
 
-def test_an_environment_of_a_program_cannot_be_made_without_it() -> None:
-    with pytest.raises(ConfigError, match=r"environment\.name.*rlcore\.train"):
-        NotGiven(EnvironmentContext(seed=0), PythonConfig())
-
-
 def test_as_many_calls_as_processes_or_as_can_wait(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.rewards.environment.default_processes", lambda: 3)
+    monkeypatch.setattr("rlcore_rewards.environment.default_processes", lambda: 3)
     both = (f"{source}:score", f"{source}:later")
     assert FUNCTION.max_concurrent(FunctionConfig(path=both)) == 3
     assert max_concurrent(FunctionConfig(path=both[1:])) == 64

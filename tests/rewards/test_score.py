@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rlcore.rewards.score import RewardOutput, combine, read
 from rlcore.spi import RewardError
+from rlcore_rewards.score import RewardOutput, combine, read
 
 
 @pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.25), np.int64(3), np.bool_(True)])

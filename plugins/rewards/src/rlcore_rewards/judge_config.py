@@ -4,8 +4,8 @@ from typing import Annotated
 
 from attrs import frozen
 
-from rlcore.rewards.config import PromptConfig
-from rlcore.schema.constraints import Constraint, PathText, Positive, Seconds, Text, at_least
+from rlcore.schema.constraints import Constraint, FileText, Positive, Seconds, Text, at_least
+from rlcore_rewards.config import PromptConfig
 
 _SCORES = Constraint("of two, the least score and the greatest", lambda value: -1e9 < value[0] < value[1] < 1e9)
 
@@ -22,7 +22,7 @@ class JudgeConfig(PromptConfig):
     """The environment variable with the key; none where the endpoint asks for none. The key itself is written nowhere."""
     prompt: str | None = None
     """What the judge is asked, with {completion}, {prompt} and {row[FIELD]} in it."""
-    prompt_file: PathText | None = None
+    prompt_file: FileText | None = None
     """A file with that text, beside the recipe; one of the two."""
     score_pattern: str = (
         r"(?i)score\W*?(?:(?:\(|\[)(?![\s(\[]*-?[\d.]+(?:\s*/\s*\d+)?\s*[)\]])[^)\]]*[)\]]\W*?)?(-?\d*\.?\d+)"
