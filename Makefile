@@ -1,3 +1,4 @@
+# make setup   an environment in .venv with what the demo needs; make setup-dev: all packages, vLLM, and the tools of development
 # make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
 # make test   lint and every behaviour once: what continuous integration runs
 # make test-all   every case: all layouts, kills, planted faults and mutants, the whole oracle, faults of all kinds; hours
@@ -8,7 +9,7 @@
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
 # make chaos   faults of all kinds at random moments of runs in all layouts (FAULTS=5 each, SEED=0), and how they come through
 # make mutants   plant all faults that tests are tried on, and print which test finds each
-# make docs   write docs/config.md, docs/spi.md and the interface's snapshot anew, then build the site
+# make docs   write docs/config.md, docs/spi.md, tables of packages and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
 # make dist   wheels and source distributions of all packages, and their digests, in dist (DIST=...)
 
@@ -30,42 +31,12 @@ BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
 CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
 CORE := -e core[tokenizer,datasets,serve]
-PACKAGES := \
-	core \
-	torchkit \
-	plugins/fsdp2_backend \
-	plugins/megatron_backend \
-	plugins/mlx_backend \
-	plugins/transformers_generation \
-	plugins/vllm_generation \
-	plugins/sglang_generation \
-	plugins/openai_generation \
-	plugins/grpo \
-	plugins/sft \
-	plugins/dpo \
-	plugins/ppo \
-	plugins/reward \
-	plugins/distill \
-	plugins/math_environment \
-	plugins/shapes_environment \
-	plugins/textarena_environment \
-	plugins/openenv \
-	plugins/nemo_gym_environment \
-	plugins/wandb_sink \
-	plugins/mlflow_sink \
-	plugins/trackio_sink \
-	plugins/swanlab_sink \
-	plugins/recipe_import \
-	plugins/rewards \
-	plugins/conformance \
-	plugins/code_environment \
-	plugins/reasoning_gym_environment \
-	plugins/verifiers_environment \
-	plugins/report \
-	plugins/planner
-EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
+PACKAGES := $(shell $(PYTHON) release/packages.py folders)
+LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
+editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))
+projects = $(foreach package,$(1),$(package)/pyproject.toml)
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
-INSTALL := install --quiet --disable-pip-version-check --no-compile
+INSTALL := install --disable-pip-version-check --no-compile
 PIP := $(BIN)/pip $(INSTALL)
 
 # Also where the shell wants no bytecode beside sources it is kept, in the environment: otherwise every process that tests start
@@ -79,24 +50,38 @@ setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 
 # torch comes first and pinned, so that nothing after it brings another build.
-$(VENV)/.installed: Makefile $(foreach package,$(PACKAGES),$(package)/pyproject.toml)
+$(VENV)/.installed: Makefile $(call projects,$(LAPTOP))
+	@echo "setup: an environment in $(VENV), by $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
+	@echo "setup: $(TORCH), the largest download"
 	$(PIP) $(TORCH) hatchling editables
-	$(PIP) --no-build-isolation $(EDITABLE)
+	@echo "setup: what the demo needs: $(LAPTOP)"
+	$(PIP) --no-build-isolation -e core[laptop] $(call editable,$(LAPTOP))
 	touch $@
+	@echo "setup: done. make demo trains a small model; $(BIN)/rlcore plugins lists what is installed"
 
 # Text needs no torchvision, torchaudio or torchcodec; their usual builds are for CUDA, and with the CPU's torch neither vLLM nor
 # transformers can be imported beside them.
-$(VENV)/.installed-vllm: $(VENV)/.installed
+$(VENV)/.installed-vllm: $(VENV)/.installed plugins/vllm_generation/pyproject.toml
+	@echo "setup: $(VLLM), and its plugin"
 	$(PIP) $(VLLM)
-	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/pip uninstall --yes torchvision torchaudio torchcodec
+	$(PIP) --no-build-isolation -e ./plugins/vllm_generation
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt requirements-docs.txt
+$(VENV)/.installed-megatron: $(VENV)/.installed plugins/megatron_backend/pyproject.toml
+	@echo "setup: Megatron-Core, and its plugin"
+	$(PIP) --no-build-isolation -e ./plugins/megatron_backend
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-vllm $(call projects,$(PACKAGES)) requirements-dev.txt requirements-docs.txt
+	@echo "setup: all packages"
+	$(PIP) --no-build-isolation $(CORE) $(call editable,$(PACKAGES))
+	@echo "setup: the tools of requirements-dev.txt"
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
-demo: setup $(if $(filter vllm,$(GENERATOR)),$(VENV)/.installed-vllm)
+demo: setup $(addprefix $(VENV)/.installed-,$(filter vllm megatron,$(GENERATOR) $(TRAINER)))
 	$(BIN)/python demo/run.py --seed $(SEED) --trainer $(TRAINER) generator.name=$(GENERATOR)
 
 test: lint
@@ -119,8 +104,8 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src torchkit/src plugins/conformance/src plugins/report/src plugins/planner/src plugins/rewards/src
-	$(BIN)/lint-imports
+	$(BIN)/mypy $$($(BIN)/python release/packages.py checked)
+	$(BIN)/python release/import_contracts.py
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 
 oracle: setup-dev
@@ -144,6 +129,7 @@ docs: setup-dev
 	$(BIN)/rlcore config --reference > docs/config.md
 	$(BIN)/python tests/docs/spi_document.py > docs/spi.md
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
+	$(BIN)/python release/packages.py write
 	$(BIN)/python website/diagrams.py
 	$(MAKE) site
 

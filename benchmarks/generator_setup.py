@@ -62,8 +62,8 @@ def plain_arguments(
     model: Path, device: str, dtype: str, max_sequence_length: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments that one engine of the generator `vllm` is started with, for a plain `vllm.LLM`."""
-    from rlcore_vllm.config import VllmConfig
-    from rlcore_vllm.settings import engine_settings
+    from rlcore_vllm.setup.config import VllmConfig
+    from rlcore_vllm.setup.settings import engine_settings
 
     context = GeneratorContext(
         model=ModelSpec(path=str(model), dtype=dtype),
@@ -98,7 +98,7 @@ def export_of(
 ) -> WeightExport:
     """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them; `specs`
     are those of `specs_of`, where they are known."""
-    from rlcore_torchkit.buckets import make_buckets
+    from rlcore_torchkit.refit.buckets import make_buckets
 
     specs = specs_of(model) if specs is None else specs
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}

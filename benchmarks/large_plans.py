@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.spi import ConfigError
-from rlcore_megatron.auto_layout import choose
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.memory import Estimate, Workload, estimate
-from rlcore_megatron.stages import layers_of_stages
+from rlcore_megatron.layouts.auto_layout import choose
+from rlcore_megatron.layouts.memory import Estimate, Workload, estimate
+from rlcore_megatron.layouts.stages import layers_of_stages
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.dims import ModelDims
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "megatron.md"

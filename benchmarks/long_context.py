@@ -24,7 +24,7 @@ from rlcore.spi import CloseRequest, GlobalCounts, LossSpec, ModelSpec, RankInfo
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig
 
 PEAK_FLOPS = 989e12
 NUM_STEPS = 3

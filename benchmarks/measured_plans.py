@@ -9,14 +9,14 @@ from model_shapes import SHAPES
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.plan import plan as plan_megatron
+from rlcore_megatron.layouts.plan import plan as plan_megatron
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan.devices import parse_devices
 from rlcore_plan.layouts import candidates
 from rlcore_plan.lengths import response_lengths
 from rlcore_plan.work import Work
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.plan import plan as plan_vllm
+from rlcore_vllm.checks.plan import plan as plan_vllm
+from rlcore_vllm.setup.config import VllmConfig
 
 GB = 1e9
 NO_SIZES = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)

@@ -52,9 +52,9 @@ def measure(
     import torch
     import torch.distributed as dist
 
-    from rlcore_torchkit.process_group import listening_store
-    from rlcore_torchkit.shard_route import ShardEnd
-    from rlcore_torchkit.shard_slices import whole_slice, with_rest
+    from rlcore_torchkit.distributed.process_group import listening_store
+    from rlcore_torchkit.refit.shard_route import ShardEnd
+    from rlcore_torchkit.refit.shard_slices import whole_slice, with_rest
 
     device, groups = join(rank, address, device_name, senders, receivers)
     host, _, port = store.removeprefix("tcp://").rpartition(":")
@@ -109,7 +109,7 @@ def join(rank: int, address: str, device_name: str, senders: int, receivers: int
     import torch
     import torch.distributed as dist
 
-    from rlcore_torchkit.process_group import keep_on_loopback
+    from rlcore_torchkit.distributed.process_group import keep_on_loopback
 
     keep_on_loopback()
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -126,7 +126,7 @@ def gather_and_send(rank: int, specs: Any, held: Any, parts: Any, groups: Any, d
     import torch
     import torch.distributed as dist
 
-    from rlcore_torchkit.digest import tensor_digest
+    from rlcore_torchkit.refit.digest import tensor_digest
 
     senders = len(held)
     for number, spec in enumerate(specs):
@@ -147,7 +147,7 @@ def of_changes(share: float, end: Any, parts: Any, device: Any, repeats: int, se
     """The row of a share of values that is changed before each refit, after one that brings all."""
     import torch
 
-    from rlcore_torchkit.shard_cache import ShardCache
+    from rlcore_torchkit.refit.shard_cache import ShardCache
 
     kept, sent = ShardCache(device), [0]
 

@@ -46,7 +46,7 @@ from rlcore.spi import (
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig
 
 PEAK_FLOPS = 989e12
 LEARNING_RATE = 1e-6

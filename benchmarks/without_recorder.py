@@ -6,8 +6,8 @@ Imported in each rank of an engine by rows of `generation.py`, to measure what t
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore_vllm.rank_recorders import Order
-from rlcore_vllm.worker import WorkerExtension
+from rlcore_vllm.engines.rank_recorders import Order
+from rlcore_vllm.ranks.worker import WorkerExtension
 
 
 class WithoutRecorder(WorkerExtension):

@@ -12,15 +12,10 @@ from contextlib import chdir
 from pathlib import Path
 
 from hatchling.build import build_sdist, build_wheel
+from packages import ROOT, packages
 
-ROOT = Path(__file__).resolve().parents[1]
 EPOCH = "SOURCE_DATE_EPOCH"
 DIGESTS = "SHA256SUMS"
-
-
-def packages(root: Path = ROOT) -> list[Path]:
-    """The folder of each distribution."""
-    return [root / "core", root / "torchkit", *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))]
 
 
 def build(folders: list[Path], out: Path) -> list[Path]:
@@ -50,7 +45,7 @@ def commit_time() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="the folder to write to; it has to be empty or new")
-    for path in build(packages(), parser.parse_args().out):
+    for path in build([ROOT / one.folder for one in packages()], parser.parse_args().out):
         print(path)
 
 

@@ -4,9 +4,9 @@ import argparse
 import re
 from pathlib import Path
 
+from packages import ROOT, packages
 from packaging.version import InvalidVersion, Version
 
-ROOT = Path(__file__).resolve().parents[1]
 _VERSION = re.compile(r'^(version|__version__) = "[^"]+"$', re.MULTILINE)
 _REQUIREMENT = re.compile(r'"(rlcore(?:-\w+)?)(\[[\w,]+\])?[<>=!~][^"]*"')
 
@@ -14,7 +14,7 @@ _REQUIREMENT = re.compile(r'"(rlcore(?:-\w+)?)(\[[\w,]+\])?[<>=!~][^"]*"')
 def set_version(version: Version, root: Path = ROOT) -> list[Path]:
     """The files that hold it now."""
     fits = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
-    projects = [root / "core/pyproject.toml", root / "torchkit/pyproject.toml", *sorted(root.glob("plugins/*/pyproject.toml"))]
+    projects = [root / one.folder / "pyproject.toml" for one in packages(root)]
     for path in projects:
         text = _one_version(path, version)
         path.write_text(_REQUIREMENT.sub(lambda match: f'"{match[1]}{match[2] or ""}{fits}"', text))

@@ -121,7 +121,7 @@ def invariant_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from packaging.version import Version
 
     from rlcore.spi import CheckContext, ModelSpec
-    from rlcore_torchkit import batch_invariance
+    from rlcore_torchkit.huggingface import batch_invariance
 
     monkeypatch.setattr(batch_invariance, "compute_capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(batch_invariance, "installed_version", lambda name: Version("0.26.0"))

@@ -12,8 +12,8 @@ from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.testing.plans import plan_context
 from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.plan import Engine, reading_seconds, step_seconds
+from rlcore_vllm.checks.plan import Engine, reading_seconds, step_seconds
+from rlcore_vllm.setup.config import VllmConfig
 
 SAMPLES, PROMPT, LIMIT, MEAN = 32, 150, 3946, 795
 EIGHT_BITS = VllmConfig(quantization="fp8", kv_cache_dtype="fp8")

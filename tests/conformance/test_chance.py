@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from rlcore_conformance.chance import Score
+from rlcore_conformance.generators.chance import Score
 
 NUM_RUNS = 2000
 EFFECT = 0.03

@@ -5,8 +5,8 @@ import torch
 from attrs import evolve
 
 from rlcore_conformance import TrainerConformance
-from rlcore_conformance.fixtures import tiny_model
-from rlcore_conformance.trainer_numerics import TrainerNumerics
+from rlcore_conformance.references.fixtures import tiny_model
+from rlcore_conformance.trainers.trainer_numerics import TrainerNumerics
 from rlcore_fsdp2.provider import PROVIDER
 
 

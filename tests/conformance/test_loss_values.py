@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import LossOutput, LossSpec, TokenBatch
-from rlcore_conformance.loss_values import HeldConstants, LossValue, held, torch_loss, total
+from rlcore_conformance.algorithms.loss_values import HeldConstants, LossValue, held, torch_loss, total
 
 BATCH = TokenBatch(
     tokens=np.arange(3, dtype=np.int32),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlcore_conformance import TrainerConformance
-from rlcore_conformance.fixtures import tiny_model
-from rlcore_megatron.config import MegatronConfig
+from rlcore_conformance.references.fixtures import tiny_model
 from rlcore_megatron.provider import PROVIDER
+from rlcore_megatron.setup.config import MegatronConfig
 
 
 class MegatronConformance(TrainerConformance):

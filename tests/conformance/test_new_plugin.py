@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rlcore.cli.main import cli
 from rlcore.spi import ENTRY_POINT_GROUPS, SPI_VERSION
 from rlcore.spi.provider import ROLES
-from rlcore_conformance.new_plugin import package_files
+from rlcore_conformance.cli.new_plugin import package_files
 
 MAX_LINES_OF_CODE = 100
 

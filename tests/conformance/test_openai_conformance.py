@@ -10,10 +10,10 @@ from openai_servers import rlcore_serve, serving, vllm_serve
 
 from rlcore.cli.main import cli
 from rlcore.spi import capabilities
-from rlcore_conformance.fixtures import tiny_model
-from rlcore_conformance.generator_continuous import GeneratorContinuous
-from rlcore_conformance.generator_sampling import GeneratorSampling
-from rlcore_conformance.generator_streaming import GeneratorStreaming
+from rlcore_conformance.generators.generator_continuous import GeneratorContinuous
+from rlcore_conformance.generators.generator_sampling import GeneratorSampling
+from rlcore_conformance.generators.generator_streaming import GeneratorStreaming
+from rlcore_conformance.references.fixtures import tiny_model
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.provider import PROVIDER
 

@@ -14,8 +14,8 @@ if missing := unavailable():
 from rlcore.registry.binding import build_generator
 from rlcore.spi import SetResidencyRequest
 from rlcore_conformance import GeneratorConformance
-from rlcore_conformance.fixtures import entry_of, tiny_model
-from rlcore_conformance.generator_fixtures import GeneratorUnderTest
+from rlcore_conformance.generators.generator_fixtures import GeneratorUnderTest
+from rlcore_conformance.references.fixtures import entry_of, tiny_model
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.provider import PROVIDER
 

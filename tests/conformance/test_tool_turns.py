@@ -3,7 +3,7 @@
 import pytest
 
 from rlcore.spi import Observation
-from rlcore_conformance.tool_turns import UNREAD, check_tools, tool_turns
+from rlcore_conformance.environments.tool_turns import UNREAD, check_tools, tool_turns
 
 LOOK = {
     "type": "function",

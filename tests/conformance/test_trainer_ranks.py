@@ -6,8 +6,8 @@ import pytest
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from rlcore import serialization
-from rlcore_conformance import trainer_ranks
-from rlcore_conformance.rank_script import RankJob
+from rlcore_conformance.trainers import trainer_ranks
+from rlcore_conformance.trainers.rank_script import RankJob
 
 
 @pytest.mark.parametrize(("num_failures", "fails"), [(2, False), (3, True)])

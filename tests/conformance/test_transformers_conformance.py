@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcore_conformance import GeneratorConformance
-from rlcore_conformance.fixtures import tiny_model
+from rlcore_conformance.references.fixtures import tiny_model
 from rlcore_transformers.provider import PROVIDER
 
 

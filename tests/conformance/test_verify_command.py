@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import discover
 from rlcore.spi import ConfigError, PluginError
-from rlcore_conformance.verify_command import find, options_of, summed_up
+from rlcore_conformance.cli.verify_command import find, options_of, summed_up
 
 
 def case(check, outcome, seconds=0.5, reason=""):

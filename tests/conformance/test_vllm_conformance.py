@@ -9,10 +9,10 @@ from attrs import evolve
 from rlcore.registry.binding import build_generator
 from rlcore.spi import SetResidencyRequest
 from rlcore_conformance import GeneratorConformance
-from rlcore_conformance.fixtures import entry_of, tiny_model
-from rlcore_conformance.generator_fixtures import GeneratorUnderTest
-from rlcore_vllm.config import VllmConfig
+from rlcore_conformance.generators.generator_fixtures import GeneratorUnderTest
+from rlcore_conformance.references.fixtures import entry_of, tiny_model
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
+from rlcore_vllm.setup.config import VllmConfig
 
 
 @pytest.fixture(scope="class")

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from rlcore.spi import ModelSpec
 from rlcore.testing.models import make_model
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.huggingface.models import load_model
 
 folder = Path(sys.argv[1])
 if not os.fork():

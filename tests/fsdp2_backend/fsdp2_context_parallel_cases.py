@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rlcore.spi import ContractError, ModelSpec
 from rlcore_fsdp2.context_parallel import context_attention, patch_context
-from rlcore_torchkit.attention import PackedSequences, packed_attention
-from rlcore_torchkit.context_parallel import ContextPart
-from rlcore_torchkit.logprobs import packed_logprobs, patch_head
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head
+from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.layers.attention import PackedSequences, packed_attention
 
 CASES = Cases()
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy, make_reference
 from rlcore_fsdp2.sharding import is_first_copy, local
-from rlcore_torchkit.models import load_model
-from rlcore_torchkit.safetensors_files import TensorFiles
+from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
 
 CASES = Cases()
 CPU = torch.device("cpu")

@@ -41,7 +41,7 @@ from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.trainer.microbatch import move
 
 WORLD_SIZE = 2
 SHARES = (

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LoraSpec, ModelError, SaveStateRequest
 from rlcore_fsdp2.backend import Fsdp2Backend
-from rlcore_torchkit.lora import Dropout
+from rlcore_torchkit.adapters.lora import Dropout
 
 FAMILIES = {**DESCRIBED, **TRAINED}
 KEY_BIASES = {"phi": "k_proj.bias", "gpt2": "c_attn.bias"}

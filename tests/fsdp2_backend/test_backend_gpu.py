@@ -28,9 +28,9 @@ from rlcore.testing.models import make_model
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
-from rlcore_torchkit import process_group
 from rlcore_torchkit.architectures.registry import installed_model_types
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.distributed import process_group
+from rlcore_torchkit.trainer.microbatch import move
 
 ARCHITECTURES = installed_model_types()
 

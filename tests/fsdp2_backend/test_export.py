@@ -10,8 +10,8 @@ from rlcore.spi import CHANNELS, ExportWeightsRequest, SaveStateRequest
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.provider import PROVIDER
 from rlcore_torchkit.architectures.registry import installed_model_types
-from rlcore_torchkit.digest import tensor_digest
-from rlcore_torchkit.models import checkpoint_tensors
+from rlcore_torchkit.huggingface.models import checkpoint_tensors
+from rlcore_torchkit.refit.digest import tensor_digest
 
 ARCHITECTURES = installed_model_types()
 

@@ -9,7 +9,7 @@ from fsdp2_support import TEMPERATURE, WEIGHTED, exported, make_batch, make_conf
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.policy import make_policy
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.trainer.microbatch import move
 
 pytest.importorskip("torchao", reason="needs torchao, the extra fp8")
 

@@ -12,8 +12,8 @@ from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
 from rlcore_torchkit.architectures.registry import installed_model_types
-from rlcore_torchkit.losses import Totals
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.microbatch import move
 
 ARCHITECTURES = installed_model_types()
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from attrs import evolve
 from rlcore.spi import LoraSpec, ModelSpec
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_torchkit import batch_invariance
+from rlcore_torchkit.huggingface import batch_invariance
 
 OPTION = "trainer.fsdp2.batch_invariant"
 

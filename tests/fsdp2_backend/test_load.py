@@ -18,9 +18,9 @@ from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec, RankInfo
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
-from rlcore_torchkit import process_group
 from rlcore_torchkit.architectures.registry import installed_model_types
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.distributed import process_group
+from rlcore_torchkit.huggingface.models import load_model
 
 ARCHITECTURES = installed_model_types()
 

@@ -12,7 +12,7 @@ from rank_launch import launch
 
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.plan_parallel import plan_problems
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.huggingface.models import load_model
 
 
 @pytest.fixture(scope="module")

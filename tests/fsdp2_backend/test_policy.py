@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from rlcore.spi import LoraSpec, ModelSpec
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
-from rlcore_torchkit.attention import PackedSequences
-from rlcore_torchkit.logprobs import packed_logprobs
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.head.logprobs import packed_logprobs
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.trainer.microbatch import move
 
 CPU = torch.device("cpu")
 

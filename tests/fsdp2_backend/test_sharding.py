@@ -14,7 +14,7 @@ from rlcore_fsdp2.experts import divide_experts
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.sharding import is_first_copy, local, num_copies, reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.huggingface.models import load_model
 
 LAYOUTS = {
     "dp4": {"shard": 4},

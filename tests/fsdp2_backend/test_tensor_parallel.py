@@ -28,7 +28,7 @@ from rlcore_fsdp2.tensor_parallel import (
     first_row,
     parallelize,
 )
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.huggingface.models import load_model
 
 SIZES = (2, 3)
 

@@ -11,7 +11,7 @@ from megatron_families import FAMILIES
 
 from rlcore.spi import TrainerContext
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig
 
 TENSOR, PIPELINE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
 DROPPING = ("qwen3", "deepseek_v3")

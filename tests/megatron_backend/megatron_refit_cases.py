@@ -21,11 +21,11 @@ from vllm_refit_support import BUCKET_BYTES, CONFIG, MODEL, TOLERANCE, context_o
 from rlcore.spi import CloseRequest, ExportWeightsRequest, LogprobsRequest, RaggedTokens, TokenBatch, WeightExport
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.replica import LocalReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.replicas.replica import LocalReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 NUM_RANKS = 4
 LIMIT_S = 500

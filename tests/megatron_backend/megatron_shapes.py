@@ -2,9 +2,9 @@
 
 from attrs import evolve
 
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.layout_check import AUTO_SIZES
-from rlcore_megatron.memory import Workload
+from rlcore_megatron.layouts.layout_check import AUTO_SIZES
+from rlcore_megatron.layouts.memory import Workload
+from rlcore_megatron.setup.config import MegatronConfig
 
 GIB = 2**30
 SMALL = {  # the shape of Qwen2.5-1.5B

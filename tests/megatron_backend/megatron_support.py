@@ -28,11 +28,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, LossSpec, TokenBatch
 from rlcore_grpo.config import GrpoConfig
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.model import unwrapped
-from rlcore_torchkit.losses import evaluate
-from rlcore_torchkit.microbatch import move
+from rlcore_megatron.modules.model import unwrapped
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
+from rlcore_torchkit.trainer.losses import evaluate
+from rlcore_torchkit.trainer.microbatch import move
 
 __all__ = [
     "GRPO",

@@ -10,7 +10,7 @@ from value_cases import run_layouts
 
 from rlcore.spi import TrainerContext
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig
 
 TENSOR, PIPELINE, CONTEXT = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"context_parallel": 2}
 LAYOUTS = (

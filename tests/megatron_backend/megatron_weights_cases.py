@@ -23,21 +23,23 @@ from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, ShardSlice, tensor_digest
 from rlcore.testing.models import make_model
-from rlcore_megatron import conversion, load, parallel
-from rlcore_megatron.cache_directory import OWN
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.export import Exporter
-from rlcore_megatron.initial import load_initial
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model import build
-from rlcore_megatron.model_config import transformer_config
-from rlcore_megatron.models import load_config
-from rlcore_megatron.shards import reader
-from rlcore_megatron.weight_mapping import Names
-from rlcore_torchkit.safetensors_files import TensorFiles
-from rlcore_torchkit.shard_plan import plan_pieces
-from rlcore_torchkit.shard_route import whole_slice
+from rlcore_megatron.checkpoints import conversion
+from rlcore_megatron.checkpoints.cache_directory import OWN
+from rlcore_megatron.checkpoints.initial import load_initial
+from rlcore_megatron.families.models import load_config
+from rlcore_megatron.families.weight_mapping import Names
+from rlcore_megatron.layouts import parallel
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.modules.model import build
+from rlcore_megatron.modules.model_config import transformer_config
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
+from rlcore_megatron.weights import load
+from rlcore_megatron.weights.export import Exporter
+from rlcore_megatron.weights.shards import reader
+from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
+from rlcore_torchkit.refit.shard_plan import plan_pieces
+from rlcore_torchkit.refit.shard_route import whole_slice
 
 MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen2": ("qwen2", True),

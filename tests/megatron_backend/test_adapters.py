@@ -15,8 +15,8 @@ from megatron_support import split, step_request
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckpointError, CloseRequest, ConfigError, LoadStateRequest, SaveStateRequest
-from rlcore_megatron.checkpoint_check import read_metadata
-from rlcore_megatron.distributed_weights import stored_shapes
+from rlcore_megatron.checkpoints.checkpoint_check import read_metadata
+from rlcore_megatron.checkpoints.distributed_weights import stored_shapes
 
 
 @pytest.fixture(scope="module")

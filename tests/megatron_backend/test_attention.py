@@ -14,9 +14,9 @@ from megatron_families import make_own
 from megatron_support import OPTIMIZER, TEMPERATURE, Reference, make_backend, make_batch
 
 from rlcore.spi import CloseRequest, ContractError, LogprobsRequest
-from rlcore_megatron.attention import PackedAttention, PackedRotary
-from rlcore_megatron.packing import ForwardOptions, pack
-from rlcore_torchkit.microbatch import move
+from rlcore_megatron.modules.attention import PackedAttention, PackedRotary
+from rlcore_megatron.modules.packing import ForwardOptions, pack
+from rlcore_torchkit.trainer.microbatch import move
 
 NUM_HEADS, NUM_KV_HEADS, WIDTH = 4, 2, 8
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from megatron_shapes import AUTO, EXPERTS, GIB, LARGE, MIDDLE, ONE, SMALL, load_of
 
 from rlcore.spi import ConfigError
-from rlcore_megatron.auto_layout import choose
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems
-from rlcore_megatron.memory import USABLE, Workload, estimate
+from rlcore_megatron.layouts.auto_layout import choose
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.layouts.layout_check import AUTO_SIZES, layout_problems
+from rlcore_megatron.layouts.memory import USABLE, Workload, estimate
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.dims import ModelDims
 
 MODELS = {"small": SMALL, "middle": MIDDLE, "large": LARGE, "experts": EXPERTS}

@@ -12,11 +12,11 @@ from megatron_weights_cases import Opened, opened
 from torch import Tensor
 
 from rlcore.testing.models import make_model
-from rlcore_megatron.auxiliary_loss import PolicyRouter, coefficients
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import transformer_config
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.modules.auxiliary_loss import PolicyRouter, coefficients
+from rlcore_megatron.modules.model_config import transformer_config
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 
 WEIGHTS = {
     "load_balancing_loss": 0.5,

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import CloseRequest
 from rlcore.testing.models import make_model
-from rlcore_megatron.model import PolicyModel
+from rlcore_megatron.modules.model import PolicyModel
 
 
 def live_models() -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore_megatron import cache_directory
-from rlcore_megatron.cache_directory import HUB, OWN, directory_problems
+from rlcore_megatron.checkpoints import cache_directory
+from rlcore_megatron.checkpoints.cache_directory import HUB, OWN, directory_problems
 
 pytestmark = pytest.mark.usefixtures("home")
 Usage = namedtuple("Usage", "total used free")

@@ -10,9 +10,11 @@ from attrs import evolve
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
 from rlcore.testing.models import make_model
-from rlcore_megatron import cache_directory, check, requirements
-from rlcore_megatron.cache_directory import OWN
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.checkpoints import cache_directory
+from rlcore_megatron.checkpoints.cache_directory import OWN
+from rlcore_megatron.checks import check
+from rlcore_megatron.setup import requirements
+from rlcore_megatron.setup.config import MegatronConfig
 
 SECTION = "trainer.megatron"
 Usage = namedtuple("Usage", "total used free")
@@ -48,7 +50,7 @@ def texts(models):
 
 
 def test_float8_in_a_narrow_model_is_noted(texts, models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlcore_megatron.layout_check.transformer_engine_version", lambda: "2.12.0")
+    monkeypatch.setattr("rlcore_megatron.layouts.layout_check.transformer_engine_version", lambda: "2.12.0")
     wide = changed(models(), tmp_path / "wide", hidden_size=128, intermediate_size=128, num_attention_heads=8, head_dim=16)
     (note,) = texts(wide, context={"device": "cuda", "dtype": "bfloat16"}, fp8=True)
     assert note.startswith("trainer.megatron.fp8: float8 does not pay")
@@ -239,7 +241,7 @@ def test_a_cache_without_room_is_refused(texts, models, home: Path, monkeypatch:
 
 
 def test_what_is_converted_already_needs_neither_room_nor_permission(texts, models, home: Path, monkeypatch) -> None:
-    from rlcore_megatron.conversion import MARK, copy_directory
+    from rlcore_megatron.checkpoints.conversion import MARK, copy_directory
 
     monkeypatch.setattr(cache_directory.shutil, "disk_usage", lambda path: Usage(0, 0, 0))
     assert len(texts(conversion_cache=True)) == 1

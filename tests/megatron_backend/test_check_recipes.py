@@ -11,7 +11,8 @@ from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, ModelError, PluginError
 from rlcore.testing.models import make_model
-from rlcore_megatron import cache_directory, requirements
+from rlcore_megatron.checkpoints import cache_directory
+from rlcore_megatron.setup import requirements
 
 RECIPE = """
 [model]

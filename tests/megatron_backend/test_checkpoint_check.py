@@ -9,8 +9,8 @@ import torch
 from torch.distributed import checkpoint
 
 from rlcore.spi import CheckpointError
-from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
-from rlcore_torchkit.trainer_hooks import MAX_LISTED
+from rlcore_megatron.checkpoints.checkpoint_check import check_shapes, read_metadata
+from rlcore_torchkit.trainer.trainer_hooks import MAX_LISTED
 
 TENSORS = {"a": torch.zeros(3, 4), "b": torch.zeros(5), "moments.a": torch.zeros(3, 4), "moments.b": torch.zeros(5)}
 

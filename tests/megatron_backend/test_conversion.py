@@ -14,10 +14,10 @@ import torch
 from megatron_weights_cases import Opened, assert_equal, in_files
 
 from rlcore.spi import ConfigError, ModelSpec, StorageError
-from rlcore_megatron import conversion, distributed_weights
-from rlcore_megatron.cache_directory import OWN
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.initial import load_initial
+from rlcore_megatron.checkpoints import conversion, distributed_weights
+from rlcore_megatron.checkpoints.cache_directory import OWN
+from rlcore_megatron.checkpoints.initial import load_initial
+from rlcore_megatron.setup.config import MegatronConfig
 
 CONVERTING = MegatronConfig(conversion_cache=True)
 

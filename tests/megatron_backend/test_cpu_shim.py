@@ -9,7 +9,7 @@ from megatron.core.fusions.fused_bias_geglu import geglu
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from rlcore.gpu import has_gpu
-from rlcore_megatron.cpu_shim import cuda_or_cpu
+from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 
 
 def attributes() -> list[object]:

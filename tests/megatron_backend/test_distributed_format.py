@@ -16,9 +16,9 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from rlcore.spi import CheckpointError, StorageError
-from rlcore_megatron.checkpoint_check import read_metadata
-from rlcore_megatron.distributed_format import read, write
-from rlcore_megatron.optimizer_shards import boxes
+from rlcore_megatron.checkpoints.checkpoint_check import read_metadata
+from rlcore_megatron.checkpoints.distributed_format import read, write
+from rlcore_megatron.training.optimizer_shards import boxes
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from megatron_weights_cases import Opened, assert_equal, in_files, opened
 
 from rlcore.spi import CheckpointError, ModelError
 from rlcore.testing.models import make_model
-from rlcore_megatron import distributed_weights
-from rlcore_megatron.checkpoint_check import read_metadata
-from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.checkpoints import distributed_weights
+from rlcore_megatron.checkpoints.checkpoint_check import read_metadata
+from rlcore_megatron.layouts.layout import ParallelLayout
 
 
 def test_what_is_written_is_read_again(directory: Path, model: Opened, tmp_path: Path) -> None:

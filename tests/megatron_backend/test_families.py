@@ -12,17 +12,17 @@ from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CheckContext, ConfigError, LoraSpec, ModelError, ModelSpec
-from rlcore_megatron import requirements
-from rlcore_megatron.auto_layout import choose
-from rlcore_megatron.check import check
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.checks.check import check
+from rlcore_megatron.families.models import architecture_of, dims_of, find_family, load_config, standard_config
 from rlcore_megatron.families.registry import FAMILIES as REGISTERED
-from rlcore_megatron.memory import Parameters, Workload, estimate
-from rlcore_megatron.models import architecture_of, dims_of, find_family, load_config, standard_config
-from rlcore_megatron.stages import layers_of_stages
-from rlcore_megatron.weight_mapping import Names
-from rlcore_torchkit.decoders import described_family
-from rlcore_torchkit.lora_targets import linear_layers
+from rlcore_megatron.families.weight_mapping import Names
+from rlcore_megatron.layouts.auto_layout import choose
+from rlcore_megatron.layouts.memory import Parameters, Workload, estimate
+from rlcore_megatron.layouts.stages import layers_of_stages
+from rlcore_megatron.setup import requirements
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.adapters.lora_targets import linear_layers
+from rlcore_torchkit.architectures.decoders import described_family
 
 ONE = MegatronConfig(tensor_parallel=1, expert_parallel=1, context_parallel=1, pipeline_parallel=1)
 

@@ -6,8 +6,8 @@ import pytest
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.float8_share import weight_gradients_are_narrow, wide_layers
+from rlcore_megatron.layouts.float8_share import weight_gradients_are_narrow, wide_layers
+from rlcore_megatron.setup.config import MegatronConfig
 
 NUM_LAYERS = 6
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from megatron.core.transformer.moe.experts import TEGroupedMLP
 
-from rlcore_megatron.grouped_products import VARIABLE, GroupedExperts, multiply_by_all_experts_at_once
+from rlcore_megatron.modules.grouped_products import VARIABLE, GroupedExperts, multiply_by_all_experts_at_once
 
 
 @pytest.mark.parametrize(

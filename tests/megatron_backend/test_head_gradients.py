@@ -8,8 +8,8 @@ from megatron_support import make_backend, make_batch, split, step_request
 from multi_token_reference import make_with_head
 
 from rlcore.spi import CloseRequest
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.head_gradients import HeadGradients
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.training.head_gradients import HeadGradients
 
 
 def test_parts_are_apart(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from megatron_weights_cases import Opened, assert_equal, in_files, write_as_megatron
 
-from rlcore_megatron.cache_directory import OWN
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.initial import load_initial
+from rlcore_megatron.checkpoints.cache_directory import OWN
+from rlcore_megatron.checkpoints.initial import load_initial
+from rlcore_megatron.setup.config import MegatronConfig
 
 
 def load(model: Opened, config: MegatronConfig) -> None:

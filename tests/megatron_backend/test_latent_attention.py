@@ -22,7 +22,7 @@ from megatron_support import (
 )
 
 from rlcore.spi import ROUTED_EXPERTS, CloseRequest, LogprobsRequest, LossSpec, NonFiniteError, SaveStateRequest
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig
 
 VARIANTS = {
     "queries from hidden states": {"q_lora_rank": None, "rope_parameters": None},

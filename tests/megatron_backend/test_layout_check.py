@@ -7,10 +7,10 @@ from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlcore_megatron import layout_check
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.layout_check import layout_problems
+from rlcore_megatron.layouts import layout_check
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.layouts.layout_check import layout_problems
+from rlcore_megatron.setup.config import MegatronConfig
 
 DENSE = {
     "num_attention_heads": 8,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlcore.spi import ModelError
 from rlcore.testing.models import make_model
-from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.layouts.layout import ParallelLayout
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import torch
 from attrs import frozen
 from transformers import Gemma3TextConfig, Qwen3Config, Qwen3MoeConfig
 
-from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families.family import MegatronFamily
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, transformer_config
-from rlcore_megatron.models import find_family
+from rlcore_megatron.families.models import find_family
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, transformer_config
+from rlcore_megatron.setup.config import MegatronConfig
 
 
 @frozen

@@ -9,8 +9,8 @@ from megatron_families import make_own
 from multi_token_reference import make_with_head
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
-from rlcore_megatron.check import check
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.checks.check import check
+from rlcore_megatron.setup.config import MegatronConfig
 
 SECTION = "trainer.megatron"
 MTP = MegatronConfig(mtp=True)

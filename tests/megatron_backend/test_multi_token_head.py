@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ModelError, SaveStateRequest
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.multi_token_head import logprobs_ahead
-from rlcore_megatron.packing import ForwardOptions, empty_like, pack
-from rlcore_torchkit.logprobs import token_logprobs
-from rlcore_torchkit.microbatch import Microbatch, move
+from rlcore_megatron.modules.multi_token_head import logprobs_ahead
+from rlcore_megatron.modules.packing import ForwardOptions, empty_like, pack
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.head.logprobs import token_logprobs
+from rlcore_torchkit.trainer.microbatch import Microbatch, move
 
 BATCH = make_batch()
 FILE = "model.safetensors"

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_megatron.optimizer_shards import boxes
+from rlcore_megatron.training.optimizer_shards import boxes
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())

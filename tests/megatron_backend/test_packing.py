@@ -8,8 +8,8 @@ from fake_ranks import on_rank
 from megatron_support import even_batch, make_batch
 
 from rlcore.spi import ROUTED_EXPERTS
-from rlcore_megatron.packing import ForwardOptions, PackedBatch, empty_like, pack
-from rlcore_torchkit.microbatch import move
+from rlcore_megatron.modules.packing import ForwardOptions, PackedBatch, empty_like, pack
+from rlcore_torchkit.trainer.microbatch import move
 
 CPU = torch.device("cpu")
 WANTED = ForwardOptions(temperature=1.0, entropy="none")

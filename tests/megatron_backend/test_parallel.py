@@ -6,9 +6,9 @@ from megatron.core import parallel_state
 from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import ContractError, RankInfo
-from rlcore_megatron import parallel
-from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.layouts import parallel
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 
 ONE = ParallelLayout()
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.parameter_rows import largest_share, row_ranges, rows_of, source_shape, tensor_rank_and_size
-from rlcore_megatron.weight_source import HfTensor, Source
+from rlcore_megatron.families.weight_source import HfTensor, Source
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.weights.parameter_rows import largest_share, row_ranges, rows_of, source_shape, tensor_rank_and_size
 
 
 @given(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore_megatron.optimizer_state import MOMENTS
-from rlcore_megatron.partial_step import step_in_parts
+from rlcore_megatron.training.optimizer_state import MOMENTS
+from rlcore_megatron.training.partial_step import step_in_parts
 
 
 class PlayedAdam(torch.optim.Optimizer):

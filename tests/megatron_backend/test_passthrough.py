@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcore.spi import ConfigError
-from rlcore_megatron.passthrough import converted, fields_of, megatron_class, table_problems
+from rlcore_megatron.setup.passthrough import converted, fields_of, megatron_class, table_problems
 
 
 def test_an_empty_table_stays_empty() -> None:

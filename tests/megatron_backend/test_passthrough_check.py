@@ -11,10 +11,10 @@ from packaging.version import Version
 
 from rlcore.spi import CheckContext, CloseRequest, ModelSpec
 from rlcore.testing.models import make_model
-from rlcore_megatron import passthrough_check
-from rlcore_megatron.check import check
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.passthrough_check import passthrough_problems
+from rlcore_megatron.checks import passthrough_check
+from rlcore_megatron.checks.check import check
+from rlcore_megatron.checks.passthrough_check import passthrough_problems
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.dims import ModelDims
 
 MODEL = {

@@ -5,8 +5,8 @@ from attrs import evolve
 
 from rlcore.spi import ConfigError, PlanOption
 from rlcore.testing.plans import TrainerPlans, plan_context
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.plan import EXCHANGE_BYTES, plan
+from rlcore_megatron.layouts.plan import EXCHANGE_BYTES, plan
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan.devices import DEVICES
 
 CONTEXT = plan_context()

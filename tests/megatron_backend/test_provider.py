@@ -10,8 +10,8 @@ from rlcore.registry.discovery import Registry
 from rlcore.registry.selection import passed_over, select
 from rlcore.spi import capabilities
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
-from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.provider import PROVIDER
+from rlcore_megatron.setup.config import MegatronConfig
 
 REGISTRY = Registry.from_providers({"trainer": [FSDP2, PROVIDER]})
 

@@ -3,8 +3,8 @@
 import pytest
 from attrs import evolve
 
-from rlcore_megatron import requirements
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup import requirements
+from rlcore_megatron.setup.config import MegatronConfig
 
 
 def test_it_can_run_here() -> None:

@@ -2,9 +2,9 @@
 
 import inspect
 
-from rlcore_megatron.passthrough import TABLES, fields_of, megatron_class, recipe_type
-from rlcore_megatron.passthrough_check import NEEDS_ENGINE, NEEDS_FP8
-from rlcore_megatron.reserved_keys import RESERVED_KEYS
+from rlcore_megatron.checks.passthrough_check import NEEDS_ENGINE, NEEDS_FP8
+from rlcore_megatron.checks.reserved_keys import RESERVED_KEYS
+from rlcore_megatron.setup.passthrough import TABLES, fields_of, megatron_class, recipe_type
 
 OBJECTS = {
     *("timers", "finalize_model_grads_func", "grad_scale_func", "no_sync_func", "grad_sync_func", "param_sync_func"),

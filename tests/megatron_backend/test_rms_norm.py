@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlcore_megatron.rms_norm import OutputNorm, PlainRMSNorm
+from rlcore_megatron.modules.rms_norm import OutputNorm, PlainRMSNorm
 
 
 @pytest.mark.parametrize("is_divided", [False, True])

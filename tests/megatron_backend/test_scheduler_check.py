@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ModelSpec, OptimizerSpec, ScheduleSpec
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.scheduler_check import course_notes, course_problems
+from rlcore_megatron.checks.scheduler_check import course_notes, course_problems
+from rlcore_megatron.setup.config import MegatronConfig
 
 CONTEXT = CheckContext(
     model=ModelSpec(path="nowhere"),

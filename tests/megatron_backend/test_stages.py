@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.stages import layer_numbers_of_stages, layers_of_parts, layers_of_stages
+from rlcore_megatron.layouts.stages import layer_numbers_of_stages, layers_of_parts, layers_of_stages
+from rlcore_megatron.setup.config import MegatronConfig
 
 
 @given(stages=st.integers(1, 8), virtual=st.integers(1, 4), extra=st.integers(0, 60))

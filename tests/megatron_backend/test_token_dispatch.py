@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.model import unwrapped
-from rlcore_megatron.token_dispatch import CONSTANTS, forget_tokens
+from rlcore_megatron.modules.model import unwrapped
+from rlcore_megatron.modules.token_dispatch import CONSTANTS, forget_tokens
+from rlcore_megatron.setup.config import MegatronConfig
 
 BATCH = make_batch()
 

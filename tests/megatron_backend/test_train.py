@@ -11,10 +11,10 @@ from megatron_weights_cases import opened
 
 from rlcore.spi import LogprobsRequest
 from rlcore.testing.models import make_model
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.train import Passes, reduce_totals
-from rlcore_torchkit.losses import Totals
-from rlcore_torchkit.microbatch import move
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.training.train import Passes, reduce_totals
+from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.microbatch import move
 
 CPU = torch.device("cpu")
 GROUPS = [[3, 0, 1], [5], [2, 4]]

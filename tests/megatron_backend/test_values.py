@@ -10,8 +10,8 @@ from megatron_value_cases import LAYOUTS, run_all
 from value_cases import prepare
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_megatron.check import check
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.checks.check import check
+from rlcore_megatron.setup.config import MegatronConfig
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec
 from rlcore.testing.models import make_model
-from rlcore_megatron.export import Exporter
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.models import architecture_of, standard_config
-from rlcore_megatron.weight_mapping import Names
-from rlcore_torchkit.models import load_config, load_model
+from rlcore_megatron.families.models import architecture_of, standard_config
+from rlcore_megatron.families.weight_mapping import Names
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.weights.export import Exporter
+from rlcore_torchkit.huggingface.models import load_config, load_model
 
 ONE = ParallelLayout()
 

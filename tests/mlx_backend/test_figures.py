@@ -5,9 +5,9 @@ import pytest
 from mlx_support import arrays, loaded, spec_of
 
 from rlcore.spi import TokenBatch
-from rlcore_conformance.batches import make_batch
-from rlcore_conformance.huggingface_reference import HuggingFaceReference
-from rlcore_conformance.reference import reference_logprobs
+from rlcore_conformance.references.huggingface_reference import HuggingFaceReference
+from rlcore_conformance.references.reference import reference_logprobs
+from rlcore_conformance.trainers.batches import make_batch
 from rlcore_mlx.figures import token_figures
 
 

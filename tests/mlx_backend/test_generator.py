@@ -7,8 +7,8 @@ import torch
 from mlx_support import loaded, make_generator
 
 from rlcore.spi import GenerateRequest, RaggedTokens, RefitError, RefitRequest, SamplingParams
-from rlcore_conformance.generator_fixtures import make_question
-from rlcore_conformance.tensors import make_export
+from rlcore_conformance.generators.generator_fixtures import make_question
+from rlcore_conformance.references.tensors import make_export
 
 
 def refit(generator, weights, version):

@@ -7,11 +7,11 @@ from mlx_support import loaded
 
 from rlcore.spi import ADVANTAGES, LossSpec, TrainStepRequest
 from rlcore.transformers_import import import_transformers
-from rlcore_conformance.batches import arrange, make_batch
-from rlcore_conformance.probe import ProbeConfig
+from rlcore_conformance.references.probe import ProbeConfig
+from rlcore_conformance.trainers.batches import arrange, make_batch
 from rlcore_mlx.gradients import StepGradients
-from rlcore_torchkit.losses import evaluate
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.trainer.losses import evaluate
+from rlcore_torchkit.trainer.microbatch import move
 
 TEMPERATURE = 0.8
 
@@ -42,7 +42,7 @@ def test_gradients_are_those_of_torch(architecture, entropy, model_directory):
     decoder, weights = loaded(directory)
     batch = make_batch(decoder.dims.vocab_size, seed=5)
     loss = LossSpec(
-        path="rlcore_conformance.torch_losses:probe_loss",
+        path="rlcore_conformance.references.torch_losses:probe_loss",
         config=ProbeConfig(entropy_coefficient=0.3),
         token_columns=(ADVANTAGES,),
         entropy=entropy,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import SamplingParams
-from rlcore_conformance.reference import sampling_distribution
+from rlcore_conformance.references.reference import sampling_distribution
 from rlcore_mlx.sampling import position_keys, sample_tokens, truncate
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (6, 50)).astype(np.float32)

@@ -18,10 +18,10 @@ from rlcore.spi import (
     SaveStateRequest,
     TrainStepRequest,
 )
-from rlcore_conformance.batches import make_batch
-from rlcore_conformance.probe import ProbeConfig
+from rlcore_conformance.references.probe import ProbeConfig
+from rlcore_conformance.trainers.batches import make_batch
 
-LOSS = LossSpec(path="rlcore_conformance.torch_losses:probe_loss", config=ProbeConfig(), token_columns=(ADVANTAGES,))
+LOSS = LossSpec(path="rlcore_conformance.references.torch_losses:probe_loss", config=ProbeConfig(), token_columns=(ADVANTAGES,))
 
 
 def logprobs_of(trainer, batch, version=0):

@@ -27,8 +27,8 @@ from rlcore.spi import (
     StreamRequest,
     WorkerError,
 )
-from rlcore_conformance.feeds import ScriptedFeed
-from rlcore_conformance.fixtures import entry_of
+from rlcore_conformance.generators.feeds import ScriptedFeed
+from rlcore_conformance.references.fixtures import entry_of
 from rlcore_openai import backend, endpoint, endpoints
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints

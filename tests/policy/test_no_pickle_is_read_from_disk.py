@@ -12,20 +12,20 @@ BETWEEN_PROCESSES = {
     "core/src/rlcore/run/execution/ray/worker.py": "options and the tokenizer, from the driver",
     "core/src/rlcore/worker_process.py": "requests and answers, by a pipe",
     "plugins/vllm_generation/src/rlcore_vllm/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
-    "plugins/vllm_generation/src/rlcore_vllm/child.py": "what an engine begins with, by its standard input",
-    "plugins/vllm_generation/src/rlcore_vllm/host.py": "what an engine begins with, by its standard input",
-    "plugins/vllm_generation/src/rlcore_vllm/versions.py": "vLLM's own messages between its processes",
+    "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",
+    "plugins/vllm_generation/src/rlcore_vllm/replicas/host.py": "what an engine begins with, by its standard input",
+    "plugins/vllm_generation/src/rlcore_vllm/engines/versions.py": "vLLM's own messages between its processes",
     "benchmarks/scale_workers.py": "what a simulated worker is sent",
 }
 """Files that unpickle messages between processes of the same run."""
 COMPARED = {
-    "plugins/conformance/src/rlcore_conformance/algorithm_batches.py": "whether something was changed",
+    "plugins/conformance/src/rlcore_conformance/algorithms/algorithm_batches.py": "whether something was changed",
     "plugins/conformance/src/rlcore_conformance/environment.py": "whether something was changed",
-    "plugins/conformance/src/rlcore_conformance/environment_fixtures.py": "whether something was changed",
+    "plugins/conformance/src/rlcore_conformance/environments/environment_fixtures.py": "whether something was changed",
 }
 """Files that compare pickled bytes, or unpickle bytes that they pickled themselves."""
 ONLY_RECORDS = {
-    "plugins/megatron_backend/src/rlcore_megatron/checkpoint_check.py": "torch's index of a distributed checkpoint",
+    "plugins/megatron_backend/src/rlcore_megatron/checkpoints/checkpoint_check.py": "torch's index of a distributed checkpoint",
 }
 """Files that read a foreign format which is a pickle, by an Unpickler whose `find_class` admits named records alone."""
 WORDS = re.compile("|".join(UNPICKLERS) + r"|\.load\(|yaml|read_pickle|load_extension|from_pretrained")

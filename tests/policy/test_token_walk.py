@@ -146,7 +146,11 @@ def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(
     with followed(walk, monkeypatch):
         train(plan, resume=False, progress=Progress())
     assert walk.ended
-    assert {"rlcore_torchkit/generation.py", "rlcore/run/rollout/collector.py", "rlcore_torchkit/logprobs.py"} <= walk.touched
+    assert {
+        "rlcore_torchkit/generation.py",
+        "rlcore/run/rollout/collector.py",
+        "rlcore_torchkit/head/logprobs.py",
+    } <= walk.touched
     told = re.search(r"In one process, (\d+) files\s+read\s+or change a token", (root / "docs" / "design.md").read_text())
     assert told is not None
     assert len(walk.touched) == int(told[1]) <= MOST, "these files touch the tokens: " + ", ".join(sorted(walk.touched))

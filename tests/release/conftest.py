@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "release"))  # the scripts import packages.py beside them
 EPOCH = "1700000000"
 
 
@@ -36,7 +37,7 @@ def built(builder, tmp_path_factory):
     before = os.environ.get(builder.EPOCH)
     os.environ[builder.EPOCH] = EPOCH
     try:
-        builder.build(builder.packages(), folder)
+        builder.build([ROOT / one.folder for one in builder.packages()], folder)
     finally:
         os.environ.pop(builder.EPOCH)
         if before is not None:

@@ -23,8 +23,7 @@ RUN = {
     "make site": WORKFLOW,
     "make docs": WORKFLOW,
     "pip install torch": WORKFLOW,
-    "pip install ./core ./plugins/report ./torchkit ./plugins/fsdp2_backend ./plugins/transformers_generation ./plugins/grpo"
-    " ./plugins/sft ./plugins/dpo ./plugins/ppo ./plugins/reward ./plugins/distill ./plugins/math_environment": WORKFLOW,
+    "pip install --find-links dist 'rlcore[laptop]'": WORKFLOW,
     "pip install --find-links dist rlcore rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
     "rlcore plugins": WORKFLOW,
     "rlcore train recipe.toml training.prompts_per_step=16": README_TEST,

@@ -6,6 +6,7 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+import packages
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -13,11 +14,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 CUDA_OF_TORCH = {"2.11.0": "13.0.2"}
 """The toolkit that torch's wheels for Linux are built with: `cuda-toolkit` in the requirements of its metadata."""
-NOT_FOR_NVIDIA = {
-    "rlcore-mlx": "Apple's chips",
-    "rlcore-sglang": "hardly tried on GPUs; its engine pins another torch than vLLM",
-}
-"""Packages that the container leaves out, and why."""
+PACKAGES = "$(python /src/release/packages.py image)"
+"""The packages, as the container asks for them."""
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "ENV", "COPY", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
@@ -45,11 +43,11 @@ def projects():
 
 @pytest.fixture(scope="module")
 def installed(statements):
-    """What the pip commands of the build name."""
-    found = []
+    """What the pip commands of the build name, those of release/packages.py included."""
+    found = [Requirement(line) for line in packages.image()]
     for instruction, rest in statements:
         for command in rest.split("&&") if instruction == "RUN" else ():
-            words = shlex.split(command)
+            words = shlex.split(command.replace(PACKAGES, ""))
             if "pip" in words:
                 names = words[words.index("install") + 1 :]
                 found += [Requirement(word) for word in names if not word.startswith(("-", "/"))]
@@ -95,12 +93,12 @@ def test_pins_fit_every_packages_requirements(pins, projects):
     assert {"torch", "transformers", "vllm", "megatron-core", "transformer-engine", "ray"} <= met & pins.keys()
 
 
-def test_every_package_is_installed_with_extras_that_exist(installed, projects):
-    meant = {name: project for name, project in projects.items() if name not in NOT_FOR_NVIDIA}
-    missing = {canonicalize_name(name) for name in meant} - installed.keys()
-    assert not missing, f"add {sorted(missing)} to the packages of the Containerfile, or to NOT_FOR_NVIDIA"
-    for name, project in meant.items():
-        assert installed[canonicalize_name(name)].extras <= project.get("optional-dependencies", {}).keys()
+def test_every_package_but_those_of_other_devices_is_installed_with_extras_that_exist(statements, installed, projects):
+    assert [PACKAGES in rest for instruction, rest in statements if PACKAGES in rest] == [True]
+    assert {"rlcore", "rlcore-vllm", "rlcore-megatron"} < installed.keys() & projects.keys()
+    assert projects.keys() - installed.keys() == {"rlcore-mlx", "rlcore-sglang"}
+    for name in projects.keys() & installed.keys():
+        assert installed[name].extras <= projects[name].get("optional-dependencies", {}).keys()
 
 
 def test_what_is_pinned_is_installed_or_brought(installed, pins):

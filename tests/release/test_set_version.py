@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def checkout(builder, tmp_path):
-    for folder in builder.packages():
+    for folder in (ROOT / one.folder for one in builder.packages()):
         (tmp_path / folder.relative_to(ROOT)).mkdir(parents=True)
         shutil.copy(folder / "pyproject.toml", tmp_path / folder.relative_to(ROOT))
     (tmp_path / "core/src/rlcore").mkdir(parents=True)
@@ -25,7 +25,7 @@ def test_every_file_has_it_and_nothing_else_changes(builder, versions, checkout)
     changed = versions.set_version(Version("7.3.1rc1"), checkout)
     assert '\n__version__ = "7.3.1rc1"\n' in (checkout / "core/src/rlcore/__init__.py").read_text()
     assert len(changed) == len(builder.packages()) + 1
-    for folder in builder.packages():
+    for folder in (ROOT / one.folder for one in builder.packages()):
         name = folder.relative_to(ROOT)
         text = (checkout / name / "pyproject.toml").read_text()
         project = tomllib.loads(text)["project"]

@@ -28,7 +28,7 @@ from rlcore.spi import (
     WorkerError,
 )
 from rlcore.testing.models import make_model
-from rlcore_conformance.tensors import make_export
+from rlcore_conformance.references.tensors import make_export
 from rlcore_sglang.backend import SglangBackend
 from rlcore_sglang.config import SglangConfig
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlcore.spi import RefitError, WeightExport
-from rlcore_conformance.tensors import corrupt_value, drop_tensor, make_export, repeat_tensor
+from rlcore_conformance.references.tensors import corrupt_value, drop_tensor, make_export, repeat_tensor
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.refit import Refit
 

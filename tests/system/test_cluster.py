@@ -119,7 +119,7 @@ names = []
 """
 
 
-ENGINE = "rlcore_vllm.host"
+ENGINE = "rlcore_vllm.replicas.host"
 
 
 class Killer(threading.Thread):

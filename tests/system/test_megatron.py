@@ -7,7 +7,7 @@ import pytest
 
 from rlcore.run.plan import prepare
 from rlcore.testing.models import make_model
-from rlcore_megatron import requirements
+from rlcore_megatron.setup import requirements
 
 from .system_support import (  # type: ignore[import-not-found]
     DIGITS,

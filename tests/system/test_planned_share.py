@@ -21,8 +21,8 @@ from rlcore.testing.models import make_model
 from rlcore.testing.plans import DEVICE
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.plan import plan as plan_megatron
+from rlcore_megatron.layouts.plan import plan as plan_megatron
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan import planned_options
 from rlcore_plan.device_room import generator_room
 from rlcore_plan.lengths import response_lengths
@@ -30,10 +30,11 @@ from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
-from rlcore_vllm import check, settings
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.plan import plan as plan_vllm
-from rlcore_vllm.settings import engine_settings, with_devices
+from rlcore_vllm.checks import check
+from rlcore_vllm.checks.plan import plan as plan_vllm
+from rlcore_vllm.setup import settings
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings, with_devices
 
 from .system_support import DIGITS, Workplace, read_metrics  # type: ignore[import-not-found]
 

@@ -59,7 +59,7 @@ def plain_model(model_directory: Callable[[str], Path]) -> Callable[[str], Any]:
 def packed_model(model_directory: Callable[[str], Path]) -> Callable[[str], Any]:
     """Our loading of the same directory: float32, packed attention, head not patched."""
     from rlcore.spi import ModelSpec
-    from rlcore_torchkit.models import load_model
+    from rlcore_torchkit.huggingface.models import load_model
 
     loaded: dict[str, Any] = {}
 

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 from rlcore.spi import ShardSlice, TensorSpec
 from rlcore.spi.weights import ITEM_BYTES
-from rlcore_torchkit.shard_plan import Piece
+from rlcore_torchkit.refit.shard_plan import Piece
 
 Layout = Sequence[Sequence[ShardSlice]]
 

@@ -9,10 +9,10 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore.spi import ShardExport, ShardSlice, TensorSpec
-from rlcore_torchkit.process_group import keep_on_loopback
-from rlcore_torchkit.shard_cache import ShardCache
-from rlcore_torchkit.shard_receiver import ShardReceiver
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.distributed.process_group import keep_on_loopback
+from rlcore_torchkit.refit.shard_cache import ShardCache
+from rlcore_torchkit.refit.shard_receiver import ShardReceiver
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.spi import ContractError, RefitError, RlcoreError, ShardRoute, ShardSlice, TensorSpec, WorkerError
-from rlcore_torchkit.process_group import keep_on_loopback
-from rlcore_torchkit.shard_route import ShardEnd
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.distributed.process_group import keep_on_loopback
+from rlcore_torchkit.refit.shard_route import ShardEnd
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
 

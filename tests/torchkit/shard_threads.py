@@ -9,7 +9,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from rlcore.spi import ExportWeightsRequest, ShardRoute, ShardSlice, TensorSpec
-from rlcore_torchkit.process_group import listening_store
+from rlcore_torchkit.distributed.process_group import listening_store
 
 CPU = torch.device("cpu")
 SPECS = tuple(TensorSpec(name=name, shape=(6, 4), dtype="float32") for name in ("a", "b", "c"))

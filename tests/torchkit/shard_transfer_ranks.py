@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlcore.spi.shards import ShardRoute, ShardSlice
 from rlcore.spi.weights import TensorSpec
-from rlcore_torchkit.process_group import keep_on_loopback, listening_store
-from rlcore_torchkit.shard_route import ShardEnd
-from rlcore_torchkit.shard_transfer import Moved
+from rlcore_torchkit.distributed.process_group import keep_on_loopback, listening_store
+from rlcore_torchkit.refit.shard_route import ShardEnd
+from rlcore_torchkit.refit.shard_transfer import Moved
 
 NUM_SENDERS, NUM_RECEIVERS = 8, 4
 Specs: TypeAlias = tuple[TensorSpec, ...]

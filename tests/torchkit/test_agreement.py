@@ -8,7 +8,7 @@ import torch.distributed as dist
 from attrs import frozen
 
 from rlcore.spi import ConfigError, ContractError, Problem, RlcoreError, StorageError
-from rlcore_torchkit.agreement import first_rank, together
+from rlcore_torchkit.distributed.agreement import first_rank, together
 
 PROBLEMS = (Problem(path="a", found="b", expected="c"), Problem(path="d", found="e", expected="f"))
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.spi import ContractError
-from rlcore_torchkit import attention
-from rlcore_torchkit.attention import (
+from rlcore_torchkit.layers import attention
+from rlcore_torchkit.layers.attention import (
     PACKED_ATTENTION,
     PackedSequences,
     common_beginnings,

@@ -8,8 +8,8 @@ from attrs import evolve
 from packaging.version import Version
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_torchkit import batch_invariance
-from rlcore_torchkit.batch_invariance import invariance_problems
+from rlcore_torchkit.huggingface import batch_invariance
+from rlcore_torchkit.huggingface.batch_invariance import invariance_problems
 
 OPTION = "trainer.mine.batch_invariant"
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
-from rlcore_torchkit.cached_all_gather import MOST_KEPT, CachedAllGather
+from rlcore_torchkit.distributed.cached_all_gather import MOST_KEPT, CachedAllGather
 
 NUM_RANKS = 3
 

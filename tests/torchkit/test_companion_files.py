@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore_torchkit.companion_files import companion_names, known_names, own_code
+from rlcore_torchkit.huggingface.companion_files import companion_names, known_names, own_code
 
 COMPANIONS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),

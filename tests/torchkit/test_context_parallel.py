@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.attention import PackedSequences
-from rlcore_torchkit.context_parallel import ContextPart, check_heads, exchanged_attention, part_logprobs
-from rlcore_torchkit.logprobs import token_logprobs
+from rlcore_torchkit.forward.context_parallel import ContextPart, check_heads, exchanged_attention, part_logprobs
+from rlcore_torchkit.head.logprobs import token_logprobs
+from rlcore_torchkit.layers.attention import PackedSequences
 
 packings = st.lists(st.integers(1, 11), min_size=1, max_size=6).map(
     lambda lengths: PackedSequences.from_offsets(np.cumsum([0, *lengths]), torch.device("cpu"))

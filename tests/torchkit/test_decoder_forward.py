@@ -8,12 +8,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import SamplingMask
-from rlcore_torchkit import decoder_forward
-from rlcore_torchkit.attention import PackedSequences
-from rlcore_torchkit.decoder_forward import general_forward, padded_forward, patch_decoder
-from rlcore_torchkit.general_attention import register_general_attention
-from rlcore_torchkit.logprobs import packed_logprobs
-from rlcore_torchkit.sampling_mask import KeptTokens
+from rlcore_torchkit.forward import decoder_forward
+from rlcore_torchkit.forward.decoder_forward import general_forward, padded_forward, patch_decoder
+from rlcore_torchkit.head.logprobs import packed_logprobs
+from rlcore_torchkit.head.sampling_mask import KeptTokens
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.general_attention import register_general_attention
 
 LENGTHS = (3, 11, 6)
 TEMPERATURE = 1.7

@@ -5,7 +5,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import ModelError
-from rlcore_torchkit.decoders import (
+from rlcore_torchkit.architectures.decoders import (
     decoder_problems,
     described_family,
     has_states,

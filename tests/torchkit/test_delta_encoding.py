@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import RefitError
-from rlcore_torchkit import delta_encoding
-from rlcore_torchkit.delta_encoding import encode, patch
+from rlcore_torchkit.refit import delta_encoding
+from rlcore_torchkit.refit.delta_encoding import encode, patch
 
 
 def buffer_of(num_words: int, seed: int) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcore.spi import ConfigError, RankInfo
-from rlcore_torchkit.device import use_device
+from rlcore_torchkit.distributed.device import use_device
 
 
 def test_the_cpu_is_everywhere():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import tensor_digest as numpy_digest
-from rlcore_torchkit.digest import tensor_digest, tensor_digests
+from rlcore_torchkit.refit.digest import tensor_digest, tensor_digests
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int8, torch.bool]
 DEVICES = [

@@ -24,7 +24,7 @@ def words() -> list[Tensor]:
 
 def computed(device: str) -> list[list[int]]:
     """The digests of all of them, and of empty tensors alone."""
-    from rlcore_torchkit.digest_kernels import digest_sums
+    from rlcore_torchkit.refit.digest_kernels import digest_sums
 
     groups = [words(), [torch.zeros(0, dtype=torch.int32)] * 2]
     return [[value % 2**64 for value in digest_sums([each.to(device) for each in group]).tolist()] for group in groups]

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcore_torchkit.float32_logits import float32_logits
+from rlcore_torchkit.head.float32_logits import float32_logits
 
 
 def test_nothing_is_rounded_but_the_sum():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.attention import PackedSequences
-from rlcore_torchkit.general_attention import count_windows, general_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.general_attention import count_windows, general_attention
 
 HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 6, 5
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=4)

@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize(("size", "num_columns"), [(64, 128), (96, 1000), (1024, 4096)])
 def test_rows_are_the_same_in_any_batch(size, num_columns):
-    from rlcore_torchkit.head_kernels import product
+    from rlcore_torchkit.head.head_kernels import product
 
     random = torch.Generator("cuda").manual_seed(0)
     states, head = (torch.randn(rows, size, generator=random, device="cuda").bfloat16() for rows in (300, num_columns))

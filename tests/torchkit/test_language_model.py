@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemm
 from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec
 from rlcore.testing.models import make_tokenizer
-from rlcore_torchkit.language_model import main, own_name, take_language_model
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.huggingface.language_model import main, own_name, take_language_model
+from rlcore_torchkit.huggingface.models import load_model
 
 TEXT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 TEXT |= {"num_key_value_heads": 2, "sliding_window": 8, "query_pre_attn_scalar": 16}
@@ -37,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_says_what_the_whole_says_of_text(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="python -m rlcore_torchkit.language_model MODEL DIRECTORY"):
+    with pytest.raises(ModelError, match="python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY"):
         load_model(ModelSpec(path=str(whole), dtype="float32"), dtype=torch.float32, any_decoder=True)
     alone = tmp_path / "alone"
     monkeypatch.setattr(sys, "argv", ["language_model", str(whole), str(alone)])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.attention import PackedSequences
-from rlcore_torchkit.logprobs import packed_logprobs, patch_head, token_logprobs
+from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head, token_logprobs
+from rlcore_torchkit.layers.attention import PackedSequences
 
 from .largest_tensor import LargestTensor
 

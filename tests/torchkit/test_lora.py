@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import LoraSpec
-from rlcore_torchkit.lora import Dropout, initial_adapters, merged
+from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, merged
 
 LAYERS = {"a.q_proj": (8, 400), "b.q_proj": (8, 400)}
 SPEC = LoraSpec(rank=50)

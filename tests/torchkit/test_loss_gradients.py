@@ -6,14 +6,14 @@ import torch
 from attrs import evolve
 
 from rlcore.spi import ADVANTAGES, ContractError, LossSpec, total_loss
-from rlcore_conformance.batches import make_batch, with_logprobs
-from rlcore_conformance.probe import PROBE_WEIGHT, ProbeConfig, ValueProbeConfig
-from rlcore_torchkit.loss_gradients import loss_gradients
+from rlcore_conformance.references.probe import PROBE_WEIGHT, ProbeConfig, ValueProbeConfig
+from rlcore_conformance.trainers.batches import make_batch, with_logprobs
+from rlcore_torchkit.trainer.loss_gradients import loss_gradients
 
 BATCH = make_batch(32, seed=0)
 COUNTS = BATCH.counts()
 LOSS = LossSpec(
-    path="rlcore_conformance.torch_losses:probe_loss",
+    path="rlcore_conformance.references.torch_losses:probe_loss",
     config=ProbeConfig(entropy_coefficient=0.3),
     token_columns=(ADVANTAGES,),
     entropy="loss",
@@ -75,7 +75,9 @@ def test_previous_logprobs_have_no_gradient():
 
 def test_a_loss_of_values_has_derivatives_of_them_alone():
     loss = LossSpec(
-        path="rlcore_conformance.torch_losses:value_probe_loss", config=ValueProbeConfig(), token_columns=(ADVANTAGES,)
+        path="rlcore_conformance.references.torch_losses:value_probe_loss",
+        config=ValueProbeConfig(),
+        token_columns=(ADVANTAGES,),
     )
     zeros = np.zeros(BATCH.num_tokens, np.float32)
     found = loss_gradients(loss, BATCH, COUNTS, logprobs=zeros, values=LOGPROBS)

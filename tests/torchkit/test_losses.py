@@ -17,8 +17,8 @@ from rlcore.spi import (
     PluginError,
     TokenBatch,
 )
-from rlcore_torchkit.losses import evaluate, load_loss
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.trainer.losses import evaluate, load_loss
+from rlcore_torchkit.trainer.microbatch import move
 
 BATCH = TokenBatch(
     tokens=np.arange(3, dtype=np.int32), offsets=np.asarray([0, 3], np.int64), loss_mask=np.asarray([False, True, True])

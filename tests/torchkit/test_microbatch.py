@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlcore.spi import ROUTED_EXPERTS, ContractError, TokenBatch
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.trainer.microbatch import move
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.spi import CheckContext, ModelSpec
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.model_check import (
+from rlcore_torchkit.huggingface.model_check import (
     config_file,
     float8_notes,
     model_config,

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec, Problem
-from rlcore_torchkit.attention import PACKED_ATTENTION
-from rlcore_torchkit.models import architecture_of, architecture_problems, load_config, load_model
+from rlcore_torchkit.huggingface.models import architecture_of, architecture_problems, load_config, load_model
+from rlcore_torchkit.layers.attention import PACKED_ATTENTION
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_head_beside_an_embedding_that_is_said_to_be_it(
     tensors = load_file(model_copy / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + added
     save_file(tensors, model_copy / "model.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr("rlcore_torchkit.models.model_problems", lambda _: [])
+    monkeypatch.setattr("rlcore_torchkit.huggingface.models.model_problems", lambda _: [])
     problems: Sequence[Problem] = ()
     try:
         load_model(ModelSpec(path=str(model_copy)), dtype=torch.float32)
@@ -205,7 +205,7 @@ def test_loading_is_quiet_and_restores_settings(
 
 def test_checking_imports_no_torch() -> None:
     code = (
-        "import sys, rlcore_torchkit.models as m; from rlcore.model_files import model_problems; "
+        "import sys, rlcore_torchkit.huggingface.models as m; from rlcore.model_files import model_problems; "
         "m.architecture_problems('a/b'); model_problems('a/b'); print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcore_torchkit import onednn
-from rlcore_torchkit.onednn import (
+from rlcore_torchkit.head import onednn
+from rlcore_torchkit.head.onednn import (
     CACHED_OUTPUTS,
     CACHED_ROWS,
     FEWEST_ROWS,

@@ -32,7 +32,7 @@ import fcntl, shutil, sys, time
 from pathlib import Path
 import torch
 from rlcore.spi import ModelSpec
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.huggingface.models import load_model
 
 rank, model, marks = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 copy, lock = shutil.copyfile, fcntl.flock

@@ -5,10 +5,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import ModelError
-from rlcore_torchkit import decoder_forward, packing_probe
-from rlcore_torchkit.decoder_forward import patch_decoder
-from rlcore_torchkit.general_attention import GENERAL_ATTENTION, register_general_attention
-from rlcore_torchkit.packing_probe import probe_packing
+from rlcore_torchkit.forward import decoder_forward, packing_probe
+from rlcore_torchkit.forward.decoder_forward import patch_decoder
+from rlcore_torchkit.forward.packing_probe import probe_packing
+from rlcore_torchkit.layers.general_attention import GENERAL_ATTENTION, register_general_attention
 
 CPU = torch.device("cpu")
 COMMON = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 20, "initializer_range": 0.3, "pad_token_id": None}

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rlcore.spi import LoraSpec
-from rlcore_torchkit.peft_check import adapter_problems
+from rlcore_torchkit.adapters.peft_check import adapter_problems
 
 SPEC = LoraSpec(rank=2, alpha=8.0)
 SHAPES = {"layers.0.q_proj.lora_A.weight": (2, 6), "layers.0.q_proj.lora_B.weight": (4, 2)}

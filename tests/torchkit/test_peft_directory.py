@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlcore.spi import LoraSpec, ModelError, ModelSpec, StorageError
-from rlcore_torchkit.peft_directory import adapter_config, read_adapters, write_adapters
+from rlcore_torchkit.adapters.peft_directory import adapter_config, read_adapters, write_adapters
 
 MODEL = ModelSpec(path="some/base", revision="main")
 ADAPTERS = {

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.spi import ContractError, RankInfo
-from rlcore_torchkit import process_group
+from rlcore_torchkit.distributed import process_group
 
 ONE = RankInfo()
 

@@ -1,6 +1,6 @@
 """The numbers of a rank among those that share tokens and weights."""
 
-from rlcore_torchkit.rank_grid import RankGrid
+from rlcore_torchkit.distributed.rank_grid import RankGrid
 
 
 def test_tensor_ranks_are_neighbours_and_context_ranks_the_next() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from rlcore_torchkit import residency
-from rlcore_torchkit.residency import BLOCK_BYTES, Discarded, HostCopy, num_bytes, reserved_bytes
+from rlcore_torchkit.distributed import residency
+from rlcore_torchkit.distributed.residency import BLOCK_BYTES, Discarded, HostCopy, num_bytes, reserved_bytes
 
 
 def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:

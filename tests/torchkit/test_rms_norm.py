@@ -8,7 +8,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
-from rlcore_torchkit.rms_norm import FusedRMSNorm, fuse_norms, rms_norm
+from rlcore_torchkit.layers.rms_norm import FusedRMSNorm, fuse_norms, rms_norm
 
 
 @pytest.mark.parametrize("norm", [LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm])

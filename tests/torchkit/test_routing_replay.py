@@ -6,7 +6,7 @@ import torch
 
 from rlcore.spi import ROUTED_EXPERTS, ContractError, TokenBatch
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.routing_replay import ReplayedChoice, RoutingReplay, check_routing
+from rlcore_torchkit.layers.routing_replay import ReplayedChoice, RoutingReplay, check_routing
 
 CPU = torch.device("cpu")
 OWN = torch.tensor([[0, 1], [2, 3], [1, 3]])

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import ModelError, ModelSpec
-from rlcore_torchkit.models import load_model
-from rlcore_torchkit.safetensors_files import MAX_NAMED, TensorFiles, model_file, open_tensors, weight_files
+from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.huggingface.safetensors_files import MAX_NAMED, TensorFiles, model_file, open_tensors, weight_files
 
 TENSORS = {
     "a": torch.arange(12.0).view(3, 4),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import SamplingMask
-from rlcore_torchkit.logprobs import token_logprobs
-from rlcore_torchkit.sampling_mask import KeptTokens
+from rlcore_torchkit.head.logprobs import token_logprobs
+from rlcore_torchkit.head.sampling_mask import KeptTokens
 
 CPU = torch.device("cpu")
 

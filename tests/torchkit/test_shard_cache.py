@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_torchkit.shard_cache import NOTHING, ShardCache
-from rlcore_torchkit.shard_route import whole_slice
+from rlcore_torchkit.refit.shard_cache import NOTHING, ShardCache
+from rlcore_torchkit.refit.shard_route import whole_slice
 
 CPU = torch.device("cpu")
 SPEC = TensorSpec(name="w", shape=(3,), dtype="bfloat16")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcore.spi import RefitError, WorkerError
-from rlcore_torchkit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 
 from .shard_threads import CPU, route_in, store, together  # type: ignore[import-not-found]
 

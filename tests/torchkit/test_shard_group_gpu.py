@@ -5,7 +5,7 @@ import torch
 
 from rlcore.spi import WorkerError
 from rlcore.testing.ranks import launch
-from rlcore_torchkit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 
 from .shard_threads import route_in, store  # type: ignore[import-not-found]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
-from rlcore_torchkit.shard_plan import Piece, ShardSlice, plan_pieces
-from rlcore_torchkit.shard_slices import cut_alike, with_rest
+from rlcore_torchkit.refit.shard_plan import Piece, ShardSlice, plan_pieces
+from rlcore_torchkit.refit.shard_slices import cut_alike, with_rest
 
 from .plain_shard_plan import plain_cuts, plain_pieces, plain_rest  # type: ignore[import-not-found]
 

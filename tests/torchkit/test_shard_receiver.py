@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rlcore.spi import RefitError, ShardSlice, TensorSpec, WorkerError
 from rlcore.testing.ranks import free_address, launch
-from rlcore_torchkit.shard_cache import ShardCache
-from rlcore_torchkit.shard_group import ProcessShardGroup
-from rlcore_torchkit.shard_receiver import ShardReceiver
-from rlcore_torchkit.shard_route import whole_slice
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.refit.shard_cache import ShardCache
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_receiver import ShardReceiver
+from rlcore_torchkit.refit.shard_route import whole_slice
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 from .shard_rendezvous_ranks import run_rank  # type: ignore[import-not-found]
 from .shard_threads import CPU, REQUEST, route_in, store, together  # type: ignore[import-not-found]

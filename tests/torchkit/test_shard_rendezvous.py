@@ -5,8 +5,8 @@ from attrs import evolve
 
 from rlcore.spi import WorkerError
 from rlcore.spi.shards import ShardSlice
-from rlcore_torchkit import shard_rendezvous
-from rlcore_torchkit.shard_rendezvous import Rendezvous, common_route, places
+from rlcore_torchkit.refit import shard_rendezvous
+from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, places
 
 from .shard_threads import WHOLE, route_in, store  # type: ignore[import-not-found]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rlcore.spi import RefitError, ShardSlice
-from rlcore_torchkit.shard_route import plan_windows, whole_slice
+from rlcore_torchkit.refit.shard_route import plan_windows, whole_slice
 
 from .shard_threads import MAX_BYTES, SPECS, WHOLE  # type: ignore[import-not-found]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec
-from rlcore_torchkit import shard_transfer
-from rlcore_torchkit.shard_cache import ShardCache
-from rlcore_torchkit.shard_route import ShardEnd, whole_slice
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.refit import shard_transfer
+from rlcore_torchkit.refit.shard_cache import ShardCache
+from rlcore_torchkit.refit.shard_route import ShardEnd, whole_slice
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 from .shard_threads import CPU, REQUEST, route_in, store, together  # type: ignore[import-not-found]
 

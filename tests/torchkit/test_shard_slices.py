@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_torchkit.shard_slices import cut_alike, joined, whole_slice, with_rest
+from rlcore_torchkit.refit.shard_slices import cut_alike, joined, whole_slice, with_rest
 
 SPECS = (TensorSpec(name="w", shape=(8, 6), dtype="float32"), TensorSpec(name="v", shape=(5,), dtype="bfloat16"))
 W, V = map(whole_slice, SPECS)

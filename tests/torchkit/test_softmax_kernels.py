@@ -30,7 +30,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def computed(device: str) -> Computed:
-    from rlcore_torchkit.softmax_kernels import gradient_, normalise
+    from rlcore_torchkit.head.softmax_kernels import gradient_, normalise
 
     logits, targets, upstream = (tensor.to(device) for tensor in inputs())
     logprobs, logsumexps, entropies, alone, again = torch.empty(5, ROWS, device=device)

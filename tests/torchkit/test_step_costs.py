@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rlcore.spi import DeviceSpec
 from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.step_costs import (
+from rlcore_torchkit.trainer.step_costs import (
     FLOAT8_LAUNCHES,
     FLOAT8_PRODUCTS,
     LAUNCHES,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import BoundError, ContractError, NonFiniteError
-from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
+from rlcore_torchkit.trainer.step_stats import StepStats, check_bounds, check_finite, check_state
 
 
 def stats(loss=1.0, grad_norm=2.0, **metrics):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.spi import CheckpointError, ContractError, LogprobsRequest, ModelSpec, RankInfo, SaveStateRequest, TrainerContext
-from rlcore_torchkit.trainer_hooks import check_same_shapes, requested_model, save_state
+from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes, requested_model, save_state
 
 
 def logprobs_of(model: str) -> LogprobsRequest:

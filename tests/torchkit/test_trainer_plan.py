@@ -4,8 +4,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import DeviceSpec, ModelError, PlanContext
-from rlcore_torchkit.step_costs import Layout, num_parameters
-from rlcore_torchkit.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
+from rlcore_torchkit.trainer.step_costs import Layout, num_parameters
+from rlcore_torchkit.trainer.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
 
 LLAMA = {
     "model_type": "llama",

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, SamplingMask
 from rlcore.testing.ranks import launch
-from rlcore_torchkit.sampling_mask import KeptTokens
-from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_torchkit.head.sampling_mask import KeptTokens
+from rlcore_torchkit.head.vocabulary_parallel import vocabulary_parallel_logprobs
 
 from .largest_tensor import LargestTensor
 

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 from decoder_families import REFUSED, TRAINED, make_family
 
 from rlcore.spi import ModelError
-from rlcore_torchkit.decoders import state_kinds
-from rlcore_torchkit.models import checkpoint_tensors
+from rlcore_torchkit.architectures.decoders import state_kinds
+from rlcore_torchkit.huggingface.models import checkpoint_tensors
 from rlcore_transformers.class_forward import ClassDecoder
 
 STATEFUL = ("qwen3_next", "nemotron_h")

@@ -6,7 +6,7 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from rlcore.spi import ModelError, ModelSpec
-from rlcore_torchkit.models import load_config
+from rlcore_torchkit.huggingface.models import load_config
 from rlcore_transformers.forward import FamilyDecoder
 
 VARIANTS = {

@@ -18,7 +18,7 @@ from rlcore.spi import (
     SetResidencyRequest,
     WeightBucket,
 )
-from rlcore_torchkit.models import checkpoint_shapes, load_model
+from rlcore_torchkit.huggingface.models import checkpoint_shapes, load_model
 from rlcore_transformers.config import TransformersConfig
 from rlcore_transformers.provider import PROVIDER
 from rlcore_transformers.weights import HeldWeights

@@ -23,9 +23,9 @@ from rlcore.spi import (
     SamplingParams,
 )
 from rlcore.testing.models import make_model
-from rlcore_conformance.tensors import make_export
+from rlcore_conformance.references.tensors import make_export
 from rlcore_vllm.backend import VllmBackend
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 from .vllm_checked import Problems, section_problems
 

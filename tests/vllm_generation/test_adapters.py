@@ -8,7 +8,7 @@ from torch import nn
 from vllm.lora.layers import BaseLayerWithLoRA
 
 from rlcore.spi import LoraSpec, RefitError
-from rlcore_vllm.adapters import replace_adapters, without_adapters
+from rlcore_vllm.ranks.adapters import replace_adapters, without_adapters
 
 
 class Around(BaseLayerWithLoRA):

@@ -32,15 +32,15 @@ from rlcore.spi import (
     TrainStepRequest,
     WorkerError,
 )
-from rlcore_conformance.batches import make_batch
-from rlcore_conformance.feeds import ScriptedFeed
-from rlcore_conformance.probe import ProbeConfig
+from rlcore_conformance.generators.feeds import ScriptedFeed
+from rlcore_conformance.references.probe import ProbeConfig
+from rlcore_conformance.trainers.batches import make_batch
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_vllm.backend import VllmBackend, make_replicas
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.replica import LocalReplica
-from rlcore_vllm.request_dispatch import dispatch
+from rlcore_vllm.replicas.replica import LocalReplica
+from rlcore_vllm.replicas.request_dispatch import dispatch
+from rlcore_vllm.setup.config import VllmConfig
 
 PROMPTS = ([5, 6, 7], [9] * 20, [30, 31])
 
@@ -518,7 +518,7 @@ def test_a_trainer_beside_it_computes_the_same(two_models):
                 microbatches=(batch,),
                 counts=batch.counts(),
                 loss=LossSpec(
-                    path="rlcore_conformance.torch_losses:probe_loss",
+                    path="rlcore_conformance.references.torch_losses:probe_loss",
                     config=ProbeConfig(entropy_coefficient=0.0),
                     token_columns=(ADVANTAGES,),
                 ),

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.testing.ranks import launch
-from rlcore_vllm.environment import alone
+from rlcore_vllm.engines.environment import alone
 
 NUM_RANKS = 2
 

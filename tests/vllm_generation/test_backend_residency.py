@@ -19,7 +19,7 @@ from rlcore.spi import (
 )
 from rlcore_vllm import backend as module
 from rlcore_vllm.backend import VllmBackend
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 ASLEEP = SetResidencyRequest(weights="host", state="host", discard_weights=True)
 AWAKE = SetResidencyRequest(weights="device", state="device")

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlcore_vllm.background_restart import BackgroundRestart
+from rlcore_vllm.replicas.background_restart import BackgroundRestart
 
 
 def test_the_lock_is_held_until_it_has_ended_and_a_failure_is_told(caplog: pytest.LogCaptureFixture) -> None:

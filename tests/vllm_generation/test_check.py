@@ -11,10 +11,10 @@ from attrs import evolve
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.device_memory import GIB
-from rlcore_vllm import check as check_module
-from rlcore_vllm.check import adapter_problems, check
-from rlcore_vllm.config import VllmConfig
+from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_vllm.checks import check as check_module
+from rlcore_vllm.checks.check import adapter_problems, check
+from rlcore_vllm.setup.config import VllmConfig
 
 from .vllm_checked import Problems
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlcore.spi import WorkerError
-from rlcore_vllm import child
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.settings import engine_settings
+from rlcore_vllm.replicas import child
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings
 
 CHANNEL = "shared_memory"
 
@@ -87,7 +87,7 @@ def test_a_socket_that_does_not_listen_yet_is_waited_for():
 
 STOPPED_MEANWHILE = """
 import time
-from rlcore_vllm.child import limited
+from rlcore_vllm.replicas.child import limited
 
 with limited(3.0, lambda: print("ended", flush=True)):
     print("begun", flush=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlcore.spi import WorkerError
-from rlcore_vllm.device_placement import DevicePlacement
+from rlcore_vllm.replicas.device_placement import DevicePlacement
 
 
 class Engine:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
 from rlcore.testing.models import make_model
-from rlcore_torchkit.device_memory import GIB
-from rlcore_vllm import check as check_module
-from rlcore_vllm.check import check
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.settings import engine_settings
+from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_vllm.checks import check as check_module
+from rlcore_vllm.checks.check import check
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -1,9 +1,9 @@
 """The arguments of vLLM's engine, read without importing vLLM."""
 
 from rlcore.spi import GeneratorContext, ModelSpec, RankInfo
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.engine_arguments import OWNED, engine_arguments
-from rlcore_vllm.settings import engine_settings
+from rlcore_vllm.checks.engine_arguments import OWNED, engine_arguments
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings
 
 
 def test_arguments_read_from_the_source_are_those_of_the_class() -> None:

@@ -2,9 +2,9 @@
 
 from attrs import evolve
 
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.environment import child_environment, omp_threads_bind
-from rlcore_vllm.settings import engine_settings
+from rlcore_vllm.engines.environment import child_environment, omp_threads_bind
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings
 
 
 def test_ranks_share_the_cores_out(monkeypatch):

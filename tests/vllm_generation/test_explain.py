@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rlcore_torchkit.device_memory import GIB
-from rlcore_vllm.explain import explain, is_passing
+from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_vllm.engines.explain import explain, is_passing
 
 
 @pytest.mark.parametrize(

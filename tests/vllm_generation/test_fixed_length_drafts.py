@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_vllm.fixed_length_drafts import use_fixed_length_drafts
+from rlcore_vllm.ranks.fixed_length_drafts import use_fixed_length_drafts
 
 PADDING = 7
 

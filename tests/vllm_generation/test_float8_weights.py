@@ -22,10 +22,10 @@ pytest.importorskip("vllm")
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
-from rlcore_vllm.loading import Loader
-from rlcore_vllm.replica import LocalReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.ranks.loading import Loader
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.replica import LocalReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 CONFIG = evolve(CONFIG, quantization="fp8_per_block")
 FAMILIES = {"dense": ("qwen3", True, 192, (8, 11)), "experts": ("qwen3_moe", False, 256, (8, 13))}

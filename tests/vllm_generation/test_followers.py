@@ -13,9 +13,9 @@ from attrs import define, field
 from safetensors.torch import load_file
 
 from rlcore.spi import RefitError, TensorSpec, WeightExport
-from rlcore_torchkit.buckets import make_buckets
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.followers import Followers
+from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_vllm.refit.followers import Followers
+from rlcore_vllm.setup.config import VllmConfig
 
 TENSORS = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(4), "c": torch.zeros(5)}
 

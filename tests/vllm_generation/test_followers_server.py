@@ -33,8 +33,8 @@ from rlcore.spi import (
     WeightExport,
 )
 from rlcore.testing.models import make_model
-from rlcore_torchkit.buckets import make_buckets
-from rlcore_vllm.config import VllmConfig
+from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_vllm.setup.config import VllmConfig
 
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-3
@@ -110,7 +110,7 @@ def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
     log = tmp_path_factory.mktemp("server") / "log.txt"
     options = {
         "served-model-name": "policy",
-        "worker-extension-cls": "rlcore_vllm.worker.WorkerExtension",
+        "worker-extension-cls": "rlcore_vllm.ranks.worker.WorkerExtension",
         "weight-transfer-config": json.dumps({"backend": "rlcore"}),
         "logprobs-mode": "processed_logprobs",
         "dtype": "float32",
@@ -247,7 +247,7 @@ def test_a_refit_of_a_run_reaches_the_server_while_it_generates(
         tokens, found = server.complete(16)
         np.testing.assert_allclose(found, logprobs(models[1], tokens), atol=TOLERANCE)
         assert server.get("/weight_info")["weight_version"] == "1"
-        (warning,) = [record.message for record in caplog.records if record.name == "rlcore_vllm.followers"]
+        (warning,) = [record.message for record in caplog.records if record.name == "rlcore_vllm.refit.followers"]
         assert f"follower {gone} does not have version 1" in warning
 
         stream.join(300)

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
 
-from rlcore_vllm import host
+from rlcore_vllm.replicas import host
 
 
 def test_an_engine_ends_with_its_parent(tmp_path):
     """The parent is killed, so that it can do nothing about it."""
     script = (
-        "import os, sys, time; from rlcore_vllm.host import end_with; end_with(int(sys.argv[1])); "
+        "import os, sys, time; from rlcore_vllm.replicas.host import end_with; end_with(int(sys.argv[1])); "
         "open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(600)"
     )
     parent = (
@@ -35,7 +35,7 @@ def test_a_call_that_ends_while_it_is_cut_keeps_no_other_from_being_cut(monkeypa
     """Another thread collects it between two looks at its number."""
     engine, ending, other = mock.Mock(), Future(), Future()
     engine.generate.side_effect = [ending, other]
-    monkeypatch.setattr("rlcore_vllm.engine.Engine", lambda _settings: engine)
+    monkeypatch.setattr("rlcore_vllm.engines.engine.Engine", lambda _settings: engine)
     hosted = host.Host(None)
     for number in (1, 2):
         hosted.submit(number, None)

@@ -23,9 +23,9 @@ from rlcore.spi import (
     SamplingParams,
 )
 from rlcore.testing.image_models import make_image_model
-from rlcore_conformance.tensors import make_export
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.image_features import one_placeholder_each
+from rlcore_conformance.references.tensors import make_export
+from rlcore_vllm.engines.image_features import one_placeholder_each
+from rlcore_vllm.setup.config import VllmConfig
 
 PAD = 9
 

@@ -4,11 +4,11 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import LoraSpec
-from rlcore_torchkit import batch_invariance
-from rlcore_torchkit.device_memory import GIB
-from rlcore_vllm import check as check_module
-from rlcore_vllm.check import check
-from rlcore_vllm.config import VllmConfig
+from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.huggingface import batch_invariance
+from rlcore_vllm.checks import check as check_module
+from rlcore_vllm.checks.check import check
+from rlcore_vllm.setup.config import VllmConfig
 
 OPTION = "generator.vllm.batch_invariant"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rlcore_vllm.invariant import apply_head, sum_first
+from rlcore_vllm.ranks.invariant import apply_head, sum_first
 
 
 def test_the_residual_is_added_before_the_norm():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlcore.spi import RefitError, TensorSpec
-from rlcore_torchkit.shard_slices import whole_slice
+from rlcore_torchkit.refit.shard_slices import whole_slice
 
 pytest.importorskip("vllm")
 
@@ -18,8 +18,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-from rlcore_vllm.loading import Loader
-from rlcore_vllm.versions import keeps_checkpoint_form
+from rlcore_vllm.engines.versions import keeps_checkpoint_form
+from rlcore_vllm.ranks.loading import Loader
 
 CUDA = torch.device("cuda", 0)
 PLAIN = SimpleNamespace(quantization=None, dtype=torch.float32)

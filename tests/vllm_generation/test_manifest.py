@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore.testing.models import make_model
-from rlcore_vllm.manifest import Manifest, expected_shapes
+from rlcore_vllm.channels.manifest import Manifest, expected_shapes
 
 FIRST, SECOND = (
     TensorSpec(name="a", shape=(2, 3), dtype="float32"),

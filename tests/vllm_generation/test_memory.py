@@ -8,8 +8,8 @@ import pytest
 from rlcore.spi import ModelSpec
 from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.models import load_config, standard_config
-from rlcore_vllm.memory import model_size
+from rlcore_torchkit.huggingface.models import load_config, standard_config
+from rlcore_vllm.setup.memory import model_size
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "qwen3_moe"])

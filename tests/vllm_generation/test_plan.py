@@ -10,9 +10,8 @@ from rlcore.testing.plans import plan_context
 from rlcore_plan.lengths import response_lengths
 from rlcore_plan.turns import generation_turns
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_vllm import plan as module
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.plan import (
+from rlcore_vllm.checks import plan as module
+from rlcore_vllm.checks.plan import (
     ASLEEP_BYTES,
     CONTEXT_BYTES,
     Engine,
@@ -22,6 +21,7 @@ from rlcore_vllm.plan import (
     reading_seconds,
     step_seconds,
 )
+from rlcore_vllm.setup.config import VllmConfig
 
 CONTEXT = plan_context()
 DIMS = ModelDims.of(CONTEXT.model)

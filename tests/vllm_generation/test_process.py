@@ -26,12 +26,12 @@ from rlcore.spi import (
     StreamRequest,
     WorkerError,
 )
-from rlcore_conformance.feeds import ScriptedFeed
-from rlcore_conformance.tensors import make_export
-from rlcore_vllm import process
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.sampling import Event
+from rlcore_conformance.generators.feeds import ScriptedFeed
+from rlcore_conformance.references.tensors import make_export
+from rlcore_vllm.engines.sampling import Event
+from rlcore_vllm.replicas import process
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.setup.config import VllmConfig
 
 CHANNEL = "shared_memory"
 
@@ -69,7 +69,7 @@ def engine_processes():
     found = {}
     for each in psutil.Process().children():
         with contextlib.suppress(psutil.Error, OSError):
-            if "rlcore_vllm.host" in each.cmdline():
+            if "rlcore_vllm.replicas.host" in each.cmdline():
                 found[log_of(each).stem] = each
     return found
 

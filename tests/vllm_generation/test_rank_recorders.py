@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_recorded import POSITIONS, SLOTS, TABLE_BYTES, VOCABULARY, Runner, assert_every_token_keeps_its_own
 
-from rlcore_vllm.recorder import RecordedRequest, record
+from rlcore_vllm.engines.recorder import RecordedRequest, record
 
 pytest.importorskip("vllm")
 
-from rlcore_vllm.rank_recorders import RankCalls, RemoteLogprobs, RemoteMasks
-from rlcore_vllm.worker import WorkerExtension
+from rlcore_vllm.engines.rank_recorders import RankCalls, RemoteLogprobs, RemoteMasks
+from rlcore_vllm.ranks.worker import WorkerExtension
 
 NUM_RANKS, OUTPUT_RANK = 4, 2
 """Two stages of a pipeline, of two ranks each."""

@@ -29,9 +29,9 @@ from vllm_refit_support import (
 
 from rlcore.spi import SamplingParams
 from rlcore.testing.models import make_model
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_recorded import POSITIONS, SLOTS, TABLE_BYTES, VOCABULARY, Runner, assert_every_token_keeps_its_own
 
-from rlcore_vllm import versions
-from rlcore_vllm.memory import recorder_bytes
-from rlcore_vllm.recorder import RecordedRequest, logprobs_of, most_bytes, record
-from rlcore_vllm.sampling_masks import MaskRecorder
+from rlcore_vllm.engines import versions
+from rlcore_vllm.engines.recorder import RecordedRequest, logprobs_of, most_bytes, record
+from rlcore_vllm.engines.sampling_masks import MaskRecorder
+from rlcore_vllm.setup.memory import recorder_bytes
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,8 +3,8 @@
 import pytest
 
 from rlcore.spi import ContractError, WorkerError
-from rlcore_vllm import replica
-from rlcore_vllm.replica import LocalReplica
+from rlcore_vllm.replicas import replica
+from rlcore_vllm.replicas.replica import LocalReplica
 
 
 class Engine:

@@ -6,7 +6,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_vllm.request_dispatch import dispatch, work_of
+from rlcore_vllm.replicas.request_dispatch import dispatch, work_of
 
 from .conftest import request_of
 

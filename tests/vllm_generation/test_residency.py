@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from rlcore.testing.models import make_model
-from rlcore_vllm import residency
-from rlcore_vllm.residency import held_bytes, move
+from rlcore_vllm.engines import residency
+from rlcore_vllm.engines.residency import held_bytes, move
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -7,11 +7,11 @@ from attrs import evolve
 from rlcore.spi import CheckContext, ContractError, FinishReason, GenerateRequest, ModelSpec, RaggedTokens, SamplingParams
 from rlcore.testing.models import make_model
 from rlcore_torchkit.generation import join_samples
-from rlcore_vllm.check import check
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.request_dispatch import dispatch
-from rlcore_vllm.routing import reported_experts, require_experts
-from rlcore_vllm.unfinished import Sample
+from rlcore_vllm.checks.check import check
+from rlcore_vllm.engines.routing import reported_experts, require_experts
+from rlcore_vllm.engines.unfinished import Sample
+from rlcore_vllm.replicas.request_dispatch import dispatch
+from rlcore_vllm.setup.config import VllmConfig
 
 NUM_LAYERS, TOP_K, DENSE_LAYER = 3, 2, 1
 

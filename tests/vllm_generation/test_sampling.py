@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import FinishReason, SamplingParams
-from rlcore_vllm.sampling import engine_sampling, engine_seeds, finish_reason
+from rlcore_vllm.engines.sampling import engine_sampling, engine_seeds, finish_reason
 
 
 def test_seeds_differ_in_all_their_bits():

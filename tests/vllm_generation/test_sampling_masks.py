@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlcore.spi import SamplingParams
-from rlcore_vllm.recorder import RecordedRequest
-from rlcore_vllm.sampling_masks import MaskRecorder, truncates
+from rlcore_vllm.engines.recorder import RecordedRequest
+from rlcore_vllm.engines.sampling_masks import MaskRecorder, truncates
 
 VOCABULARY = 9
 

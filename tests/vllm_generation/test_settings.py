@@ -15,11 +15,11 @@ from rlcore.spi import (
 )
 from rlcore.testing.image_models import make_image_model
 from rlcore.testing.models import make_model
-from rlcore_torchkit.trainer_plan import planned_model
-from rlcore_vllm import settings
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.memory import model_size
-from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, image_arguments, replica_devices
+from rlcore_torchkit.trainer.trainer_plan import planned_model
+from rlcore_vllm.setup import settings
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.memory import model_size
+from rlcore_vllm.setup.settings import capture_sizes, engine_settings, engines_per_device, image_arguments, replica_devices
 
 
 def settings_of(device, length=100, channel="in_process", **options):

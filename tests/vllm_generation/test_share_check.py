@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from rlcore.spi import CheckContext, ModelSpec, Note
-from rlcore_torchkit.device_memory import GIB
-from rlcore_vllm import check as check_module
-from rlcore_vllm import settings, share_check
-from rlcore_vllm.check import check
-from rlcore_vllm.config import VllmConfig
+from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_vllm.checks import check as check_module
+from rlcore_vllm.checks import share_check
+from rlcore_vllm.checks.check import check
+from rlcore_vllm.setup import settings
+from rlcore_vllm.setup.config import VllmConfig
 
 from .vllm_checked import Problems
 

@@ -31,11 +31,11 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.testing.models import make_model
-from rlcore_conformance.tensors import make_export
+from rlcore_conformance.references.tensors import make_export
 from rlcore_vllm.backend import VllmBackend
-from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import disabled_capabilities
-from rlcore_vllm.settings import engine_settings
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings
 
 EPSILON = 1e-6
 GUESSED = 3

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from rlcore.spi import ContractError, FinishReason, WorkerError
 from rlcore_torchkit.generation import FinishedSample
-from rlcore_vllm.stream import Stream
+from rlcore_vllm.replicas.stream import Stream
 
 from .conftest import request_of
 

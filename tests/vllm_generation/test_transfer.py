@@ -31,8 +31,8 @@ pytest.importorskip("vllm")
 from vllm_refitted import Refitted
 
 from rlcore_vllm import channels
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.setup.settings import engine_settings
 
 
 @pytest.fixture(scope="module", params=MODELS)

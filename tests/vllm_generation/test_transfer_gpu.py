@@ -22,14 +22,14 @@ from vllm_refit_support import CONFIG, checkpoint, context_of, errors, export_of
 
 from rlcore.spi import RefitError, WorkerError
 from rlcore.testing.models import make_model
-from rlcore_torchkit.digest import tensor_digests
+from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_vllm.channels import cuda_ipc, make_sender
 from rlcore_vllm.channels.channel import EngineRank
-from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.replica import LocalReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.channels.manifest import Manifest
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.replicas.replica import LocalReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -148,7 +148,7 @@ def test_ipc_refuses_expandable_segments():
     code = """
         import torch
         from rlcore_vllm.channels.cuda_ipc import Sender
-        from rlcore_vllm.config import VllmConfig
+        from rlcore_vllm.setup.config import VllmConfig
         kept = torch.ones(1, device="cuda")
         try:
             Sender(VllmConfig(), kept.device).connect([])

@@ -31,16 +31,16 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore.testing.models import make_model
-from rlcore_torchkit.digest import tensor_digests
-from rlcore_torchkit.shard_group import ProcessShardGroup
-from rlcore_torchkit.shard_route import whole_slice
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.refit.digest import tensor_digests
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_route import whole_slice
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 pytest.importorskip("vllm")
 
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 from .conftest import look_at
 

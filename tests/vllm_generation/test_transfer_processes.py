@@ -37,17 +37,17 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError, SamplingParams, WorkerError, tensor_digest
 from rlcore.testing.models import make_model
-from rlcore_torchkit.delta_encoding import encode
-from rlcore_torchkit.shard_route import whole_slice
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.refit.delta_encoding import encode
+from rlcore_torchkit.refit.shard_route import whole_slice
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 pytest.importorskip("vllm")
 
 from rlcore_vllm.channels import directory, shared_memory
-from rlcore_vllm.environment import omp_threads_bind
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.engines.environment import omp_threads_bind
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 from .conftest import look_at
 

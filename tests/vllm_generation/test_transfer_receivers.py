@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from rlcore.spi import RefitError, WorkerError
-from rlcore_vllm.transfer import Receivers
+from rlcore_vllm.refit.transfer import Receivers
 
 
 class Replica:
@@ -39,7 +39,7 @@ GOOD = Replica("good", [{}, {}])
     ],
 )
 def test_the_first_replica_that_fails_is_named(bad, error, message, monkeypatch):
-    monkeypatch.setattr("rlcore_vllm.transfer.GRACE_S", 0.0)
+    monkeypatch.setattr("rlcore_vllm.refit.transfer.GRACE_S", 0.0)
     with pytest.raises(error, match=message):
         Receivers([GOOD, bad], 0.1).start_all("bucket", {}).wait()
     with pytest.raises(error, match=message):

@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from rlcore_torchkit.generation import FinishedSample
-from rlcore_vllm.unfinished import Job, Sample, settle
+from rlcore_vllm.engines.unfinished import Job, Sample, settle
 
 
 def test_each_token_has_the_version_that_it_was_sampled_under() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore_vllm import versions
-from rlcore_vllm.rank_recorders import RemoteLogprobs, RemoteMasks
+from rlcore_vllm.engines import versions
+from rlcore_vllm.engines.rank_recorders import RemoteLogprobs, RemoteMasks
 
 
 class Executor:

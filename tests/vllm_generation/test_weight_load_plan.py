@@ -8,7 +8,7 @@ from attrs import evolve
 from torch import nn
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_vllm.weight_load_plan import Copy, WeightLoadPlan
+from rlcore_vllm.ranks.weight_load_plan import Copy, WeightLoadPlan
 
 HIDDEN, HEADS, KV, INNER, EXPERTS, VOCABULARY, PADDED = 8, 8, 4, 6, 4, 11, 16
 

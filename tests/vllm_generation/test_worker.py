@@ -12,8 +12,8 @@ from rlcore.spi import RefitError
 
 pytest.importorskip("vllm")
 
-from rlcore_vllm import invariant, worker
-from rlcore_vllm.worker import WorkerExtension
+from rlcore_vllm.ranks import invariant, worker
+from rlcore_vllm.ranks.worker import WorkerExtension
 
 
 class Worker(WorkerExtension):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rlcore.spi import CheckContext, Delta, ModelSpec, Problem
-from rlcore_torchkit.device_memory import GIB
-from rlcore_vllm import check as check_module
-from rlcore_vllm import share_check
-from rlcore_vllm.check import check
-from rlcore_vllm.config import VllmConfig
+from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_vllm.checks import check as check_module
+from rlcore_vllm.checks import share_check
+from rlcore_vllm.checks.check import check
+from rlcore_vllm.setup.config import VllmConfig
 
 Problems = Callable[..., list[Problem]]
 

@@ -10,7 +10,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm_refit_faults import FaultyWorkerExtension
 
-from rlcore_vllm import loading
+from rlcore_vllm.ranks import loading
 
 
 def _multiply_as_they_are(layer, remove_weight):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from rlcore_vllm.recorder import RecordedRequest
+from rlcore_vllm.engines.recorder import RecordedRequest
 
 VOCABULARY = 11
 SLOTS = 3

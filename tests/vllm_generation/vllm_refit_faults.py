@@ -10,8 +10,8 @@ from pathlib import Path
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm_float8 import held_weights
 
-from rlcore_torchkit.digest import tensor_digests
-from rlcore_vllm.worker import WorkerExtension
+from rlcore_torchkit.refit.digest import tensor_digests
+from rlcore_vllm.ranks.worker import WorkerExtension
 
 FAULT_VARIABLE = "VLLM_REFIT_TEST_FAULT"
 """Path of a JSON file: {"rank": …, "wait_for": another file's path} or {"rank": …, "die": true}; taken at the next bucket."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcore_torchkit.digest import tensor_digests
+from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_vllm.channels import make_receiver
 
 

@@ -20,9 +20,9 @@ from rlcore.spi import (
     WeightBucket,
     WeightExport,
 )
-from rlcore_torchkit.buckets import make_buckets
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.request_dispatch import dispatch
+from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_vllm.replicas.request_dispatch import dispatch
+from rlcore_vllm.setup.config import VllmConfig
 
 MODEL = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 2}
 """Heads of 32, which vLLM's attention on CPU takes, and two of them, for two ranks."""

@@ -14,9 +14,9 @@ from vllm_refit_support import (
     sample,
 )
 
-from rlcore_vllm.replica import LocalReplica
-from rlcore_vllm.settings import engine_settings
-from rlcore_vllm.transfer import Transfer
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.replica import LocalReplica
+from rlcore_vllm.setup.settings import engine_settings
 
 
 class Refitted:

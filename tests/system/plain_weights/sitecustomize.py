@@ -5,7 +5,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-EXTENDED = "rlcore_vllm.worker"
+EXTENDED = "rlcore_vllm.ranks.worker"
 
 
 class Extending(MetaPathFinder):

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LogprobsRequest, ModelSpec
 from rlcore.testing.models import make_model
-from rlcore_torchkit.models import checkpoint_shapes, load_model
+from rlcore_torchkit.huggingface.models import checkpoint_shapes, load_model
 from rlcore_transformers.forward import FamilyDecoder
 
 PLUGINS = ROOT / "docs" / "plugins.md"
@@ -88,7 +88,7 @@ def test_the_generators_decoder_computes_what_transformers_does(directory: Path)
 
 
 def test_a_layer_without_attention_is_refused(directory: Path) -> None:
-    from rlcore_torchkit.models import architecture_problems
+    from rlcore_torchkit.huggingface.models import architecture_problems
 
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_types": ["full_attention", "conv"]}))

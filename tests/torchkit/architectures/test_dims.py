@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from rlcore_torchkit.architectures.dims import ESSENTIAL, LatentDims, ModelDims, expert_layers
-from rlcore_torchkit.models import architecture_of, dims_of
+from rlcore_torchkit.huggingface.models import architecture_of, dims_of
 
 MODEL = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 96, "vocab_size": 128}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlcore_torchkit.models import architecture_of, dims_of
+from rlcore_torchkit.huggingface.models import architecture_of, dims_of
 
 
 def test_every_name_is_that_of_a_module(architecture: str, plain_model: Callable[[str], Any]) -> None:

@@ -10,16 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rlcore_fsdp2.check
-import rlcore_megatron.check
+import rlcore_megatron.checks.check
 import rlcore_transformers.check
-import rlcore_vllm.check
+import rlcore_vllm.checks.check
 from rlcore.spi import CheckContext, ModelSpec, Problem
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.architectures.values import TYPES
 from rlcore_transformers.config import TransformersConfig
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 CONFIG = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 128}
 CONFIG |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 512}
@@ -52,7 +52,7 @@ def context(tmp_path: Path) -> CheckContext:
 def test_a_null_in_a_table_is_as_good_as_no_key(context: CheckContext) -> None:
     rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": None}
     (Path(context.model.path) / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": rope}))
-    assert isinstance(rlcore_vllm.check.check(context, VllmConfig()), list)
+    assert isinstance(rlcore_vllm.checks.check.check(context, VllmConfig()), list)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -61,9 +61,9 @@ def test_a_null_in_a_table_is_as_good_as_no_key(context: CheckContext) -> None:
     ("check", "section"),
     [
         (rlcore_fsdp2.check.check, Fsdp2Config(fp8=True)),
-        (rlcore_megatron.check.check, MegatronConfig()),
+        (rlcore_megatron.checks.check.check, MegatronConfig()),
         (rlcore_transformers.check.check, TransformersConfig()),
-        (rlcore_vllm.check.check, VllmConfig()),
+        (rlcore_vllm.checks.check.check, VllmConfig()),
     ],
     ids=["fsdp2", "megatron", "transformers", "vllm"],
 )

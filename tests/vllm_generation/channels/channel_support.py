@@ -7,8 +7,8 @@ from attrs import evolve
 
 from rlcore.spi import TensorSpec
 from rlcore_vllm.channels.channel import EngineRank
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.manifest import Manifest
+from rlcore_vllm.channels.manifest import Manifest
+from rlcore_vllm.setup.config import VllmConfig
 
 CPU = torch.device("cpu")
 CONFIG = VllmConfig(refit_timeout_s=0.2)

@@ -8,12 +8,12 @@ import torch
 from attrs import evolve
 
 from rlcore.spi import ExportWeightsRequest, RefitError
-from rlcore_torchkit import shard_route
-from rlcore_torchkit.shard_group import ProcessShardGroup
-from rlcore_torchkit.shard_sender import ShardSender
-from rlcore_torchkit.shard_slices import whole_slice
+from rlcore_torchkit.refit import shard_route
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.refit.shard_slices import whole_slice
 from rlcore_vllm.channels import shards
-from rlcore_vllm.manifest import Manifest
+from rlcore_vllm.channels.manifest import Manifest
 
 from .channel_support import CPU, here, specs_of, tensors_of
 

@@ -39,7 +39,7 @@ def test_shared_memory_leaves_nothing_behind_however_it_ends(tmp_path):
         import os, socket, sys, time, torch
         from rlcore_vllm.channels.channel import EngineRank
         from rlcore_vllm.channels.shared_memory import Sender
-        from rlcore_vllm.config import VllmConfig
+        from rlcore_vllm.setup.config import VllmConfig
         sender = Sender(VllmConfig(), torch.device("cpu"))
         place = EngineRank(replica=0, rank=0, pid=1, host=socket.gethostname(), device="cpu")
         options = sender.connect([place])[0]

@@ -15,7 +15,7 @@ from rlcore.spi.batch import GlobalCounts, TokenBatch
 from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.loss import LossSpec
 
-_IN_TORCH = "rlcore_torchkit.loss_gradients:loss_gradients"
+_IN_TORCH = "rlcore_torchkit.trainer.loss_gradients:loss_gradients"
 """What evaluates a loss, which is a function of torch tensors; named, so that the interface imports no torch."""
 
 

@@ -24,27 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AlgorithmConformance", "EnvironmentConformance", "GeneratorConformance", "SinkConformance", "TrainerConformance"]
 
-_CHECKS = (
-    "algorithm_batches",
-    "algorithm_losses",
-    "environment",
-    "environment_fixtures",
-    "generator_distribution",
-    "generator_fixtures",
-    "generator_routing",
-    "generator_sampling",
-    "generator_streaming",
-    "generator_weights",
-    "huggingface_reference",
-    "sink",
-    "trainer_fixtures",
-    "trainer_lifecycle",
-    "trainer_numerics",
-    "trainer_optimizer",
-    "trainer_ranks",
-    "trainer_routing",
-    "trainer_weights",
-)
+_CHECKS = ("algorithms", "environment", "environments", "generators", "references", "sink", "trainers")
 
 
 def _show_values_of_asserts() -> None:

@@ -1,7 +1,7 @@
 """The algorithm's part of the conformance kit."""
 
-from rlcore_conformance.algorithm_batches import AlgorithmBatches
-from rlcore_conformance.algorithm_losses import AlgorithmLosses
+from rlcore_conformance.algorithms.algorithm_batches import AlgorithmBatches
+from rlcore_conformance.algorithms.algorithm_losses import AlgorithmLosses
 
 
 class AlgorithmConformance(AlgorithmBatches, AlgorithmLosses):

@@ -8,7 +8,7 @@ import pytest
 
 from rlcore import serialization
 from rlcore.spi import ResetResult, Row, StepResult, Tool, capabilities
-from rlcore_conformance.environment_fixtures import (
+from rlcore_conformance.environments.environment_fixtures import (
     MAX_TURNS,
     SEED,
     EnvironmentFixtures,
@@ -17,8 +17,8 @@ from rlcore_conformance.environment_fixtures import (
     shown,
     told,
 )
-from rlcore_conformance.fixtures import require
-from rlcore_conformance.tool_turns import tool_turns
+from rlcore_conformance.environments.tool_turns import tool_turns
+from rlcore_conformance.references.fixtures import require
 
 NUM_AT_ONCE = 24
 

@@ -17,12 +17,12 @@ from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
 from rlcore.testing.fakes.values import VALUES_PATH
 from rlcore_conformance.algorithm import AlgorithmConformance
+from rlcore_conformance.algorithms.loss_values import EvaluateLoss, Figures, HeldConstants, LossValue, loss_function
 from rlcore_conformance.environment import EnvironmentConformance
-from rlcore_conformance.fixtures import require
 from rlcore_conformance.generator import GeneratorConformance
-from rlcore_conformance.loss_values import EvaluateLoss, Figures, HeldConstants, LossValue, loss_function
-from rlcore_conformance.probe import ProbeConfig, expected_probe, expected_value_probe
-from rlcore_conformance.reference import (
+from rlcore_conformance.references.fixtures import require
+from rlcore_conformance.references.probe import ProbeConfig, expected_probe, expected_value_probe
+from rlcore_conformance.references.reference import (
     LEFT_OUT,
     Float64Array,
     Reference,
@@ -32,7 +32,7 @@ from rlcore_conformance.reference import (
     reference_logprobs,
     reference_values,
 )
-from rlcore_conformance.tensors import Values
+from rlcore_conformance.references.tensors import Values
 from rlcore_conformance.trainer import TrainerConformance
 
 NUM_TOKENS = 9
@@ -153,12 +153,12 @@ class FakeTrainerConformance(TrainerConformance):
     @pytest.fixture
     def loss_path(self) -> str:
         """The probe loss in numpy."""
-        return "rlcore_conformance.numpy_losses:probe_loss"
+        return "rlcore_conformance.references.numpy_losses:probe_loss"
 
     @pytest.fixture
     def value_loss_path(self) -> str:
         """The probe loss of values in numpy."""
-        return "rlcore_conformance.numpy_losses:value_probe_loss"
+        return "rlcore_conformance.references.numpy_losses:value_probe_loss"
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002

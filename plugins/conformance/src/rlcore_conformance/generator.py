@@ -1,13 +1,13 @@
 """The generator's half of the conformance kit."""
 
-from rlcore_conformance.generator_adapters import GeneratorAdapters
-from rlcore_conformance.generator_continuous import GeneratorContinuous
-from rlcore_conformance.generator_distribution import GeneratorDistribution
-from rlcore_conformance.generator_routing import GeneratorRouting
-from rlcore_conformance.generator_sampling import GeneratorSampling
-from rlcore_conformance.generator_sampling_mask import GeneratorSamplingMask
-from rlcore_conformance.generator_streaming import GeneratorStreaming
-from rlcore_conformance.generator_weights import GeneratorWeights
+from rlcore_conformance.generators.generator_adapters import GeneratorAdapters
+from rlcore_conformance.generators.generator_continuous import GeneratorContinuous
+from rlcore_conformance.generators.generator_distribution import GeneratorDistribution
+from rlcore_conformance.generators.generator_routing import GeneratorRouting
+from rlcore_conformance.generators.generator_sampling import GeneratorSampling
+from rlcore_conformance.generators.generator_sampling_mask import GeneratorSamplingMask
+from rlcore_conformance.generators.generator_streaming import GeneratorStreaming
+from rlcore_conformance.generators.generator_weights import GeneratorWeights
 
 
 class GeneratorConformance(

@@ -10,7 +10,7 @@ import pytest
 from rlcore.registry.binding import build_sink
 from rlcore.spi import Provider
 from rlcore.spi.sink import Sink, SinkContext
-from rlcore_conformance.fixtures import ProviderFixtures, entry_of
+from rlcore_conformance.references.fixtures import ProviderFixtures, entry_of
 
 OpenSink: TypeAlias = Callable[[], Sink]
 

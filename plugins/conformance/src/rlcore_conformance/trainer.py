@@ -1,14 +1,14 @@
 """The trainer's half of the conformance kit."""
 
-from rlcore_conformance.trainer_lifecycle import TrainerLifecycle
-from rlcore_conformance.trainer_lora import TrainerLora
-from rlcore_conformance.trainer_numerics import TrainerNumerics
-from rlcore_conformance.trainer_optimizer import TrainerOptimizer
-from rlcore_conformance.trainer_ranks import TrainerRanks
-from rlcore_conformance.trainer_routing import TrainerRouting
-from rlcore_conformance.trainer_sampling_mask import TrainerSamplingMask
-from rlcore_conformance.trainer_values import TrainerValues
-from rlcore_conformance.trainer_weights import TrainerWeights
+from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
+from rlcore_conformance.trainers.trainer_lora import TrainerLora
+from rlcore_conformance.trainers.trainer_numerics import TrainerNumerics
+from rlcore_conformance.trainers.trainer_optimizer import TrainerOptimizer
+from rlcore_conformance.trainers.trainer_ranks import TrainerRanks
+from rlcore_conformance.trainers.trainer_routing import TrainerRouting
+from rlcore_conformance.trainers.trainer_sampling_mask import TrainerSamplingMask
+from rlcore_conformance.trainers.trainer_values import TrainerValues
+from rlcore_conformance.trainers.trainer_weights import TrainerWeights
 
 
 class TrainerConformance(

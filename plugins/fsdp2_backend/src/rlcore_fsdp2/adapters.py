@@ -18,9 +18,9 @@ from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit.decoders import has_states, is_described
-from rlcore_torchkit.lora import Dropout, initial_adapters, linear_layers_of
-from rlcore_torchkit.lora_targets import Shape, target_problems, targeted
+from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_layers_of
+from rlcore_torchkit.adapters.lora_targets import Shape, target_problems, targeted
+from rlcore_torchkit.architectures.decoders import has_states, is_described
 
 A, B = "lora_A", "lora_B"
 

@@ -26,20 +26,20 @@ from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference
 from rlcore_fsdp2.reduction import reduces_every_microbatch
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit import process_group
-from rlcore_torchkit.batch_invariance import invariant_model_problems
-from rlcore_torchkit.decoders import described_family, is_described, is_image_model
-from rlcore_torchkit.device import use_device
-from rlcore_torchkit.image_forward import check_images
-from rlcore_torchkit.lora_reference import load_reference, save_reference
-from rlcore_torchkit.losses import Totals
-from rlcore_torchkit.microbatch import Microbatch, move
-from rlcore_torchkit.models import dims_of, load_config
-from rlcore_torchkit.residency import Residency, num_bytes, reserved_bytes
-from rlcore_torchkit.routing_replay import check_routing
-from rlcore_torchkit.shard_sender import ShardSender
-from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
-from rlcore_torchkit.trainer_hooks import requested_model, save_state
+from rlcore_torchkit.adapters.lora_reference import load_reference, save_reference
+from rlcore_torchkit.architectures.decoders import described_family, is_described, is_image_model
+from rlcore_torchkit.distributed import process_group
+from rlcore_torchkit.distributed.device import use_device
+from rlcore_torchkit.distributed.residency import Residency, num_bytes, reserved_bytes
+from rlcore_torchkit.forward.image_forward import check_images
+from rlcore_torchkit.huggingface.batch_invariance import invariant_model_problems
+from rlcore_torchkit.huggingface.models import dims_of, load_config
+from rlcore_torchkit.layers.routing_replay import check_routing
+from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.microbatch import Microbatch, move
+from rlcore_torchkit.trainer.step_stats import check_bounds, check_finite, check_state
+from rlcore_torchkit.trainer.trainer_hooks import requested_model, save_state
 
 
 class Fsdp2Backend:

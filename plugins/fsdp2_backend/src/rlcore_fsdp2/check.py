@@ -17,10 +17,10 @@ from rlcore_fsdp2.layout_check import (
     reference_layout_problems,
     undescribed_problems,
 )
+from rlcore_torchkit.adapters.lora_targets import lora_problems
+from rlcore_torchkit.architectures.decoders import described_family, has_layout_plan, is_image_model, length_problems
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.decoders import described_family, has_layout_plan, is_image_model, length_problems
-from rlcore_torchkit.lora_targets import lora_problems
-from rlcore_torchkit.model_check import (
+from rlcore_torchkit.huggingface.model_check import (
     config_file,
     float8_notes,
     model_config,

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.attention import PackedSequences, packed_attention
-from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs, part_values
-from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, own_head
-from rlcore_torchkit.sampling_mask import KeptTokens
-from rlcore_torchkit.values import shared_by, token_values
+from rlcore_torchkit.forward.context_parallel import ContextPart, exchanged_attention, part_logprobs, part_values
+from rlcore_torchkit.head.logprobs import EntropyMode, HeadLogprobs, own_head
+from rlcore_torchkit.head.sampling_mask import KeptTokens
+from rlcore_torchkit.head.values import shared_by, token_values
+from rlcore_torchkit.layers.attention import PackedSequences, packed_attention
 
 CONTEXT_ATTENTION = "rlcore_context"
 """The name under which transformers knows attention over split tokens."""

@@ -14,10 +14,10 @@ from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, We
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_fsdp2.sharding import local
 from rlcore_fsdp2.shards import Parts
-from rlcore_torchkit.buckets import make_buckets
-from rlcore_torchkit.lora import merged
-from rlcore_torchkit.lora_targets import LORA_A, LORA_B, is_adapter
-from rlcore_torchkit.shard_sender import ShardSender
+from rlcore_torchkit.adapters.lora import merged
+from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, is_adapter
+from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.shard_sender import ShardSender
 
 
 @frozen(kw_only=True)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rlcore.spi import ConfigError, Problem
-from rlcore_torchkit.models import architecture_of
+from rlcore_torchkit.huggingface.models import architecture_of
 
 FIRST_CAPABILITY = (8, 9)
 """The lowest compute capability of CUDA devices that multiply float8."""

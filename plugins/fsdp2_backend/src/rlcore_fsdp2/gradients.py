@@ -10,11 +10,11 @@ from torch.distributed.fsdp import FSDPModule
 from rlcore.spi import GlobalCounts, LossOutput, LossSpec
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.optimizer import local_norms, squared_norm
-from rlcore_torchkit.logprobs import packed_logprobs
-from rlcore_torchkit.losses import Totals, evaluate, total
-from rlcore_torchkit.microbatch import Microbatch
-from rlcore_torchkit.step_stats import StepStats
-from rlcore_torchkit.values import has_value_head, packed_values
+from rlcore_torchkit.head.logprobs import packed_logprobs
+from rlcore_torchkit.head.values import has_value_head, packed_values
+from rlcore_torchkit.trainer.losses import Totals, evaluate, total
+from rlcore_torchkit.trainer.microbatch import Microbatch
+from rlcore_torchkit.trainer.step_stats import StepStats
 
 
 def accumulate(

@@ -7,7 +7,7 @@ from attrs import evolve
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout_check import SECTION, option_problem
-from rlcore_torchkit.batch_invariance import invariance_problems
+from rlcore_torchkit.huggingface.batch_invariance import invariance_problems
 
 OPTION = f"{SECTION}.batch_invariant"
 OTHERWISE = {"tensor_parallel": 1, "context_parallel": 1, "fp8": False, "compile_layers": False}

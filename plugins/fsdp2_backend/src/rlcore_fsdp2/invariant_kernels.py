@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore_torchkit.attention import PackedSequences, causal_attention
-from rlcore_torchkit.float32_logits import float32_logits
+from rlcore_torchkit.head.float32_logits import float32_logits
+from rlcore_torchkit.layers.attention import PackedSequences, causal_attention
 
 FLASH_ATTENTION = 3
 """The version of vLLM's flash attention that its engines choose on Hopper."""

@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlcore_fsdp2 import invariant_kernels as kernels
-from rlcore_torchkit.attention import PackedSequences, causal_attention
-from rlcore_torchkit.decoders import layers_of
-from rlcore_torchkit.logprobs import HeadLogprobs, own_head
+from rlcore_torchkit.architectures.decoders import layers_of
+from rlcore_torchkit.head.logprobs import HeadLogprobs, own_head
+from rlcore_torchkit.layers.attention import PackedSequences, causal_attention
 
 
 def use_invariant_kernels(model: Any) -> None:

@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from rlcore.spi import TrainerLayout
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_torchkit.rank_grid import RankGrid
+from rlcore_torchkit.distributed.rank_grid import RankGrid
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

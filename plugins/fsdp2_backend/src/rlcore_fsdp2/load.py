@@ -16,12 +16,12 @@ from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
-from rlcore_torchkit.agreement import together
+from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.lora_targets import is_adapter
-from rlcore_torchkit.models import architecture_of, may_lack_value_head
-from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
-from rlcore_torchkit.values import has_value_head
+from rlcore_torchkit.distributed.agreement import together
+from rlcore_torchkit.head.values import has_value_head
+from rlcore_torchkit.huggingface.models import architecture_of, may_lack_value_head
+from rlcore_torchkit.huggingface.safetensors_files import TensorFiles, open_tensors
 
 _EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 

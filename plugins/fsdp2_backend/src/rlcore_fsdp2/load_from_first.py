@@ -8,9 +8,9 @@ import torch.distributed as dist
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit.agreement import first_rank, together
-from rlcore_torchkit.lora_targets import is_adapter
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.adapters.lora_targets import is_adapter
+from rlcore_torchkit.distributed.agreement import first_rank, together
+from rlcore_torchkit.huggingface.models import load_model
 
 
 @torch.no_grad()

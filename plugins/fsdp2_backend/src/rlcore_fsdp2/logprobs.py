@@ -9,9 +9,9 @@ from rlcore.spi import LogprobsRequest, ValuesRequest
 from rlcore.spi.arrays import Float32Array
 from rlcore_fsdp2.routing_replay import ModelReplay
 from rlcore_fsdp2.sharding import reshard
-from rlcore_torchkit.logprobs import packed_logprobs
-from rlcore_torchkit.microbatch import move
-from rlcore_torchkit.values import packed_values
+from rlcore_torchkit.head.logprobs import packed_logprobs
+from rlcore_torchkit.head.values import packed_values
+from rlcore_torchkit.trainer.microbatch import move
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ from rlcore_fsdp2.config import MOST_HELD, Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.step_costs import Layout, layer_parameters, num_microbatches, num_parameters
-from rlcore_torchkit.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
+from rlcore_torchkit.trainer.step_costs import Layout, layer_parameters, num_microbatches, num_parameters
+from rlcore_torchkit.trainer.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
 
 SIZES = ("tensor_parallel", "context_parallel", "expert_parallel")
 """Sizes that a plan varies, unless the recipe sets them above 1."""

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from rlcore.spi import Problem
 from rlcore_fsdp2.layout_check import option_problem
 from rlcore_fsdp2.tensor_parallel import Colwise, Exchange, Experts, LocalShards, Replicated, Rowwise
-from rlcore_torchkit.decoders import EXPERT_STYLES, layers_of, layout_plan
+from rlcore_torchkit.architectures.decoders import EXPERT_STYLES, layers_of, layout_plan
 
 BY_OUTPUTS, BY_INPUTS = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 HEAD_NORMS = ("q_norm", "k_norm")

@@ -19,15 +19,15 @@ from rlcore_fsdp2.plan_parallel import parallelize_by_plan, plan_problems
 from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
-from rlcore_torchkit.attention import packed_forward, shared_forward
-from rlcore_torchkit.decoders import is_described, layers_of
-from rlcore_torchkit.image_forward import freeze_vision, patch_any_decoder
-from rlcore_torchkit.logprobs import Decode, HeadLogprobs, patch_head
-from rlcore_torchkit.models import load_model
-from rlcore_torchkit.onednn import use_onednn
-from rlcore_torchkit.packing_probe import probe_packing
-from rlcore_torchkit.rms_norm import fuse_norms
-from rlcore_torchkit.values import has_value_head, patch_value_head
+from rlcore_torchkit.architectures.decoders import is_described, layers_of
+from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder
+from rlcore_torchkit.forward.packing_probe import probe_packing
+from rlcore_torchkit.head.logprobs import Decode, HeadLogprobs, patch_head
+from rlcore_torchkit.head.onednn import use_onednn
+from rlcore_torchkit.head.values import has_value_head, patch_value_head
+from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.layers.attention import packed_forward, shared_forward
+from rlcore_torchkit.layers.rms_norm import fuse_norms
 
 
 def make_policy(

@@ -2,7 +2,7 @@
 
 from rlcore.spi import CHANNELS, Provider, capabilities
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_torchkit.batch_invariance import SHARED_KERNELS
+from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES, missing_requirement
 
 

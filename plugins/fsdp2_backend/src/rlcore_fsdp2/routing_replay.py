@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.spi import ROUTED_EXPERTS
-from rlcore_torchkit.context_parallel import ContextPart
-from rlcore_torchkit.decoders import described_family
-from rlcore_torchkit.microbatch import Microbatch
-from rlcore_torchkit.routing_replay import ReplayedChoice, RoutingReplay
+from rlcore_torchkit.architectures.decoders import described_family
+from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.layers.routing_replay import ReplayedChoice, RoutingReplay
+from rlcore_torchkit.trainer.microbatch import Microbatch
 
 
 @frozen(eq=False)

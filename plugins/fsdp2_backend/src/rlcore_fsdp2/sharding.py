@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
+from rlcore_torchkit.architectures.decoders import described_family, layers_of
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.decoders import described_family, layers_of
 
 
 def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlcore.spi import ShardSlice, TensorSpec
 from rlcore_fsdp2.local_shard import LocalShard
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit.shard_sender import ReadParts
+from rlcore_torchkit.refit.shard_sender import ReadParts
 
 
 class _Exported(Protocol):

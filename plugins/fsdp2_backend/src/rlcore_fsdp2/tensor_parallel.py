@@ -17,10 +17,10 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import functional as F
 
 from rlcore_torchkit.architectures.architecture import Architecture
-from rlcore_torchkit.logprobs import HeadLogprobs
-from rlcore_torchkit.models import architecture_of, dims_of
-from rlcore_torchkit.values import has_value_head
-from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_torchkit.head.logprobs import HeadLogprobs
+from rlcore_torchkit.head.values import has_value_head
+from rlcore_torchkit.head.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_torchkit.huggingface.models import architecture_of, dims_of
 
 TOKENS = 1
 """Where tokens are in hidden states [1, T, H]."""

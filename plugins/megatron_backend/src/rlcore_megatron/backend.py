@@ -14,37 +14,39 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore import spi
-from rlcore_megatron import auxiliary_loss, checkpoint, parallel
-from rlcore_megatron.adapters import as_begun
-from rlcore_megatron.adapters import attach as attach_adapters
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.export import Exporter, one_after_the_other, shard
-from rlcore_megatron.float8_copies import drop_float8_copies
-from rlcore_megatron.head_gradients import HeadGradients
-from rlcore_megatron.initial import load_initial
-from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.layout_check import family_option_problems, layout_problems, reference_layout_problems
-from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
-from rlcore_megatron.model_config import transformer_config
-from rlcore_megatron.models import dims_of, find_family, load_config, standard_config
-from rlcore_megatron.multi_token_check import head_problems
-from rlcore_megatron.optimizer import Rates, distribute, make_optimizer
-from rlcore_megatron.residency import MegatronResidency
-from rlcore_megatron.routing_replay import attach
-from rlcore_megatron.train import Passes, reduce_totals
-from rlcore_megatron.weight_mapping import Names
-from rlcore_torchkit.device import use_device
-from rlcore_torchkit.hf_directory import BUCKET_BYTES
-from rlcore_torchkit.lora import Dropout
-from rlcore_torchkit.lora_reference import load_reference, save_reference
-from rlcore_torchkit.losses import Totals
-from rlcore_torchkit.microbatch import Microbatch, move
-from rlcore_torchkit.residency import reserved_bytes
-from rlcore_torchkit.routing_replay import check_routing
-from rlcore_torchkit.shard_sender import ShardSender
-from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
-from rlcore_torchkit.trainer_hooks import requested_model, save_state
+from rlcore_megatron.checkpoints import checkpoint
+from rlcore_megatron.checkpoints.initial import load_initial
+from rlcore_megatron.checks.multi_token_check import head_problems
+from rlcore_megatron.families.models import dims_of, find_family, load_config, standard_config
+from rlcore_megatron.families.weight_mapping import Names
+from rlcore_megatron.layouts import parallel
+from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_megatron.layouts.layout_check import family_option_problems, layout_problems, reference_layout_problems
+from rlcore_megatron.modules import auxiliary_loss
+from rlcore_megatron.modules.float8_copies import drop_float8_copies
+from rlcore_megatron.modules.model import PolicyModel, build, release_graphs, unwrapped
+from rlcore_megatron.modules.model_config import transformer_config
+from rlcore_megatron.modules.routing_replay import attach
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
+from rlcore_megatron.training.head_gradients import HeadGradients
+from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer
+from rlcore_megatron.training.residency import MegatronResidency
+from rlcore_megatron.training.train import Passes, reduce_totals
+from rlcore_megatron.weights.adapters import as_begun
+from rlcore_megatron.weights.adapters import attach as attach_adapters
+from rlcore_megatron.weights.export import Exporter, one_after_the_other, shard
+from rlcore_torchkit.adapters.lora import Dropout
+from rlcore_torchkit.adapters.lora_reference import load_reference, save_reference
+from rlcore_torchkit.distributed.device import use_device
+from rlcore_torchkit.distributed.residency import reserved_bytes
+from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES
+from rlcore_torchkit.layers.routing_replay import check_routing
+from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.microbatch import Microbatch, move
+from rlcore_torchkit.trainer.step_stats import StepStats, check_bounds, check_finite, check_state
+from rlcore_torchkit.trainer.trainer_hooks import requested_model, save_state
 
 MTP_GRAD_NORM = "mtp_grad_norm"
 """The metric of the norm of the multi-token head's gradients, which are clipped by themselves."""

@@ -1,8 +1,8 @@
 """The entry point: describes the trainer without importing torch or Megatron."""
 
 from rlcore.spi import CHANNELS, Provider, capabilities
-from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.requirements import missing_requirement
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.requirements import missing_requirement
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
 
 
@@ -25,6 +25,6 @@ PROVIDER = Provider(
     unavailable=missing_requirement,
     disabled_capabilities=disabled_capabilities,
     backend="rlcore_megatron.backend:MegatronBackend",
-    check="rlcore_megatron.check:check",
-    plan="rlcore_megatron.plan:plan",
+    check="rlcore_megatron.checks.check:check",
+    plan="rlcore_megatron.layouts.plan:plan",
 )

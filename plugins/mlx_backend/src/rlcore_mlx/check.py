@@ -5,7 +5,7 @@ from typing import Any
 
 from rlcore.spi import CheckContext, Problem
 from rlcore_mlx.rotary import ROPE_TYPES, rope_of
-from rlcore_torchkit.model_check import model_config, reference_problems, trained_model_problems
+from rlcore_torchkit.huggingface.model_check import model_config, reference_problems, trained_model_problems
 
 
 def check(context: CheckContext, config: object) -> Sequence[Problem]:  # noqa: ARG001 - the form

@@ -18,7 +18,7 @@ from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
-from rlcore_torchkit.safetensors_files import model_file
+from rlcore_torchkit.huggingface.safetensors_files import model_file
 
 Weights: TypeAlias = Mapping[str, mx.array]
 """By Hugging Face name."""

@@ -9,8 +9,8 @@ from rlcore.model_files import AGAIN, SINGLE_FILE
 from rlcore.schema.listing import listed
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.decoder import Decoder, Weights
-from rlcore_torchkit.hf_directory import write_companions
-from rlcore_torchkit.safetensors_files import unknown_tensors, weight_files
+from rlcore_torchkit.huggingface.hf_directory import write_companions
+from rlcore_torchkit.huggingface.safetensors_files import unknown_tensors, weight_files
 
 
 def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.array]:

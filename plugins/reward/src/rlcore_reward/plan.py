@@ -9,8 +9,8 @@ from rlcore.spi import ModelError, PlanContext, PlanOption
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_reward.config import RewardModelConfig
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.step_costs import layer_parameters
-from rlcore_torchkit.trainer_plan import planned_model
+from rlcore_torchkit.trainer.step_costs import layer_parameters
+from rlcore_torchkit.trainer.trainer_plan import planned_model
 
 PROCESS_BYTES = 2**30
 """Bytes of the process beside the model: its CUDA context, workspaces of kernels, and what the allocator rounds up."""

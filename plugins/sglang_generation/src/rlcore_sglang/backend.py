@@ -13,8 +13,8 @@ from rlcore_sglang.refit import Refit
 from rlcore_sglang.sampling import SMALLEST_TEMPERATURE, engine_sampling, finish_reason
 from rlcore_sglang.settings import engine_arguments
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
-from rlcore_torchkit.models import checkpoint_shapes, dims_of, load_model
-from rlcore_torchkit.safetensors_files import check_hub_files
+from rlcore_torchkit.huggingface.models import checkpoint_shapes, dims_of, load_model
+from rlcore_torchkit.huggingface.safetensors_files import check_hub_files
 
 NO_WEIGHTS = -1
 """The version of a generator that holds no weights that count."""

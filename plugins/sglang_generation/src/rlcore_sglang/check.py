@@ -6,8 +6,8 @@ from rlcore.spi import CheckContext, Note, Problem
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.settings import OWN_ARGUMENTS
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.model_check import config_file, model_config, position_problems
-from rlcore_torchkit.models import architecture_problems
+from rlcore_torchkit.huggingface.model_check import config_file, model_config, position_problems
+from rlcore_torchkit.huggingface.models import architecture_problems
 
 SECTION = "generator.sglang"
 UNTRIED = "SGLang was held against references on CPUs alone; on GPUs its log-probabilities have not been"

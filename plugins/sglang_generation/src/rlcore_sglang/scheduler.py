@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_torchkit.digest import tensor_digests
+from rlcore_torchkit.refit.digest import tensor_digests
 
 LOADER = f"{__name__}.load"
 """The name under which SGLang finds `load`."""

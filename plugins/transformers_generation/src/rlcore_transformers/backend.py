@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from rlcore import spi
-from rlcore_torchkit.decoders import has_states, is_described
+from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
+from rlcore_torchkit.architectures.decoders import has_states, is_described
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
-from rlcore_torchkit.lora_targets import adapted_layers, adapter_shapes
-from rlcore_torchkit.models import (
+from rlcore_torchkit.huggingface.models import (
     architecture_of,
     checkpoint_shapes,
     checkpoint_tensors,

@@ -7,8 +7,8 @@ from typing import Any
 from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckContext, Problem
-from rlcore_torchkit.decoders import described_family, is_image_model, length_problems, state_kinds
-from rlcore_torchkit.model_check import (
+from rlcore_torchkit.architectures.decoders import described_family, is_image_model, length_problems, state_kinds
+from rlcore_torchkit.huggingface.model_check import (
     config_file,
     model_config,
     position_problems,
@@ -16,7 +16,7 @@ from rlcore_torchkit.model_check import (
     too_few_positions,
     undescribed_problems,
 )
-from rlcore_torchkit.models import any_decoder_problems
+from rlcore_torchkit.huggingface.models import any_decoder_problems
 from rlcore_transformers.config import TransformersConfig
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError, ModelError, Problem
-from rlcore_torchkit.decoders import head_scale, layer_windows
-from rlcore_torchkit.packing_probe import BOUNDS
+from rlcore_torchkit.architectures.decoders import head_scale, layer_windows
+from rlcore_torchkit.forward.packing_probe import BOUNDS
 from rlcore_transformers.attention import Attend, PromptAttention, Scores, SlotAttention
 from rlcore_transformers.cache import SlotCache
 

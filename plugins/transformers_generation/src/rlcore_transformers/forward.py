@@ -17,9 +17,9 @@ from transformers.activations import ACT2FN
 
 from rlcore.spi import ModelError, Problem
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.models import architecture_of, dims_of
-from rlcore_torchkit.onednn import add_linear, linear
-from rlcore_torchkit.rms_norm import rms_norm
+from rlcore_torchkit.head.onednn import add_linear, linear
+from rlcore_torchkit.huggingface.models import architecture_of, dims_of
+from rlcore_torchkit.layers.rms_norm import rms_norm
 from rlcore_transformers.attention import Attend
 
 Linear: TypeAlias = tuple[Tensor, Tensor | None]

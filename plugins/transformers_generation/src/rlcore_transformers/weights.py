@@ -8,9 +8,9 @@ from torch import Tensor
 
 from rlcore.schema.listing import listed
 from rlcore.spi import LoraSpec, NamedTensor, RefitError, WeightExport
-from rlcore_torchkit.digest import tensor_digest, tensor_digests
-from rlcore_torchkit.lora import merged
-from rlcore_torchkit.lora_targets import LORA_A, LORA_B, is_adapter
+from rlcore_torchkit.adapters.lora import merged
+from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, is_adapter
+from rlcore_torchkit.refit.digest import tensor_digest, tensor_digests
 
 
 class HeldWeights:

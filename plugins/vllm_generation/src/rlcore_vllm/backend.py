@@ -11,20 +11,20 @@ from typing import Any, TypeAlias
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
-from rlcore_torchkit.safetensors_files import check_hub_files
-from rlcore_vllm.background_restart import BackgroundRestart, Restart
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.device_placement import DevicePlacement
-from rlcore_vllm.followers import Followers
-from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.replica import LocalReplica, Replica
-from rlcore_vllm.request_dispatch import dispatch
-from rlcore_vllm.routing import require_experts
-from rlcore_vllm.sampling import SMALLEST_TEMPERATURE, joined
-from rlcore_vllm.settings import engine_settings, replica_devices, vocab_size, with_devices
-from rlcore_vllm.stream import Stream
-from rlcore_vllm.transfer import Transfer
+from rlcore_torchkit.huggingface.safetensors_files import check_hub_files
+from rlcore_vllm.channels.manifest import Manifest
+from rlcore_vllm.engines.routing import require_experts
+from rlcore_vllm.engines.sampling import SMALLEST_TEMPERATURE, joined
+from rlcore_vllm.refit.followers import Followers
+from rlcore_vllm.refit.transfer import Transfer
+from rlcore_vllm.replicas.background_restart import BackgroundRestart, Restart
+from rlcore_vllm.replicas.device_placement import DevicePlacement
+from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.replicas.replica import LocalReplica, Replica
+from rlcore_vllm.replicas.request_dispatch import dispatch
+from rlcore_vllm.replicas.stream import Stream
+from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.settings import engine_settings, replica_devices, vocab_size, with_devices
 
 NO_WEIGHTS = -1
 """The version of a generator that holds no weights that count."""

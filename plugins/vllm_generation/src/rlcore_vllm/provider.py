@@ -4,10 +4,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from rlcore.spi import CHANNELS, Provider, capabilities
-from rlcore_torchkit.batch_invariance import SHARED_KERNELS
-from rlcore_vllm.config import ROUNDING_ARGUMENTS, VllmConfig
-from rlcore_vllm.requirements import meant_for, unavailable
-from rlcore_vllm.speculation import lost_capabilities
+from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
+from rlcore_vllm.setup.config import ROUNDING_ARGUMENTS, VllmConfig
+from rlcore_vllm.setup.requirements import meant_for, unavailable
+from rlcore_vllm.setup.speculation import lost_capabilities
 
 TRAINER_DEVICE = 0
 CHANNEL_CAPABILITIES = frozenset(
@@ -70,9 +70,9 @@ PROVIDER = Provider(
     shared_kernels=shared_kernels,
     num_devices=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
-    check="rlcore_vllm.check:check",
-    plan="rlcore_vllm.plan:plan",
+    check="rlcore_vllm.checks.check:check",
+    plan="rlcore_vllm.checks.plan:plan",
     planned_options={"gpu_memory_utilization"},
-    tool_parser="rlcore_vllm.tool_calls:tool_parser",
+    tool_parser="rlcore_vllm.engines.tool_calls:tool_parser",
 )
 """What the entry point names."""

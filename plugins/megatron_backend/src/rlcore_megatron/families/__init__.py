@@ -1,1 +1,1 @@
-"""Families that Megatron computes beside those that are described for all trainers, a file each; none imports torch."""
+"""Families of models in Megatron: of which of Hugging Face's tensors each parameter is made. None imports torch."""

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve, field, fields, frozen
 
 from rlcore.spi import Head, Problem
-from rlcore_megatron.weight_table import WeightTable
+from rlcore_megatron.families.weight_table import WeightTable
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.values import value_problems
 

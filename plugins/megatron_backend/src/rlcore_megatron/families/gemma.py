@@ -9,8 +9,8 @@ from attrs import frozen
 from rlcore.schema.constraints import Positive, above_at_most
 from rlcore.spi import Problem
 from rlcore_megatron.families.family import NO_BIASES, REMEDY, MegatronFamily, well_formed
-from rlcore_megatron.weight_source import Source
-from rlcore_megatron.weight_table import WeightTable
+from rlcore_megatron.families.weight_source import Source
+from rlcore_megatron.families.weight_table import WeightTable
 from rlcore_torchkit.architectures.modules import ModuleNames
 
 NUMBER = Annotated[float, above_at_most(0, 2**31)]

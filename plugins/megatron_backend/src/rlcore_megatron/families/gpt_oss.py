@@ -6,8 +6,8 @@ from typing import Any
 
 from rlcore.schema.constraints import Positive
 from rlcore_megatron.families.family import MegatronFamily, well_formed
-from rlcore_megatron.weight_source import HfTensor, Source, Stack
-from rlcore_megatron.weight_table import WeightTable, expert_name
+from rlcore_megatron.families.weight_source import HfTensor, Source, Stack
+from rlcore_megatron.families.weight_table import WeightTable, expert_name
 from rlcore_torchkit.architectures.modules import ModuleNames
 
 TYPES: Mapping[str, Any] = {

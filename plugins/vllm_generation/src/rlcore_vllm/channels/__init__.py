@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlcore_vllm.channels.channel import Receiver, Sender
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 
 def make_sender(channel: str, config: VllmConfig, device: torch.device) -> Sender:

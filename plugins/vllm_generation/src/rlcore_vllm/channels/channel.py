@@ -14,8 +14,8 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import Delta, RefitError, TensorSpec
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.manifest import Manifest
+from rlcore_vllm.channels.manifest import Manifest
+from rlcore_vllm.setup.config import VllmConfig
 
 Needs: TypeAlias = dict[str, list[list[list[int]]]]
 """Parts of tensors that a rank reads, as plain containers: [start, stop] of each slice by tensor. Others are read whole."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from rlcore.spi import Delta, RefitError, TensorSpec
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
+from rlcore_vllm.channels.manifest import Manifest
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.manifest import Manifest
+from rlcore_vllm.setup.config import VllmConfig
 
 
 class _Shared:

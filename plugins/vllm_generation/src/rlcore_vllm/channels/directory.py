@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rlcore.schema.homes import expanded
 from rlcore.spi import Delta, RefitError, TensorSpec
-from rlcore_torchkit.delta_encoding import encode, patch
+from rlcore_torchkit.refit.delta_encoding import encode, patch
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
+from rlcore_vllm.channels.manifest import Manifest
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.manifest import Manifest
+from rlcore_vllm.setup.config import VllmConfig
 
 _CODE = "changes"
 """Stands for all tensors of a bucket in its file."""

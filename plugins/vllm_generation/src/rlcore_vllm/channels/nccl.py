@@ -20,7 +20,7 @@ from rlcore.spi import RefitError, TensorSpec, WorkerError
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 _SENDER = 0
 _BUSY_WAIT_S = 0.005

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec
-from rlcore_torchkit.process_group import is_loopback, listening_store
-from rlcore_torchkit.shard_cache import ShardCache
-from rlcore_torchkit.shard_receiver import ShardReceiver
-from rlcore_torchkit.shard_slices import whole_slice, with_rest
+from rlcore_torchkit.distributed.process_group import is_loopback, listening_store
+from rlcore_torchkit.refit.shard_cache import ShardCache
+from rlcore_torchkit.refit.shard_receiver import ShardReceiver
+from rlcore_torchkit.refit.shard_slices import whole_slice, with_rest
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, LoadParts, Needs, Received
-from rlcore_vllm.manifest import Manifest
+from rlcore_vllm.channels.manifest import Manifest
 
 _LOOPBACK = "127.0.0.1"
 

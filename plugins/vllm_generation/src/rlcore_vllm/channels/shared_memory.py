@@ -18,7 +18,7 @@ from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.channels import channel
 from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import pack, packed_bytes, unpack
-from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.setup.config import VllmConfig
 
 
 @define(eq=False)

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from rlcore.run.execution.ray import worker as worker_module
 from rlcore.run.execution.ray.worker import Worker
 from rlcore.spi import PluginError
-from rlcore_torchkit.process_group import listening_store
+from rlcore_torchkit.distributed.process_group import listening_store
 
 
 def test_a_worker_that_a_plugin_would_end_replies_with_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Checks of algorithms: their batches and their losses."""

@@ -1,0 +1,1 @@
+"""The commands `rlcore verify` and `rlcore new-plugin`."""

@@ -1,0 +1,1 @@
+"""Fixtures of environments, and episodes with calls of tools."""

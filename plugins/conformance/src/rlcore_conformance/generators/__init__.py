@@ -1,0 +1,1 @@
+"""Checks of generators, one module a capability."""

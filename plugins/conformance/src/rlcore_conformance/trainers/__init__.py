@@ -1,0 +1,1 @@
+"""Checks of trainers, one module a capability."""

@@ -1,0 +1,293 @@
+"""How the kit builds a trainer and talks to it."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, Protocol
+
+import pytest
+from attrs import evolve, frozen
+
+from rlcore.registry.binding import build_trainer
+from rlcore.registry.trainer_handle import TrainerHandle
+from rlcore.spi import (
+    ADVANTAGES,
+    PREVIOUS_LOGPROBS,
+    DtypeName,
+    ExportWeightsRequest,
+    GlobalCounts,
+    LogprobsRequest,
+    LossSpec,
+    ModelSpec,
+    OptimizerSpec,
+    Provider,
+    RankInfo,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+    TrainStepResult,
+    ValuesRequest,
+    capabilities,
+)
+from rlcore.spi.arrays import Float32Array
+from rlcore_conformance.references.fixtures import BackendFixtures, Device, entry_of, require
+from rlcore_conformance.references.probe import ProbeConfig
+from rlcore_conformance.references.reference import Reference
+from rlcore_conformance.references.tensors import Values, collect
+from rlcore_conformance.trainers.batches import MAX_SEQUENCE_LENGTH, counts_of, make_batch
+from rlcore_conformance.trainers.step_outcome import StepOutcome
+
+ENTROPY_COEFFICIENT = 0.3
+NARROW_DTYPES: tuple[DtypeName, ...] = ("bfloat16", "float16")
+
+
+@frozen(kw_only=True, eq=False)
+class TrainerUnderTest:
+    """A trainer's handle, with the calls that the checks repeat."""
+
+    handle: TrainerHandle
+    provider: Provider
+    loss: LossSpec
+    tolerance: float
+    """Most that a log-probability may be off, in nats."""
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """Most that the norm of a gradient may be off, as a share of it."""
+        return 10 * self.tolerance
+
+    def require(self, capability: str) -> None:
+        """Skip the test unless the trainer declares the capability."""
+        require(self.provider, capability)
+
+    def request(
+        self,
+        batches: tuple[TokenBatch, ...],
+        weight_version: int = 0,
+        *,
+        temperature: float = 1.0,
+        loss: LossSpec | None = None,
+        counts: GlobalCounts | None = None,
+        **options: Any,
+    ) -> TrainStepRequest:
+        """The request of one update; the counts are those of the batches unless given. `options` are further fields."""
+        return TrainStepRequest(
+            microbatches=batches,
+            counts=counts or counts_of(batches),
+            loss=loss or self.loss,
+            temperature=temperature,
+            weight_version=weight_version,
+            **options,
+        )
+
+    def step(self, batches: tuple[TokenBatch, ...], weight_version: int = 0, **options: Any) -> TrainStepResult:
+        """One update; `options` are those of `request`."""
+        return self.handle.train_step(self.request(batches, weight_version, **options))
+
+    def outcome(self, batches: tuple[TokenBatch, ...], weight_version: int = 0, **options: Any) -> StepOutcome:
+        """One update and the weights after it."""
+        return self.after(self.step(batches, weight_version, **options))
+
+    def after(self, result: TrainStepResult, *, max_bucket_bytes: int = 1 << 20) -> StepOutcome:
+        """An update that was made, and the weights after it."""
+        weights = self.weights(result.weight_version, max_bucket_bytes=max_bucket_bytes)
+        return StepOutcome(result=result, weights=weights, tolerance=self.tolerance)
+
+    def logprobs(
+        self,
+        batches: tuple[TokenBatch, ...],
+        weight_version: int = 0,
+        *,
+        model: Literal["policy", "reference"] = "policy",
+        temperature: float = 1.0,
+    ) -> tuple[Float32Array, ...]:
+        """Log-probabilities, one array a batch."""
+        return self.handle.get_logprobs(
+            LogprobsRequest(
+                microbatches=batches, model=model, temperature=temperature, entropy=False, weight_version=weight_version
+            )
+        ).logprobs
+
+    def values(self, batches: tuple[TokenBatch, ...], weight_version: int = 0) -> tuple[Float32Array, ...]:
+        """Values after each token, one array a batch."""
+        return self.handle.get_values(ValuesRequest(microbatches=batches, weight_version=weight_version)).values
+
+    def figures(self, batches: tuple[TokenBatch, ...], *, temperature: float) -> tuple[Float32Array, ...]:
+        """What its head gives of each token, at version 0: log-probabilities or values."""
+        if self.handle.head == "value":
+            return self.values(batches)
+        return self.logprobs(batches, temperature=temperature)
+
+    def entropy(self, batch: TokenBatch, weight_version: int, temperature: float) -> Float32Array:
+        """Entropies of one batch."""
+        entropy = self.handle.get_logprobs(
+            LogprobsRequest(
+                microbatches=(batch,), model="policy", temperature=temperature, entropy=True, weight_version=weight_version
+            )
+        ).entropy
+        assert entropy is not None
+        return entropy[0]
+
+    def weights(self, weight_version: int = 0, *, max_bucket_bytes: int = 1 << 20) -> Values:
+        """A copy of the exported weights, in float32."""
+        return collect(self.handle.export_weights(export_request(weight_version, max_bucket_bytes=max_bucket_bytes)))
+
+
+@frozen(kw_only=True, eq=False)
+class BaselineRun:
+    """Updates of a trainer to which nothing else happened."""
+
+    batch: TokenBatch
+    other: TokenBatch
+    """The sequences of the second update; the third has those of both batches."""
+    before: Values
+    """The weights before the first update."""
+    steps: tuple[StepOutcome, StepOutcome, StepOutcome]
+
+
+_KEPT: dict[str, BaselineRun] = {}
+"""The latest, by the trainer and the data it is of."""
+
+
+class OpenTrainer(Protocol):
+    """Opens a fresh trainer; only one is open at a time."""
+
+    def __call__(self, **changes: Any) -> AbstractContextManager[TrainerUnderTest]:
+        """`changes` are fields of the context in which it differs from the kit's."""
+
+
+def export_request(
+    weight_version: int,
+    *,
+    dtype: DtypeName = "float32",
+    max_bucket_bytes: int = 1 << 20,
+    adapters: Literal["merged", "apart", "alone"] = "merged",
+) -> ExportWeightsRequest:
+    """A request for the weights."""
+    return ExportWeightsRequest(
+        weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes, adapters=adapters
+    )
+
+
+class TrainerFixtures(BackendFixtures):
+    """What the trainer's checks are made of; each can be overridden."""
+
+    @pytest.fixture
+    def loss_path(self) -> str:
+        """The probe loss in the trainer's own array type: torch's."""
+        return "rlcore_conformance.references.torch_losses:probe_loss"
+
+    @pytest.fixture
+    def value_loss_path(self) -> str:
+        """The probe loss of values in the trainer's own array type: torch's."""
+        return "rlcore_conformance.references.torch_losses:value_probe_loss"
+
+    @pytest.fixture
+    def narrow_dtype(self, provider: Provider) -> DtypeName:
+        """A dtype narrower than float32 that weights can be exported in: of those declared."""
+        for dtype in NARROW_DTYPES:
+            if dtype in provider.dtypes:
+                return dtype
+        pytest.skip(f"{provider.name} declares no dtype narrower than float32")
+
+    @pytest.fixture
+    def optimizer(self) -> OptimizerSpec:
+        """What the trainer optimizes with; a check that varies it keeps what it does not name."""
+        return OptimizerSpec(learning_rate=1e-3)
+
+    @pytest.fixture
+    def loss(self, provider: Provider, loss_path: str) -> LossSpec:
+        """The probe loss, with the entropy where the provider declares it."""
+        with_entropy = capabilities.ENTROPY in provider.capabilities
+        return LossSpec(
+            path=loss_path,
+            config=ProbeConfig(entropy_coefficient=ENTROPY_COEFFICIENT if with_entropy else 0.0),
+            token_columns=(ADVANTAGES,),
+            entropy="loss" if with_entropy else "none",
+        )
+
+    @pytest.fixture
+    def rank_config(self, config: Any) -> Any:
+        """The options with which it runs on two ranks: those of one."""
+        return config
+
+    @pytest.fixture
+    def trainer_context(self, provider: Provider, model: ModelSpec, device: Device, optimizer: OptimizerSpec) -> TrainerContext:
+        """What it is built with, as one rank."""
+        return TrainerContext(
+            model=model,
+            rank_info=RankInfo(device=device),
+            seed=0,
+            num_train_steps=100,
+            needs_reference=capabilities.REFERENCE_POLICY in provider.capabilities,
+            max_sequence_length=MAX_SEQUENCE_LENGTH,
+            optimizer=optimizer,
+        )
+
+    @pytest.fixture
+    def open_trainer(
+        self, provider: Provider, config: Any, trainer_context: TrainerContext, loss: LossSpec, tolerance: float
+    ) -> OpenTrainer:
+        """Opens a fresh trainer; only one is open at a time."""
+
+        @contextmanager
+        def opened(**changes: Any) -> Iterator[TrainerUnderTest]:
+            entry = entry_of("trainer", provider, trainer_context.rank_info.device)
+            handle = build_trainer(entry, evolve(trainer_context, **changes), config)
+            try:
+                yield TrainerUnderTest(handle=handle, provider=provider, loss=loss, tolerance=tolerance)
+            finally:
+                handle.close()
+
+        return opened
+
+    @pytest.fixture
+    def trainer(self, open_trainer: OpenTrainer) -> Iterator[TrainerUnderTest]:
+        """A fresh trainer."""
+        with open_trainer() as opened:
+            yield opened
+
+    @pytest.fixture
+    def batch(self, reference: Reference) -> TokenBatch:
+        """An optimizer step's sequences."""
+        return make_batch(reference.vocab_size, seed=1)
+
+    @pytest.fixture
+    def baseline_run(
+        self,
+        provider: Provider,
+        config: Any,
+        trainer_context: TrainerContext,
+        open_trainer: OpenTrainer,
+        loss: LossSpec,
+        reference: Reference,
+        batch: TokenBatch,
+    ) -> BaselineRun:
+        """Three updates of a trainer to which nothing else happens, made once for a class's checks."""
+        given = type(self), provider, config, trainer_context, loss, batch.tokens.tobytes(), batch.loss_mask.tobytes()
+        if (key := repr(given)) not in _KEPT:
+            other = make_batch(reference.vocab_size, seed=3)
+            with open_trainer() as trainer:
+                before = trainer.weights()
+                steps = trainer.outcome((batch,), 0), trainer.outcome((other,), 1), trainer.outcome((batch, other), 2)
+            _KEPT.clear()
+            _KEPT[key] = BaselineRun(batch=batch, other=other, before=before, steps=steps)
+        return _KEPT[key]
+
+
+def with_loss(
+    loss: LossSpec,
+    *,
+    entropy: Literal["none", "metric", "loss"] | None = None,
+    poison_gradient: bool = False,
+    previous_logprobs: Literal["unchanged", "given", "absent"] | None = None,
+) -> LossSpec:
+    """The probe loss, changed; with log-probabilities at the start of the step as declared, and their column named."""
+    assert isinstance(loss.config, ProbeConfig)
+    changed = evolve(
+        loss,
+        config=evolve(loss.config, poison_gradient=poison_gradient),
+        entropy=loss.entropy if entropy is None else entropy,
+    )
+    if previous_logprobs is None:
+        return changed
+    return evolve(changed, previous_logprobs=previous_logprobs, token_columns=(*loss.token_columns, PREVIOUS_LOGPROBS))

@@ -1,0 +1,1 @@
+"""Checkpoints in Megatron's distributed format, and copies of Hugging Face models in it."""

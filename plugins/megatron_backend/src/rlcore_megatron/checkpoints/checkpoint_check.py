@@ -1,0 +1,93 @@
+"""What a distributed checkpoint holds, read without running what its pickles may say, and compared with what is wanted."""
+
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from rlcore.spi import CheckpointError
+from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes
+
+_RECORDS = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "megatron.core.dist_checkpointing.strategies.torch": {"MCoreMetadata", "MCoreSavePlan"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+    "collections": {"OrderedDict"},
+}
+"""Classes and functions that torch and Megatron describe a checkpoint with, by module; torch's dtypes besides."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads torch's `.metadata` and nothing else: a pickle that names other functions is refused before it calls them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if name in _RECORDS.get(module, ()) or is_dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def read_metadata(state: Path) -> Metadata:
+    """The description of a checkpoint whose files are all there, in full length. CheckpointError otherwise."""
+    try:
+        with (state / ".metadata").open("rb") as file:
+            metadata = _Unpickler(file).load()
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise CheckpointError(f"{state}/.metadata cannot be read ({error}); resume from another checkpoint") from error
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(
+            f"{state}/.metadata: found a {type(metadata).__name__}; expected torch's Metadata of a checkpoint"
+        )
+    _check_files(state, metadata)
+    return metadata
+
+
+def require_seen(state: Path) -> None:
+    """CheckpointError where this rank does not see a checkpoint's directory."""
+    if not state.is_dir():
+        raise CheckpointError(f"{state}: found no such directory; expected it on a file system that all ranks share")
+
+
+def _check_files(state: Path, metadata: Metadata) -> None:
+    ends = dict.fromkeys(("common.pt", "metadata.json"), 1)
+    for part in metadata.storage_data.values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for name, end in ends.items():
+        size = (state / name).stat().st_size if (state / name).is_file() else -1
+        if size < end:
+            found = "no such file" if size < 0 else f"{size} bytes"
+            raise CheckpointError(f"{state / name}: found {found}; expected at least {end}. Resume from another checkpoint")
+
+
+def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, tuple[int, ...]], prefixes: Iterable[str]) -> None:
+    """CheckpointError unless the checkpoint has tensors of the names and shapes `wanted`, and of no other, and each of them
+    after each of the further `prefixes`."""
+    stored = {
+        name: tuple(entry.size)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    prefixes = tuple(prefixes)
+    theirs = {name: shape for name, shape in stored.items() if not name.startswith(prefixes)}
+    check_same_shapes(state, theirs, wanted)
+    for name, shape in ((f"{prefix}{name}", shape) for prefix in prefixes for name, shape in wanted.items()):
+        if stored.get(name) != shape:
+            found = list(stored[name]) if name in stored else "nothing"
+            raise CheckpointError(f"{state}: found {found} for {name}; expected {list(shape)}. Resume from another checkpoint")

@@ -1,0 +1,1 @@
+"""Errors of a recipe found before anything is allocated."""

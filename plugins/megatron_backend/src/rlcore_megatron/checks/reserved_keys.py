@@ -1,0 +1,166 @@
+"""Fields of Megatron's classes that a recipe may not set, each with the key that decides it or the reason."""
+
+from rlcore_megatron.layouts.layout_check import SECTION
+
+_SET = "Set {}"
+_MODEL = "Leave it out: it follows from the model at model.path"
+_WEIGHTS = "Leave it out: the weights are read from model.path"
+_DTYPE = "Set model.dtype"
+_LEAVE = "Leave it out: {}"
+_ADAM = "Leave it out: [optimizer] is AdamW, the same under every trainer"
+_STAGES = f"Set {SECTION}.pipeline_layers instead, a number for each stage"
+_SHARDED = "Leave it out: it needs use_megatron_fsdp; the trainer fsdp2 divides weights over data-parallel ranks"
+_NO_GRAPHS = "Leave it out: a CUDA graph has one shape, and packed microbatches have many"
+_OVERLAP = "Leave it out: it needs a training step that is built around it"
+
+
+def _owned(remedy: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), remedy)
+
+
+RESERVED_KEYS: dict[str, dict[str, str]] = {
+    "transformer": {
+        "tensor_model_parallel_size": _SET.format(f"{SECTION}.tensor_parallel"),
+        "pipeline_model_parallel_size": _SET.format(f"{SECTION}.pipeline_parallel"),
+        "virtual_pipeline_model_parallel_size": _SET.format(f"{SECTION}.virtual_pipeline_parallel"),
+        "context_parallel_size": _SET.format(f"{SECTION}.context_parallel"),
+        "expert_model_parallel_size": _SET.format(f"{SECTION}.expert_parallel"),
+        "expert_tensor_parallel_size": _SET.format(f"{SECTION}.expert_tensor_parallel"),
+        "sequence_parallel": _SET.format(f"{SECTION}.sequence_parallel"),
+        "recompute_granularity": _SET.format(f"{SECTION}.recompute"),
+        "transformer_impl": _SET.format(f"{SECTION}.transformer_engine"),
+        "fp8": _SET.format(f"{SECTION}.fp8"),
+        "moe_enable_routing_replay": _SET.format("rollout.replay_routing"),
+        "moe_layer_recompute": f'Set {SECTION}.recompute to "selective", and transformer.recompute_modules',
+        **_owned(
+            _MODEL,
+            "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels normalization "
+            "layernorm_epsilon layernorm_zero_centered_gamma qk_layernorm qk_l2_norm gated_linear_unit add_bias_linear "
+            "add_qkv_bias activation_func activation_func_clamp_value glu_linear_offset num_moe_experts moe_ffn_hidden_size "
+            "moe_layer_freq moe_router_topk moe_router_pre_softmax moe_router_score_function moe_router_num_groups "
+            "moe_router_group_topk moe_router_topk_limited_devices moe_router_topk_scaling_factor "
+            "moe_router_enable_expert_bias moe_router_bias_update_rate moe_shared_expert_intermediate_size "
+            "moe_shared_expert_gate moe_latent_size moe_apply_probs_on_input rotary_interleaved window_size "
+            "window_attn_skip_freq softmax_scale softmax_type no_rope_freq mrope_section multi_latent_attention "
+            "experimental_attention_variant attention_output_gate apply_residual_connection_post_layernorm mtp_num_layers "
+            "mtp_loss_scaling_factor mtp_standalone is_hybrid_model heterogeneous_block_specs linear_attention_freq "
+            "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads "
+            "dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff dsa_indexer_use_sparse_loss "
+            "mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads use_mamba_mem_eff_path",
+        ),
+        **_owned(
+            _WEIGHTS,
+            "perform_initialization use_cpu_initialization init_model_with_meta_device init_method_std "
+            "embedding_init_method_std init_method output_layer_init_method embedding_init_method",
+        ),
+        **_owned(_DTYPE, "params_dtype bf16 fp16 pipeline_dtype autocast_dtype enable_autocast"),
+        "fp32_residual_connection": _LEAVE.format(
+            "Megatron rounds every sum to model.dtype again, and layers in bfloat16 fail over the float32 of the first"
+        ),
+        **_owned(
+            _STAGES,
+            "pipeline_model_parallel_layout num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage "
+            "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
+        ),
+        **_owned(
+            _LEAVE.format("context ranks exchange tokens for heads, over packed sequences of any lengths"),
+            "cp_comm_type hierarchical_context_parallel_sizes hybrid_context_parallel max_seqlen_per_dp_cp_rank",
+        ),
+        **_owned(
+            _LEAVE.format("losses are the algorithm's, and log-probabilities are computed in chunks already"),
+            "cross_entropy_loss_fusion cross_entropy_fusion_impl defer_embedding_wgrad_compute wgrad_deferral_limit",
+        ),
+        **_owned(
+            _NO_GRAPHS,
+            "enable_cuda_graph external_cuda_graph cuda_graph_impl cuda_graph_scope cuda_graph_use_single_mempool "
+            "cuda_graph_retain_backward_graph cuda_graph_warmup_steps",
+        ),
+        **_owned(
+            _OVERLAP,
+            "overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release tp_comm_overlap",
+        ),
+        **_owned(
+            _LEAVE.format("attention over packed sequences is the trainer's own, and keeps no scores"),
+            "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling qk_clip qk_clip_alpha "
+            "qk_clip_threshold log_max_attention_logit",
+        ),
+        **_owned(
+            _LEAVE.format("its experts' weights lie in another order, and need another package"),
+            "moe_use_legacy_grouped_gemm moe_extended_tp",
+        ),
+        **_owned(_LEAVE.format("weights are kept in model.dtype"), "fp8_param fp4_param"),
+        "fused_single_qkv_rope": _LEAVE.format("its kernel takes no packed sequences, and the first step would fail"),
+        **_owned(
+            _LEAVE.format("Kitchen's layers need a quant_recipe, an object that no recipe can hold"),
+            "use_kitchen use_kitchen_attention kitchen_attention_backend",
+        ),
+        "microbatch_group_size_per_vp_stage": _LEAVE.format("stages take turns in rounds of one microbatch for each of them"),
+        **_owned(
+            _LEAVE.format("the trainer does not generate"),
+            "flash_decode inference_rng_tracker inference_sampling_seed use_inference_optimized_layers "
+            "inference_fuse_tp_communication mlp_chunks_for_prefill",
+        ),
+        **_owned(
+            _LEAVE.format("dropout would part the trainer's log-probabilities from the generator's"),
+            "hidden_dropout attention_dropout",
+        ),
+        **_owned(
+            _LEAVE.format("a token's log-probability would depend on the other tokens of its microbatch, or on chance"),
+            "moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_dropping moe_token_drop_policy "
+            "moe_input_jitter_eps moe_router_force_load_balancing",
+        ),
+    },
+    "optimizer": {
+        "lr": "Set optimizer.learning_rate",
+        "min_lr": "Set schedule.min_learning_rate_ratio",
+        "weight_decay": "Set optimizer.weight_decay",
+        "adam_beta1": "Set optimizer.betas",
+        "adam_beta2": "Set optimizer.betas",
+        "adam_eps": "Set optimizer.eps",
+        "clip_grad": "Set optimizer.max_grad_norm",
+        "overlap_param_gather": f"Set {SECTION}.ddp.overlap_param_gather",
+        "fp8_recipe": f"Set {SECTION}.transformer.fp8_recipe",
+        "use_distributed_optimizer": _LEAVE.format("it is on"),
+        "overlap_param_gather_with_optimizer_step": _OVERLAP,
+        **_owned(_DTYPE, "params_dtype bf16 fp16"),
+        "main_grads_dtype": f"Set {SECTION}.ddp.grad_reduce_in_fp32",
+        "use_torch_optimizer_for_cpu_offload": _LEAVE.format("Megatron reads it for other optimizers than AdamW alone"),
+        **_owned(
+            _LEAVE.format("without float16 no loss is scaled"),
+            "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+        ),
+        **_owned(
+            _ADAM,
+            "optimizer decoupled_weight_decay sgd_momentum muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode "
+            "muon_fp32_matmul_prec muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
+        ),
+    },
+    "scheduler": {
+        "optimizer": _LEAVE.format("it is the trainer's"),
+        "max_lr": "Set optimizer.learning_rate",
+        **_owned(
+            _LEAVE.format("the rate of a step follows from its number, which checkpoints hold"),
+            "use_checkpoint_opt_param_scheduler override_opt_param_scheduler",
+        ),
+    },
+    "ddp": {
+        "use_distributed_optimizer": _LEAVE.format("it is on"),
+        "num_distributed_optimizer_instances": _LEAVE.format("the optimizer is divided among all ranks with the same weights"),
+        "delay_wgrad_compute": _OVERLAP,
+        **_owned(
+            _LEAVE.format("the trainer checks gradients itself, and keeps the state before a step that has none"),
+            "check_for_nan_in_grad check_for_large_grads",
+        ),
+        **_owned(
+            _LEAVE.format("buffers give their memory to the generator between steps, and NCCL would hold on to it"),
+            "nccl_ub disable_symmetric_registration",
+        ),
+        **_owned(_LEAVE.format("weights are kept in model.dtype"), "fp8_param_gather reuse_grad_buf_for_mxfp8_param_ag"),
+        **_owned(
+            _SHARDED,
+            "use_megatron_fsdp use_custom_fsdp outer_dp_sharding_strategy fsdp_double_buffer "
+            "fsdp_manual_registration suggested_communication_unit_size preserve_fp32_weights keep_fp8_transpose_cache",
+        ),
+    },
+}
+"""Table to its fields that other keys decide or that have no place here, each with what to do instead."""

@@ -1,0 +1,32 @@
+"""torchkit's checks and loading of models, for the installed families and those that Megatron computes beside them."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rlcore.spi import Problem
+from rlcore_megatron.families.family import MegatronFamily
+from rlcore_megatron.families.registry import FAMILIES
+from rlcore_torchkit.adapters import lora_targets
+from rlcore_torchkit.architectures import registry
+from rlcore_torchkit.huggingface import model_check, models
+
+load_config = partial(models.load_config, families=FAMILIES)
+standard_config = partial(models.standard_config, families=FAMILIES)
+dims_of = partial(models.dims_of, families=FAMILIES)
+may_lack_value_head = partial(models.may_lack_value_head, families=FAMILIES)
+model_config = partial(model_check.model_config, families=FAMILIES)
+trained_model_problems = partial(model_check.trained_model_problems, families=FAMILIES)
+reference_problems = partial(model_check.reference_problems, families=FAMILIES)
+lora_problems = partial(lora_targets.lora_problems, families=FAMILIES)
+
+
+def architecture_of(hf: Any) -> MegatronFamily:
+    """The family of a transformers config; ModelError where Megatron computes none such."""
+    return MegatronFamily.of(models.architecture_of(hf, FAMILIES))
+
+
+def find_family(config: Mapping[str, Any], path: str) -> MegatronFamily | Problem:
+    """The family of the model whose config.json has this content and lies at `path`, or why there is none."""
+    found = registry.find_architecture(config, path, FAMILIES)
+    return found if isinstance(found, Problem) else MegatronFamily.of(found)

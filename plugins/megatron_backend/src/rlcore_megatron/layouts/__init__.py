@@ -1,0 +1,1 @@
+"""Parallel layouts: their sizes, memory, time and process groups."""

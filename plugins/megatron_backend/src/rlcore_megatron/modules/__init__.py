@@ -1,0 +1,1 @@
+"""The policy as Megatron computes it: its configuration, layers, routers and heads."""

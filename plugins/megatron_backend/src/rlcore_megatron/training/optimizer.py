@@ -1,0 +1,137 @@
+"""Megatron's distributed data parallelism and optimizer, and the learning rate of each step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from rlcore.spi import TrainerContext
+from rlcore_megatron.modules.model import PolicyModel
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.passthrough import converted
+from rlcore_megatron.training.partial_step import step_in_parts
+
+
+def distribute(models: Sequence[PolicyModel], config: MegatronConfig, transformer: TransformerConfig, device: str) -> list[Any]:
+    """Each part with buffers for its gradients, reduced over the ranks that hold the same weights; the sum, not the mean."""
+    values: dict[str, Any] = {
+        "use_distributed_optimizer": True,
+        "grad_reduce_in_fp32": True,
+        "overlap_grad_reduce": device == "cuda",
+    }
+    ddp = DistributedDataParallelConfig(**values | converted(config.ddp, DistributedDataParallelConfig))
+    # Only the first part of an interleaved stage is small enough to be reduced in buckets while others still compute.
+    wrapped = [
+        DistributedDataParallel(transformer, ddp, model, disable_bucketing=index > 0) for index, model in enumerate(models)
+    ]
+    for model in wrapped:
+        _add_in_place(model)
+    transformer.finalize_model_grads_func = _finalize
+    if ddp.overlap_grad_reduce:
+        transformer.no_sync_func = _one_or_all([model.no_sync for model in wrapped])
+        if len(wrapped) > 1:
+            transformer.grad_sync_func = [model.start_grad_sync for model in wrapped]
+    return wrapped
+
+
+def _add_in_place(model: torch.nn.Module) -> None:
+    """Have TransformerEngine's products add weights' gradients to the buffers themselves, where each would be written, read and
+    added once more.
+
+    Megatron's `gradient_accumulation_fusion` does this too, but asks Apex for the output layer's, which is not its own here.
+    """
+    for module in model.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True
+
+
+def _one_or_all(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions
+
+
+def _finalize(models: list[Any], num_tokens: Any = None, **options: Any) -> None:  # noqa: ARG001 - Megatron would divide by it
+    """Losses are divided by global counts already, so the sums over ranks and microbatches are the gradients."""
+    finalize_model_grads(models, None, **options)
+
+
+def make_optimizer(models: Sequence[Any], context: TrainerContext, config: MegatronConfig) -> MegatronOptimizer:
+    """AdamW; masters and moments, float32 unless the recipe says else, are divided over ranks that hold the same weights."""
+    spec = context.optimizer
+    values: dict[str, Any] = {
+        "optimizer": "adam",
+        "lr": spec.learning_rate,
+        "min_lr": _least_rate(context, config),
+        "weight_decay": spec.weight_decay,
+        "adam_beta1": spec.betas[0],
+        "adam_beta2": spec.betas[1],
+        "adam_eps": spec.eps,
+        "clip_grad": spec.max_grad_norm,
+        "bf16": context.model.dtype == "bfloat16",
+        "params_dtype": models[0].config.params_dtype,
+        "use_distributed_optimizer": True,
+        "overlap_param_gather": bool(config.ddp.get("overlap_param_gather", False)),
+    }
+    options = OptimizerConfig(**values | converted(config.optimizer, OptimizerConfig))
+    optimizer = get_megatron_optimizer(options, list(models))
+    step_in_parts(optimizer)
+    return optimizer
+
+
+def _least_rate(context: TrainerContext, config: MegatronConfig) -> float:
+    """The rate at which a decay by Megatron's scheduler ends; it reads the parameter groups' before its own option."""
+    given = config.scheduler.get("min_lr")
+    return context.optimizer.learning_rate * context.schedule.min_learning_rate_ratio if given is None else float(given)
+
+
+def clip(optimizer: MegatronOptimizer, norm: float) -> None:
+    """Scale the gradients, in place, so that their global L2 norm, now `norm`, is at most clip_grad; 0.0 never."""
+    limit = optimizer.config.clip_grad
+    if 0.0 < limit < norm:
+        name = "decoupled_grad" if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 else "grad"
+        found = [getattr(parameter, name, None) for group in optimizer.param_groups for parameter in group["params"]]
+        torch._foreach_mul_([gradient for gradient in found if gradient is not None], limit / norm)
+
+
+@frozen(kw_only=True)
+class Rates:
+    """Sets the learning rate and weight decay of a step, as a pure function of its place in the run's plan."""
+
+    optimizer: MegatronOptimizer
+    context: TrainerContext
+    config: MegatronConfig
+
+    def set(self, step: int) -> float:
+        """Set the rates of TrainStepRequest.schedule_step `step`; returns the learning rate."""
+        if self.config.scheduler:
+            return self._by_scheduler(step)
+        spec = self.context.optimizer
+        rate = self.context.learning_rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+            group["weight_decay"] = spec.weight_decay * group.get("wd_mult", 1.0)
+        return rate
+
+    def _by_scheduler(self, step: int) -> float:
+        spec, schedule = self.context.optimizer, self.context.schedule
+        values: dict[str, Any] = {
+            "init_lr": 0.0,
+            "max_lr": spec.learning_rate,
+            "min_lr": _least_rate(self.context, self.config),
+            "lr_warmup_steps": schedule.warmup_steps,
+            "lr_decay_steps": self.context.num_train_steps,
+            "lr_decay_style": schedule.decay,
+            "start_wd": spec.weight_decay,
+            "end_wd": spec.weight_decay,
+            "wd_incr_steps": self.context.num_train_steps,
+            "wd_incr_style": "constant",
+        }
+        scheduler = OptimizerParamScheduler(
+            self.optimizer, **values | converted(self.config.scheduler, OptimizerParamScheduler)
+        )
+        scheduler.step(step)
+        return float(self.optimizer.param_groups[0]["lr"])

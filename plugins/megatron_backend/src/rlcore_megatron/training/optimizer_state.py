@@ -1,0 +1,121 @@
+"""What the optimizer keeps, as float32, whatever it keeps it in: masters of the weights, and Adam's moments.
+
+Its keys are float32 masters as a rule. With `use_precision_aware_optimizer` they are the bfloat16 weights themselves, and
+TransformerEngine's Adam keeps masters and moments in types that the recipe chooses. With `optimizer_cpu_offload` too, masters
+and moments belong to optimizers on the host, or a part of them.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+from torch import Tensor
+
+from rlcore_megatron.training.optimizer_shards import Shard, parts_of
+
+MASTER, MOMENTS = "master_param", ("exp_avg", "exp_avg_sq")
+"""Names of state tensors, as the optimizers call them."""
+
+
+def optimizers_of(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that hold state and count steps."""
+    parts = [part.optimizer for part in parts_of(optimizer)]
+    return [one for part in parts for one in (part.sub_optimizers if isinstance(part, HybridDeviceOptimizer) else [part])]
+
+
+def count_steps(optimizer: MegatronOptimizer) -> int:
+    """Steps done: torch's Adam counts them for each parameter, TransformerEngine's and apex's for each group."""
+    counts = [0]
+    for one in optimizers_of(optimizer):
+        counts += [int(record["step"]) for record in (*one.param_groups, *one.state.values()) if "step" in record]
+    return max(counts)
+
+
+@torch.no_grad()
+def make_state(optimizer: MegatronOptimizer, num_steps: int) -> None:
+    """Something to fill for every parameter, with that count of steps; no moments where no step was done."""
+    for one in optimizers_of(optimizer):
+        if not num_steps:
+            one.state.clear()
+        by_parameter = isinstance(one, torch.optim.Adam)
+        for group in one.param_groups:
+            if not by_parameter:
+                group.pop("step", None)
+                group.update({"step": num_steps} if num_steps else {})
+            for key in group["params"]:
+                if num_steps or _holds_masters(one, key):
+                    _make_state_of(one, key)
+                if num_steps and by_parameter:
+                    one.state[key]["step"] = torch.tensor(float(num_steps))  # one for each: torch adds to it in place
+    for part in parts_of(optimizer):
+        if isinstance(part.optimizer, HybridDeviceOptimizer):
+            part.optimizer._sync_sub_optimizers_state_to_hdo()
+
+
+def read(shard: Shard, name: str) -> Tensor:
+    """float32 [n], masters or moments of a shard: the optimizer's own memory where it has them as float32, else a copy on the
+    host, where there is room."""
+    key = shard.key.detach()
+    optimizer: Any = shard.optimizer
+    kept: Tensor | None = shard.state.get(name)
+    if name == MASTER:
+        if isinstance(optimizer, HybridDeviceOptimizer):
+            return optimizer.param_to_inner_param[shard.key].detach()
+        if not _holds_masters(optimizer, shard.key):
+            return key
+        if kept is None:
+            return key.cpu().float()
+        if kept.dtype == torch.int16:
+            return joined(key, kept).cpu()
+    assert kept is not None
+    return kept if kept.dtype == torch.float32 else optimizer.get_unscaled_state(shard.key, name).cpu()
+
+
+def write(shard: Shard, name: str, value: Tensor) -> None:
+    """What `read` has returned, and which has been filled since, to where it belongs; weights too, if they are masters'."""
+    key = shard.key.detach()
+    optimizer: Any = shard.optimizer
+    kept: Tensor | None = shard.state.get(name)
+    if name == MASTER:
+        if kept is not None and kept.dtype == torch.int16:
+            weights, remainders = divided(value)
+            key.copy_(weights)
+            kept.copy_(remainders)
+            return
+        if key.dtype != torch.float32:
+            key.copy_(value)
+    if kept is not None and kept.dtype != torch.float32:
+        optimizer.set_scaled_state(shard.key, name, value)
+
+
+def joined(weights: Tensor, remainders: Tensor) -> Tensor:
+    """float32 [n], from bfloat16 [n] and the int16 [n] that TransformerEngine keeps with `store_param_remainders`: the lower
+    halves of the bits. Where these are negative, which is half of an upper one's last place or more, it was rounded up."""
+    upper = weights.view(torch.int16).int() - (remainders < 0).int()
+    lower = remainders.int() & 0xFFFF
+    return (upper << 16 | lower).view(torch.float32)
+
+
+def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
+    """Undo `joined`: return the parts of a joined tensor."""
+    bits = masters.view(torch.int32)
+    remainders = bits.to(torch.int16)  # keeps the lower half
+    upper = (bits >> 16) + (remainders < 0).int()
+    return upper.to(torch.int16).view(torch.bfloat16), remainders
+
+
+def _holds_masters(optimizer: Any, key: Tensor) -> bool:
+    """Whether what it updates is a rounded copy of its own."""
+    return bool(getattr(optimizer, "master_weights", False)) and key.dtype != torch.float32
+
+
+def _make_state_of(optimizer: Any, key: Tensor) -> None:
+    state = optimizer.state[key]
+    if hasattr(optimizer, "initialize_state"):  # TransformerEngine's, which knows its types
+        if not state:
+            optimizer.initialize_state(key, optimizer.store_param_remainders and key.dtype == torch.bfloat16)
+        return
+    for moment in MOMENTS:
+        if moment not in state:
+            state[moment] = torch.zeros_like(key)

@@ -1,0 +1,109 @@
+"""What a refit will bring, announced before the first byte of it, and what the model's checkpoint consists of."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from attrs import frozen
+
+from rlcore.schema.listing import listed
+from rlcore.spi import DtypeName, LoraSpec, RefitError, TensorSpec, WeightExport
+from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.adapters.lora import linear_layers_of
+from rlcore_torchkit.adapters.lora_targets import adapter_shapes, is_adapter, targeted
+from rlcore_torchkit.architectures.decoders import is_image_model
+from rlcore_torchkit.huggingface.models import checkpoint_shapes
+
+_MAX_NAMED = 5
+
+
+@frozen(kw_only=True)
+class Manifest:
+    """Every tensor of a refit in the export's order."""
+
+    weight_version: int
+    specs: tuple[TensorSpec, ...]
+    persistent: bool
+    """Whether the tensors themselves stay valid until the refit ends, rather than until their bucket is acknowledged."""
+    lora: LoraSpec | None = None
+    """The form of the adapters among them; None where there are none."""
+
+    @classmethod
+    def of(cls, export: WeightExport, lora: LoraSpec | None = None) -> "Manifest":
+        return cls(weight_version=export.weight_version, specs=export.specs, persistent=export.persistent, lora=lora)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it brings the model's own weights, and not adapters alone."""
+        return not all(is_adapter(spec.name) for spec in self.specs)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain containers, which vLLM passes on between processes."""
+        lora = self.lora
+        return {
+            "weight_version": self.weight_version,
+            "names": [spec.name for spec in self.specs],
+            "shapes": [list(spec.shape) for spec in self.specs],
+            "dtypes": [spec.dtype for spec in self.specs],
+            "kept": [spec.name for spec in self.specs if spec.keeps_dtype],
+            "persistent": self.persistent,
+            "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)},
+        }
+
+    @classmethod
+    def from_wire(cls, content: Mapping[str, Any], specs: tuple[TensorSpec, ...] | None = None) -> "Manifest":
+        """`specs` are those of the content, where they are known."""
+        if specs is None:
+            columns, kept = zip(content["names"], content["shapes"], content["dtypes"], strict=True), set(content["kept"])
+            specs = tuple(
+                TensorSpec(name=name, shape=tuple(shape), dtype=dtype, keeps_dtype=name in kept)
+                for name, shape, dtype in columns
+            )
+        form = content["lora"]
+        lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
+        return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"], lora=lora)
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """RefitError, naming tensors, unless exactly `expected` (name to shape) is announced, each once."""
+        counts = Counter(spec.name for spec in self.specs)
+        refuse("listed more than once by the trainer", [name for name, count in counts.items() if count > 1])
+        refuse("missing from what the trainer exports", expected.keys() - counts.keys())
+        refuse("unknown to the model", counts.keys() - expected.keys())
+        dtypes = get_args(DtypeName)
+        for spec in self.specs:
+            if spec.shape != expected[spec.name]:
+                found, wanted = list(spec.shape), list(expected[spec.name])
+                raise RefitError(
+                    f"refit: {spec.name} has shape {found}; expected {wanted}. Do trainer and generator name one model?"
+                )
+            if spec.dtype not in dtypes:
+                raise RefitError(f"refit: {spec.name} has dtype {spec.dtype}; expected one of {', '.join(dtypes)}")
+
+
+def refuse(problem: str, names: Iterable[str]) -> None:
+    """RefitError if there are any such tensors."""
+    if found := sorted(names):
+        raise RefitError(f"refit: {len(found)} tensor(s) {problem}: {listed(found, _MAX_NAMED)}")
+
+
+def expected_adapters(hf_config: Any, trust_remote_code: bool, spec: LoraSpec) -> dict[str, tuple[int, ...]]:
+    """Name to shape of A and B of every layer that has an adapter."""
+    layers = linear_layers_of(_empty_model(hf_config, trust_remote_code))
+    return dict(adapter_shapes(targeted(layers, spec), spec.rank))
+
+
+def expected_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
+    """`checkpoint_shapes` of transformers' own model class: vLLM's skips names that it does not know."""
+    return checkpoint_shapes(_empty_model(hf_config, trust_remote_code))
+
+
+def _empty_model(hf_config: Any, trust_remote_code: bool) -> Any:
+    import torch
+
+    import_transformers()
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind: Any = AutoModelForImageTextToText if is_image_model(hf_config.to_dict()) else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)

@@ -1,0 +1,358 @@
+"""One vLLM engine in a thread of its own, which alone touches it; other threads hand it commands, carried out between steps."""
+
+import atexit
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
+from rlcore_torchkit.generation import FinishedSample
+from rlcore_vllm.engines import residency, versions
+from rlcore_vllm.engines.draft_counter import DraftCounter
+from rlcore_vllm.engines.environment import RunningEngine
+from rlcore_vllm.engines.explain import explain
+from rlcore_vllm.engines.image_features import image_features
+from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls
+from rlcore_vllm.engines.recorder import RecordedRequest
+from rlcore_vllm.engines.sampling import Samples, engine_sampling, engine_seeds, finish_reason
+from rlcore_vllm.engines.sampling_masks import truncates
+from rlcore_vllm.engines.unfinished import Deliver, Job, Sample, settle
+from rlcore_vllm.setup.settings import EngineSettings
+
+Result = TypeVar("Result")
+RECORDER_STEPS = 16
+"""Samples that ended are handed out at every so many steps where that needs to wait for the device."""
+
+
+class Engine:
+    """A vLLM engine that any thread may use. It holds no weights that count until `end_update` says which."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Start; returns once the engine is ready. What vLLM raises passes through."""
+        self._settings = settings
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Held while a command is put in, so that none comes after the last was taken out."""
+        self._is_over = False
+        self._samples: dict[str, Sample] = {}
+        """Samples in the making, by the name of their request."""
+        self._ended: dict[str, Sample] = {}
+        """Samples that have ended and are not handed out yet, by the name of their request."""
+        self._rank_calls: RankCalls | None = None
+        self._recorder: Logprobs | None = None
+        self._masks: Masks | None = None
+        self._draft_counter: DraftCounter | None = None
+        self._num_steps = 0
+        self._num_requests = 0
+        self._weight_version = -1
+        self._paused = False
+        self._closing = False
+        self._failure: str | None = None
+        self._tokenizer: Any = None
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="rlcore-vllm-engine", daemon=True)
+        self._thread.start()
+        try:
+            ready.result()
+        except BaseException:
+            self._thread.join()
+            raise
+        # vLLM's own threads abort the process where they still run when it ends.
+        atexit.register(self.close)
+
+    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
+        """Sample; `deliver` is called in the engine's thread with those that ended in one step, and must be quick.
+
+        Cancelling the future drops the samples that have not ended.
+        """
+        job = Job(deliver, len(samples.numbers))
+        if not job.num_left:
+            job.done.set_result(None)
+            return job.done
+        self._submit(lambda: self._add(samples, job)).add_done_callback(lambda added: _forward_failure(added, job.done))
+        job.done.add_done_callback(lambda done: self._submit(lambda: self._cancel(job)) if done.cancelled() else None)
+        return job.done
+
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        """Hand out what has not ended of `generate` calls, as ABORTED with the tokens that it has; the calls then end."""
+
+        def forward_failure(cut: Future[None]) -> None:
+            for call in calls:
+                _forward_failure(cut, call)
+
+        self._submit(lambda: self._cut(calls)).add_done_callback(forward_failure)
+
+    def begin_update(self) -> Future[None]:
+        """Pause: no token is sampled until end_update. What the device was given before is read first."""
+        return self._submit(self._pause)
+
+    def call_workers(self, method: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Future[list[Any]]:
+        """vLLM's collective_rpc: one result a rank. Without queued batches only: paused, or before anything runs."""
+        return self._submit(lambda: self._llm.collective_rpc(method, kwargs=dict(kwargs)))
+
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
+        """Drop all that was computed under the old weights and go on; later tokens carry this version. What was guessed since
+        the update before, None where no tokens are guessed."""
+        return self._submit(lambda: self._resume(weight_version))
+
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+        """Whether weights and KV cache are on the device; returns the bytes that are. Nothing may be generating."""
+        return self._submit(lambda: self._move(weights, cache, discard_weights))
+
+    def close(self) -> None:
+        """Stop and free everything; samples in the making fail. May be called again."""
+
+        def stop() -> None:
+            self._closing = True
+
+        atexit.unregister(self.close)
+        self._submit(stop)
+        self._thread.join()
+
+    # The engine's thread.
+
+    def _run(self, ready: Future[None]) -> None:
+        try:
+            self._running = RunningEngine(self._settings)
+            self._llm = self._running.llm
+            self._core = self._llm.engine_core.engine_core
+            self._rank_calls = versions.rank_calls(self._llm)
+            self._recorder = versions.logprob_recorder(self._llm, self._rank_calls)
+            self._masks = versions.mask_recorder(self._llm, self._rank_calls)
+            self._draft_counter = versions.draft_counter(self._core)
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            self._loop()
+        except BaseException:
+            self._failure = _failure()
+        finally:
+            self._shut_down()
+
+    def _loop(self) -> None:
+        while not self._closing:
+            self._carry_out(block=self._paused or not versions.has_work(self._core))
+            if not self._paused and versions.has_work(self._core):
+                self._step()
+
+    def _carry_out(self, block: bool) -> None:
+        """The commands that wait; with `block`, at least one."""
+        while block or not self._commands.empty():
+            command, future = self._commands.get()
+            block = False
+            try:
+                future.set_result(command())
+            except RlcoreError as error:
+                future.set_exception(error)
+            except BaseException as error:
+                settle(future, WorkerError(_failure()))
+                if not isinstance(error, Exception):  # such as a panic in a native library, which ends the engine
+                    raise
+
+    def _submit(self, command: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._is_over:
+                future.set_exception(self._error())
+            else:
+                self._commands.put((command, future))
+        return future
+
+    def _add(self, samples: Samples, job: Job) -> None:
+        prompts = [samples.prompts.sequence(index).tolist() for index in range(samples.prompts.num_sequences)]
+        seeds = engine_seeds(samples.seeds)
+        images = samples.images or ((),) * len(prompts)
+        try:
+            features = [
+                image_features(self._llm, f"{self._num_requests}-{index}", prompt, files) if files else None
+                for index, (prompt, files) in enumerate(zip(prompts, images, strict=True))
+            ]
+            for index, number in enumerate(samples.numbers.tolist()):
+                limit = int(samples.limits[index])
+                prompt = prompts[samples.prompt_of[index]]
+                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=self._recorder is None)
+                request = versions.make_request(
+                    str(self._num_requests),
+                    prompt,
+                    params,
+                    adapters=self._settings.adapters,
+                    features=features[samples.prompt_of[index]],
+                )
+                self._num_requests += 1
+                sample = Sample(job, number, len(prompt), limit, self._weight_version)
+                if samples.sampling.stop_strings:
+                    sample.detokenizer = self._detokenizer(params)
+                if samples.routed_experts:
+                    sample.routed = []
+                if samples.sampling_mask and self._masks is not None and truncates(samples.sampling):
+                    sample.is_masked = True
+                    self._masks.expect(request.request_id)
+                self._samples[request.request_id] = sample
+                if self._recorder is not None:
+                    self._recorder.expect(request.request_id, len(prompt) + limit)
+                self._llm.engine_core.add_request(request)
+        except BaseException:
+            self._cancel(job)
+            raise
+
+    def _detokenizer(self, params: Any) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = self._settings.load_tokenizer()
+        return versions.make_detokenizer(self._tokenizer, params)
+
+    def _step(self) -> None:
+        """One step of vLLM, and what it sampled. Without a recorder, this is where log-probabilities are read off."""
+        stopped: list[str] = []
+        self._num_steps += 1
+        if self._rank_calls is not None:
+            self._rank_calls.tell()
+        for output in self._llm.engine_core.get_output().outputs:
+            sample = self._samples.get(output.request_id)
+            if sample is None:
+                continue
+            tokens = output.new_token_ids
+            if sample.routed is not None and output.routed_experts is not None:
+                sample.routed.append(output.routed_experts)
+            reason = None if output.finish_reason is None else str(output.finish_reason)
+            if sample.detokenizer is not None:
+                length = _completing(sample.detokenizer, tokens)
+                if length is not None:
+                    if reason is None:
+                        stopped.append(output.request_id)
+                    tokens, reason = tokens[:length], "stop"
+            if tokens:
+                sample.tokens += tokens
+                if output.new_logprobs is not None:
+                    sample.logprobs += output.new_logprobs.logprobs[: len(tokens), 0].tolist()
+            if reason is not None:
+                del self._samples[output.request_id]
+                sample.reason = finish_reason(reason, len(sample.tokens), sample.limit)
+                self._ended[output.request_id] = sample
+        self._llm.engine_core.abort_requests(stopped)
+        if self._ended and self._is_worth_a_wait(self._recorder):
+            self._hand_out()
+
+    def _is_worth_a_wait(self, recorder: Logprobs | None) -> bool:
+        """Whether to hand out what has ended now, for which a recorder waits for the device."""
+        if recorder is None or not self._samples or self._num_steps % RECORDER_STEPS == 0:
+            return True
+        return len(self._ended) >= recorder.most_ended
+
+    def _hand_out(self) -> None:
+        """Deliver the samples that have ended, with what the recorder holds of them."""
+        asked = [
+            RecordedRequest(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
+            for request, sample in self._ended.items()
+        ]
+        if self._recorder is not None:
+            for one, logprobs in zip(asked, self._recorder.fetch(asked), strict=True):
+                self._ended[one.request].logprobs = logprobs
+        if self._masks is not None:
+            masked = [one for one in asked if self._ended[one.request].is_masked]
+            for one, mask in zip(masked, self._masks.fetch(masked), strict=True):
+                self._ended[one.request].mask = mask
+        jobs: dict[int, tuple[Job, list[FinishedSample]]] = {}
+        for sample in self._ended.values():
+            jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
+        # Not before: where the device fails, what has ended fails with the engine instead of never coming.
+        self._ended = {}
+        for job, finished in jobs.values():
+            job.hand_out(finished)
+
+    def _pause(self) -> None:
+        self._paused = True
+        versions.set_paused(self._core, True)
+        while versions.has_work(self._core):
+            self._step()
+        if self._ended:
+            self._hand_out()
+
+    def _resume(self, weight_version: int) -> DraftCounts | None:
+        versions.drop_caches(self._core)
+        self._weight_version = weight_version
+        for sample in self._samples.values():
+            sample.change_version(weight_version)
+        versions.set_paused(self._core, False)
+        self._paused = False
+        return None if self._draft_counter is None else self._draft_counter.take()
+
+    def _move(self, weights: bool, cache: bool, discard_weights: bool) -> int:
+        if self._samples or self._ended:
+            raise ContractError("set_residency: found samples in the making; expected none. Let generate return first")
+        if self._recorder is not None and not cache:
+            self._recorder.release()
+        residency.move(self._llm, weights=weights, cache=cache, discard_weights=discard_weights)
+        if self._recorder is not None and cache:
+            self._recorder.reserve()
+        measure = partial(residency.held_bytes, in_process=self._settings.in_process)
+        # In a process of its own, what the recorder holds is measured with all else.
+        recorded = self._recorder.device_bytes if self._recorder is not None and self._settings.in_process else 0
+        return recorded + sum(self._llm.collective_rpc(measure))
+
+    def _cut(self, calls: Sequence[Future[None]]) -> None:
+        ends = {id(call) for call in calls}
+        known = [*self._samples.values(), *self._ended.values()]
+        jobs = {id(sample.job): sample.job for sample in known if id(sample.job.done) in ends}
+        cut = {request: sample for request, sample in self._samples.items() if id(sample.job) in jobs}
+        self._samples = {request: sample for request, sample in self._samples.items() if request not in cut}
+        self._ended |= cut
+        try:
+            if self._ended:
+                self._hand_out()  # before vLLM forgets the requests, and the recorder with it
+        except BaseException:
+            # The calls fail with this; what is left of them would come a second time.
+            for job in jobs.values():
+                self._cancel(job)
+            raise
+        finally:
+            self._llm.engine_core.abort_requests(list(cut))
+
+    def _cancel(self, job: Job) -> None:
+        requests = [request for request, sample in self._samples.items() if sample.job is job]
+        for recorder in (self._recorder, self._masks):
+            if recorder is not None:
+                recorder.forget([*requests, *(request for request, sample in self._ended.items() if sample.job is job)])
+        self._samples = {request: sample for request, sample in self._samples.items() if sample.job is not job}
+        self._ended = {request: sample for request, sample in self._ended.items() if sample.job is not job}
+        self._llm.engine_core.abort_requests(requests)
+
+    def _shut_down(self) -> None:
+        with self._lock:
+            self._is_over = True
+        while not self._commands.empty():
+            settle(self._commands.get()[1], self._error())
+        left = [*self._samples.values(), *self._ended.values()]
+        for job in {id(sample.job): sample.job for sample in left}.values():
+            settle(job.done, self._error())
+        self._samples, self._ended = {}, {}
+        del self._llm, self._core, self._rank_calls, self._recorder, self._masks
+        self._running.stop()
+
+    def _error(self) -> WorkerError:
+        return WorkerError(self._failure or "the vLLM engine is closed")
+
+
+def _failure() -> str:
+    """The error that is being handled, with its cause where that is known."""
+    text = traceback.format_exc()
+    cause = explain(text)
+    return f"vLLM failed{f': {cause}' if cause else ''}\n{text}"
+
+
+def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:
+    """How many of the tokens there are up to the one that completes a stop string; None where none does."""
+    for index, token in enumerate(tokens):
+        if detokenizer.update([token], False) is not None:
+            return index + 1
+    return None
+
+
+def _forward_failure(added: Future[None], done: Future[None]) -> None:
+    if added.exception() is not None:
+        settle(done, added.exception())

@@ -1,0 +1,1 @@
+"""Engines as the generator uses them: in this process or in child processes, with requests divided among them."""

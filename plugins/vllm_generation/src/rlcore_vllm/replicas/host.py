@@ -1,0 +1,139 @@
+"""`python -m rlcore_vllm.replicas.host`: an engine in a child process, called through a multiprocessing manager."""
+
+import contextlib
+import pickle
+import queue
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from multiprocessing.managers import BaseManager
+from typing import Any
+
+from attrs import frozen
+
+from rlcore.descendants import end_with
+from rlcore.spi import DraftCounts, RlcoreError, WorkerError
+from rlcore.spi.errors import ProblemsError
+from rlcore_vllm.engines.sampling import Event, Samples
+from rlcore_vllm.setup.settings import EngineSettings
+
+
+@frozen(kw_only=True)
+class HostOrder:
+    """What the parent sends to the standard input, pickled."""
+
+    settings: EngineSettings
+    address: str
+    """The socket to listen on once the engine is ready."""
+    authkey: bytes
+    parent: int
+    """Its process id: the host ends when that process does."""
+
+
+class HostManager(BaseManager):
+    """Both ends of the connection; the host registers `host` with the object behind it."""
+
+
+HostManager.register("host")
+
+
+class Host:
+    """The engine as the parent calls it. Each call has a thread of its own."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._engine = _start(settings)
+        self._calls: dict[int, Future[None]] = {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def submit(self, number: int, samples: Samples) -> None:
+        """Begin to sample; `collect` calls it by this number."""
+        events = self._events
+
+        def end(call: Future[None]) -> None:
+            error = None if call.cancelled() else call.exception()
+            if error is not None and (isinstance(error, ProblemsError) or not isinstance(error, RlcoreError)):
+                error = WorkerError(str(error))  # the others cannot be pickled
+            events.put(Event(number=number, is_last=True, error=error))
+
+        call = self._engine.generate(samples, lambda finished: events.put(Event(number=number, finished=finished)))
+        self._calls[number] = call
+        call.add_done_callback(end)
+
+    def collect(self, timeout_s: float) -> list[Event]:
+        """What happened since the last call, waiting for the first up to `timeout_s`."""
+        events: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._events.get(timeout=timeout_s))
+            while True:
+                events.append(self._events.get_nowait())
+        for event in events:
+            if event.is_last:
+                self._calls.pop(event.number, None)
+        return events
+
+    def cut(self, numbers: Sequence[int]) -> None:
+        """End calls with the tokens that their samples have."""
+        known = (self._calls.get(number) for number in numbers)  # `collect` may forget one meanwhile
+        self._engine.cut([call for call in known if call is not None])
+
+    def cancel(self, number: int) -> None:
+        """Drop what has not ended."""
+        if (call := self._calls.get(number)) is not None:
+            call.cancel()
+
+    def begin_update(self) -> None:
+        self._engine.begin_update().result()
+
+    def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> list[Any]:
+        try:
+            return self._engine.call_workers(method, kwargs).result()
+        except ProblemsError as error:
+            # It cannot be pickled.
+            raise WorkerError(str(error)) from error
+
+    def end_update(self, weight_version: int) -> DraftCounts | None:
+        return self._engine.end_update(weight_version).result()
+
+    def set_residency(self, weights: bool, cache: bool, discard_weights: bool) -> int:
+        return self._engine.set_residency(weights=weights, cache=cache, discard_weights=discard_weights).result()
+
+    def restart(self) -> None:
+        """Another engine in this process, which spares it the imports."""
+        self._engine.close()
+        self._calls.clear()
+        self._engine = _start(self._settings)
+
+    def close(self) -> None:
+        """Free the engine; the parent then ends the process."""
+        self._engine.close()
+
+
+def _start(settings: EngineSettings) -> Any:
+    from rlcore_vllm.engines.engine import Engine
+
+    return Engine(settings)
+
+
+def main() -> None:
+    """Start the engine, then serve until the parent ends the process or ends itself."""
+    order: HostOrder = pickle.load(sys.stdin.buffer)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(order.parent)
+    host = Host(order.settings)
+    HostManager.register("host", callable=lambda: host, exposed=_exposed())
+    HostManager(address=order.address, authkey=order.authkey).get_server().serve_forever()
+
+
+def _exposed() -> list[str]:
+    return [name for name in vars(Host) if not name.startswith("_")]
+
+
+if __name__ == "__mp_main__":
+    # A rank of the engine has begun, which imports this module before it imports vLLM.
+    from rlcore_vllm.engines.versions import import_without_torchao
+
+    import_without_torchao()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""One engine wherever it lives: what transfer and backend know of it."""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Protocol
+
+from rlcore.spi import DraftCounts, RlcoreError, WorkerError
+from rlcore_vllm.engines.engine import Engine
+from rlcore_vllm.engines.explain import explain
+from rlcore_vllm.engines.sampling import Samples
+from rlcore_vllm.engines.unfinished import Deliver
+from rlcore_vllm.setup.settings import EngineSettings
+
+
+class Replica(Protocol):
+    """An engine. Futures end in WorkerError where it died or took too long; all is as after a start once `restart` returns."""
+
+    name: str
+    devices: tuple[int, ...]
+    """CUDA devices of its ranks, counted among those that the driver sees; on CPU, empty."""
+    is_local: ClassVar[bool]
+    """Whether it lives in this process."""
+
+    def start(self) -> None:
+        """Start the engine; WorkerError where that fails or takes too long."""
+
+    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
+        """Sample; `deliver` gets the samples that ended, from any thread, and must be quick. Cancelling drops the rest."""
+
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        """End calls of `generate`: their samples are delivered as ABORTED with the tokens that they have."""
+
+    def begin_update(self) -> Future[None]:
+        """Pause: no token is sampled until end_update."""
+
+    def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
+        """Call a method of vLLM's worker (or of its extension class) on every rank: one result each."""
+
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
+        """Drop what was computed under the old weights and go on; later tokens carry this version. What was guessed since the
+        update before, None where no tokens are guessed."""
+
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+        """Whether weights and KV cache are on the device; returns the bytes that are."""
+
+    def restart(self) -> None:
+        """End the engine, whatever state it is in, and start another, which holds no weights that count."""
+
+    def give_up(self) -> None:
+        """End a start that is under way in another thread: only `close` comes after it."""
+
+    def close(self) -> None:
+        """Free everything. May be called again."""
+
+
+class LocalReplica:
+    """An engine in this process."""
+
+    is_local = True
+
+    def __init__(self, name: str, settings: EngineSettings, devices: tuple[int, ...]) -> None:
+        self.name = name
+        self.devices = devices
+        self._settings = settings
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise WorkerError(f"{self.name}: there is no engine: it could not be started")
+        return self._engine
+
+    def start(self) -> None:
+        try:
+            self._engine = Engine(self._settings)
+        except RlcoreError:
+            raise
+        except Exception as error:
+            explanation = explain("".join(traceback.format_exception(error))) or f"{type(error).__name__}: {error}"
+            raise WorkerError(f"{self.name} did not start: {explanation}") from error
+
+    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
+        return self.engine.generate(samples, deliver)
+
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        self.engine.cut(calls)
+
+    def begin_update(self) -> Future[None]:
+        return self.engine.begin_update()
+
+    def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
+        return self.engine.call_workers(method, kwargs)
+
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
+        return self.engine.end_update(weight_version)
+
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+        return self.engine.set_residency(weights=weights, cache=cache, discard_weights=discard_weights)
+
+    def restart(self) -> None:
+        self.close()
+        self.start()
+
+    def give_up(self) -> None:
+        """None is under way in another thread than that of the calls."""
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None

@@ -1,0 +1,70 @@
+"""Divides the samples of a request among engines: equal work for each, samples of one prompt together."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from rlcore.spi import GenerateRequest, RaggedTokens
+from rlcore.spi.arrays import Int64Array, gather_ragged
+from rlcore_vllm.engines.sampling import Samples
+
+PARTS_PER_ENGINE = 4
+"""A prompt's samples are parted only where there would be fewer parts than this for each engine."""
+
+STICKINESS = 0.125
+"""How much more an engine may have to do than another one, as a share of that, and still be given a conversation that it has
+had."""
+
+
+def dispatch(
+    request: GenerateRequest, limits: Int64Array, busy: Sequence[int], places: Mapping[int, int] = MappingProxyType({})
+) -> list[Samples]:
+    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample, `busy` the work that
+    each engine has already, and `places` the engines that conversations have been on.
+
+    Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least,
+    or to that which has had its conversation, where that has little more to do.
+    """
+    num_engines = len(busy)
+    num_samples, num_prompts = request.num_samples, request.prompts.num_sequences
+    pieces = 1 if num_engines == 1 else max(1, -(-PARTS_PER_ENGINE * num_engines // max(1, num_prompts)))
+    parts = [
+        part
+        for numbers in np.arange(num_prompts * num_samples).reshape(num_prompts, num_samples)
+        if num_samples
+        for part in np.array_split(numbers, min(pieces, num_samples))
+    ]
+    lengths = request.prompts.lengths
+    work = [int(lengths[part[0] // num_samples] + limits[part].sum()) for part in parts]
+    totals, dealt = list(busy), [list[Int64Array]() for _ in busy]
+    for index in sorted(range(len(parts)), key=lambda index: -work[index]):
+        least = min(totals)
+        engine = None if request.conversations is None else places.get(int(request.conversations[parts[index][0]]))
+        if engine is None or totals[engine] > least + least * STICKINESS + work[index]:
+            engine = totals.index(least)
+        dealt[engine].append(parts[index])
+        totals[engine] += work[index]
+    return [_select(request, limits, parts) for parts in dealt]
+
+
+def work_of(request: GenerateRequest, limits: Int64Array) -> Int64Array:
+    """int64 [S]: what each sample may cost, in tokens."""
+    return np.repeat(request.prompts.lengths, request.num_samples) + limits
+
+
+def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array]) -> Samples:
+    numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+    prompts, prompt_of = np.unique(numbers // request.num_samples, return_inverse=True)
+    positions, offsets = gather_ragged(request.prompts.offsets, prompts)
+    return Samples(
+        prompts=RaggedTokens(tokens=request.prompts.tokens[positions], offsets=offsets),
+        prompt_of=prompt_of.astype(np.int64),
+        numbers=numbers,
+        seeds=request.seeds[numbers],
+        limits=limits[numbers],
+        sampling=request.sampling,
+        routed_experts=request.routed_experts,
+        sampling_mask=request.sampling_mask,
+        images=None if request.images is None else tuple(request.images[prompt] for prompt in prompts.tolist()),
+    )

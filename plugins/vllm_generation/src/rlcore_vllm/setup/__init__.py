@@ -1,0 +1,1 @@
+"""The recipe's section, vLLM's requirements, and the settings that one engine starts with."""

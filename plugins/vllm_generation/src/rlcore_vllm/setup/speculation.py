@@ -1,0 +1,51 @@
+"""Speculative decoding (arXiv:2211.17192): what vLLM is told, and what goes without it."""
+
+from typing import Any
+
+from rlcore.schema.homes import expanded
+from rlcore.spi import capabilities
+from rlcore_vllm.setup.config import VllmConfig
+
+LOOKUP = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
+"""The last tokens, as many as that, are looked for earlier in the sequence."""
+LOST = frozenset(
+    {
+        # What a guess takes of a sample's random numbers depends on how many tokens of it a step has room for.
+        capabilities.PER_SAMPLE_SEEDS,
+        # Guesses that are accepted pass by the sampler, from which what was kept is read off.
+        capabilities.SAMPLING_MASK,
+        # Tokens that are refused have been through the experts too.
+        capabilities.ROUTED_EXPERTS,
+        capabilities.ADAPTER_REFIT,
+    }
+)
+"""What goes without where tokens are guessed."""
+LOST_TO_DRAFTERS = frozenset({capabilities.DISCARD_WEIGHTS})
+"""What goes without besides where a model drafts: no refit brings its weights again."""
+
+
+def num_guessed(config: VllmConfig) -> int:
+    """Tokens of a sequence that are guessed in a step."""
+    return config.speculative_tokens if config.has_drafter else config.speculative_ngram
+
+
+def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
+    """Return vLLM's arguments for a section on a kind of device."""
+    if not num_guessed(config):
+        return {}
+    if not config.has_drafter:
+        # Looked for on the host, they keep vLLM from scheduling a step before the one before it has ended.
+        how: dict[str, Any] = {"method": "ngram" if device == "cpu" else "ngram_gpu", **LOOKUP}
+    else:
+        # The policy's own format is "dummy", where a trainer sends its weights.
+        how = {"method": config.speculative_method, "draft_load_config": {"load_format": "hf"}}
+        if config.speculative_model is not None:  # else vLLM reads the head from the policy's files
+            how["model"] = str(expanded(config.speculative_model))
+    return {"speculative_config": {"num_speculative_tokens": num_guessed(config), **how}}
+
+
+def lost_capabilities(config: VllmConfig) -> frozenset[str]:
+    """What a section's speculation takes away."""
+    if not num_guessed(config):
+        return frozenset()
+    return LOST | LOST_TO_DRAFTERS if config.has_drafter else LOST

@@ -1,0 +1,1 @@
+"""Low-rank adapters: their arithmetic, the layers that have them, and PEFT directories."""

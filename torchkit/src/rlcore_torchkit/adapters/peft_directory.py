@@ -1,0 +1,55 @@
+"""Adapters as a PEFT directory, which PEFT and vLLM load: adapter_config.json and adapter_model.safetensors."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlcore.schema.homes import expanded
+from rlcore.spi.context import ModelSpec
+from rlcore.spi.errors import ModelError
+from rlcore.spi.lora import ALL_LINEAR, LoraSpec
+from rlcore_torchkit.adapters.peft_check import CONFIG_FILE, PREFIX, TENSOR_FILE, adapter_problems
+from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
+
+
+def write_adapters(directory: Path, adapters: Mapping[str, Tensor], spec: LoraSpec, model: ModelSpec) -> tuple[str, ...]:
+    """Write float32 adapters by name; returns the names of the files. StorageError where the disk refuses them."""
+    tensors = {f"{PREFIX}{name}": tensor.contiguous().cpu() for name, tensor in adapters.items()}
+    with model_storage_errors(directory):
+        save_file(tensors, directory / TENSOR_FILE, metadata={"format": "pt"})
+        content = json.dumps(adapter_config(spec, model, adapters), indent=2)
+        (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
+    return CONFIG_FILE, TENSOR_FILE
+
+
+def adapter_config(spec: LoraSpec, model: ModelSpec, names: Iterable[str]) -> dict[str, Any]:
+    """The content of adapter_config.json for adapters of these names."""
+    kinds = dict.fromkeys(name.split(".lora_")[0].rpartition(".")[2] for name in names)
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model.path,
+        "revision": model.revision,
+        "r": spec.rank,
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
+        "lora_dropout": spec.dropout,
+        "target_modules": list(kinds if ALL_LINEAR in spec.targets else spec.targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: LoraSpec, model: str) -> dict[str, Tensor]:
+    """Float32 adapters by name, on the host; ModelError where they are not those of `spec` for this model."""
+    if problems := adapter_problems(spec, directory, model, shapes):
+        raise ModelError(problems)
+    tensors = load_file(expanded(directory) / TENSOR_FILE)
+    return {name: tensors[f"{PREFIX}{name}"].float() for name in shapes}

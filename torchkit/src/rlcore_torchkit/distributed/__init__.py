@@ -1,0 +1,1 @@
+"""Ranks and their devices: process groups, numbering, agreement, memory that is handed back."""

@@ -1,0 +1,134 @@
+"""Hidden states of packed sequences that read images, by transformers' own classes.
+
+Shapes: T tokens of N sequences, I images of P patches together, C numbers of a patch, H hidden size.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.images import decode_image, load_image_processor
+from rlcore.spi.batch import TokenBatch
+from rlcore.spi.context import ModelSpec
+from rlcore.spi.errors import ContractError
+from rlcore.spi.images import Images
+from rlcore_torchkit.architectures.decoders import is_image_model, is_vision
+from rlcore_torchkit.forward.decoder_forward import decode_rows, general_forward, patch_decoder
+from rlcore_torchkit.layers.attention import PackedSequences
+
+
+def patch_any_decoder(model: Any, spec: ModelSpec) -> None:
+    """`patch_decoder` with what reads images where `model`, of `spec`, is one of IMAGE_MODELS."""
+    if not is_image_model(model.config.to_dict()):
+        patch_decoder(model)
+        return
+    processor = load_image_processor(spec.path, spec.revision, trust_remote_code=spec.trust_remote_code)
+    patch_decoder(model, partial(image_forward, processor))
+
+
+def check_images(batches: Sequence[TokenBatch], model: Any) -> None:
+    """ContractError where sequences have images, and the model reads text alone."""
+    if any(batch.images is not None for batch in batches) and not is_image_model(model.config.to_dict()):
+        raise ContractError(f"images: found some, for a {type(model).__name__}; expected none: it reads text alone")
+
+
+def freeze_vision(model: Any) -> None:
+    """Train nothing of a model's vision tower, what projects its output among it."""
+    for name, parameter in model.named_parameters():
+        if is_vision(name):
+            parameter.requires_grad_(False)
+
+
+def image_forward(processor: Any, model: Any, tokens: Tensor, packed: PackedSequences, images: Images | None = None) -> Tensor:
+    """Hidden states [T, H] after the final norm. `processor` is transformers' image processor of the model; `images` are the
+    files that each sequence reads, a row of placeholders for each. ContractError where these rows have other lengths."""
+    files = [] if images is None else list(chain.from_iterable(images))
+    if not files:
+        return general_forward(model, tokens, packed) + _nothing(model)
+    assert images is not None
+    pixels, grids = pixels_of(processor, files)
+    places, positions = place_images(model, tokens.cpu(), packed, [len(own) for own in images], grids)
+    with _placed(model.base_model, places[None, :, None].to(tokens.device)):
+        hidden = decode_rows(
+            model,
+            tokens[None],
+            positions.to(tokens.device),
+            packed,
+            pixel_values=pixels.to(tokens.device),
+            image_grid_thw=grids.to(tokens.device),
+        )
+    return hidden.squeeze(0)
+
+
+def pixels_of(processor: Any, files: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+    """float32 [P, C]: the patches of images one after another, as the processor makes them; and int64 [I, 3]: how many patches
+    each has in time, height and width. An image that occurs several times is decoded once."""
+    distinct = list(dict.fromkeys(files))
+    made = processor(images=[decode_image(file) for file in distinct], return_tensors="pt")
+    pixels, grids = made["pixel_values"], made["image_grid_thw"]
+    if len(distinct) == len(files):
+        return pixels, grids
+    parts = dict(zip(distinct, zip(pixels.split(grids.prod(1).tolist()), grids, strict=True), strict=True))
+    return torch.cat([parts[file][0] for file in files]), torch.stack([parts[file][1] for file in files])
+
+
+def place_images(
+    model: Any, tokens: Tensor, packed: PackedSequences, counts: Sequence[int], grids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """bool [T]: which tokens stand for images, given how many each sequence reads; and int64 [3, 1, T]: the positions that the
+    model's own `get_rope_index` gives each sequence. All on the host."""
+    base = model.base_model
+    merged = int(base.config.vision_config.spatial_merge_size) ** 2
+    num_tokens = (grids.prod(1) // merged).tolist()
+    places = torch.zeros(len(tokens), dtype=torch.bool)
+    positions = torch.empty(3, 1, len(tokens), dtype=torch.long)
+    offsets, image = packed.offsets.tolist(), 0
+    for start, end, count in zip(offsets[:-1], offsets[1:], counts, strict=True):
+        own = slice(image, image + count)
+        image += count
+        if not count:
+            positions[:, 0, start:end] = torch.arange(end - start)
+            continue
+        found = (tokens[start:end] == base.config.image_token_id).nonzero()[:, 0]
+        wanted = num_tokens[own]
+        rows = _rows_of(found)[:count]
+        if rows != wanted:
+            raise ContractError(
+                f"images: found rows of {rows} placeholders in a sequence; expected {wanted} for its {count} images. Give this "
+                "model the preprocessor_config.json of the policy, whose image processor has made the prompts"
+            )
+        places[start + found[: sum(wanted)]] = True
+        kinds = places[start:end].int()[None]
+        row = tokens[start:end].long()[None]
+        positions[:, :, start:end] = base.get_rope_index(row, kinds, image_grid_thw=grids[own])[0]
+    return places, positions
+
+
+def _rows_of(found: Tensor) -> list[int]:
+    """How many placeholders stand together, of each row of them; `found` int64 [F] are their places, ascending."""
+    ends = (found.diff() != 1).nonzero()[:, 0].tolist()
+    return [end - begin for begin, end in pairwise([-1, *ends, len(found) - 1])] if len(found) else []
+
+
+@contextmanager
+def _placed(base: Any, places: Tensor) -> Iterator[None]:
+    """Have the model put images where they are: it would take any placeholder for one, also what a policy has said."""
+    base.get_placeholder_mask = lambda *_, **__: (places, torch.zeros_like(places))
+    try:
+        yield
+    finally:
+        del base.get_placeholder_mask
+
+
+def _nothing(model: Any) -> Tensor | float:
+    """Zero, by way of every parameter of the vision tower that trains: ranks reduce the same gradients, also one whose
+    microbatch has no image."""
+    trained = [p for name, p in model.named_parameters() if is_vision(name) and p.requires_grad]
+    if not (torch.is_grad_enabled() and trained):
+        return 0.0
+    return 0.0 * torch.stack([parameter.sum() for parameter in trained]).sum()

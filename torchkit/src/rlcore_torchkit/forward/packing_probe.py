@@ -1,0 +1,82 @@
+"""Test, when a model is built, that packed sequences have the same log-probabilities as each one by itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcore.spi.errors import ModelError, Problem
+from rlcore_torchkit.architectures.decoders import layer_windows
+from rlcore_torchkit.head.logprobs import packed_logprobs
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.general_attention import GENERAL_ATTENTION, attention_of, count_windows
+
+LENGTHS = [9, 14]
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+"""Most mean distance of the log-probabilities of tokens from those of their sequence alone, by the dtype that computes, as a
+share of their standard deviation: far above what rounding does, far below what another sequence does."""
+
+
+@torch.no_grad()
+def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """ModelError unless a model that went through `patch_decoder` says of two random sequences together what its class says of
+    each alone, with transformers' own attention and masks. Called on every rank, with weights in place; `dtype` computes."""
+    name = model.config.name_or_path
+    random = torch.Generator().manual_seed(0)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.randint(vocabulary, (sum(LENGTHS),), generator=random).to(device)
+    packed = PackedSequences.from_offsets(np.cumsum([0, *LENGTHS]), device)
+    try:
+        with count_windows() as windows:
+            together, _ = packed_logprobs(model, tokens, packed, temperature=1.0)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a foreign class may raise anything on arguments that it does not know
+        _refuse(name, f"{type(model).__name__}, which does not compute packed sequences: {error}")
+    expected = layer_windows(model.config)
+    if expected is not None and windows.count != expected:
+        _refuse(name, f"{expected} layers of sliding_attention, of which {windows.count} tell their window to attention")
+    try:
+        with _own_forward(model):
+            alone = torch.cat([_alone(model, sequence) for sequence in torch.split(tokens, LENGTHS)])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _refuse(name, f"{type(model).__name__}, whose own forward pass does not do without masks of its own: {error}")
+    distances = torch.split((together.float() - alone).abs(), LENGTHS)
+    spread, bound = alone[alone != 0].std().item(), BOUNDS[dtype]
+    found = [distance[1:].mean().item() for distance in distances]
+    if not all(distance <= bound * spread for distance in found):
+        what = " and ".join(f"{distance:.2g}" for distance in found)
+        remedy = "It may hand a state from one sequence to the next, or compute its logits in a way of its own"
+        given = f"log-probabilities {what} from those of the two sequences alone"
+        raise ModelError([Problem(path=name, found=given, expected=f"at most {bound * spread:.2g}", remedy=remedy)])
+
+
+def _refuse(name: str, found: str) -> None:
+    expected = "a decoder that attends through transformers' attention interface"
+    raise ModelError([Problem(path=name, found=found, expected=expected, remedy="Use another model")])
+
+
+@contextmanager
+def _own_forward(model: Any) -> Iterator[None]:
+    """The class's own forward and eager attention; still called through the module, which FSDP gathers weights for."""
+    patched = model.forward
+    model.forward = partial(type(model).forward, model)
+    model.set_attn_implementation(attention_of(model.config, "eager"))
+    try:
+        yield
+    finally:
+        model.forward = patched
+        model.set_attn_implementation(attention_of(model.config, GENERAL_ATTENTION))
+
+
+def _alone(model: Any, tokens: Tensor) -> Tensor:
+    """float32 [length]: log-probabilities, 0.0 at the first token."""
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
+    chosen = logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+    return torch.cat([chosen.new_zeros(1), chosen])

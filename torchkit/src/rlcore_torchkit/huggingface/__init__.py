@@ -1,0 +1,1 @@
+"""Hugging Face models: checking, loading, reading and writing their directories."""

@@ -1,0 +1,162 @@
+"""The process group in which a trainer's ranks send parts to a generator's, apart from the default group of either."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from rlcore.schema.listing import listed
+from rlcore.spi import RefitError, ShardRoute, WorkerError
+from rlcore_torchkit.distributed.process_group import is_loopback, keep_on_loopback
+
+_REFUSED = "!"
+_WATCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""torch's watch over NCCL, left to those that wait."""
+_KEPT_BY_NCCL = timedelta(minutes=10)
+"""How much later than a wait that gives up torch's own watch over NCCL says that it has seen it."""
+
+
+class ShardGroup(Protocol):
+    """What a transfer needs of the group."""
+
+    rank: int
+
+    def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
+        """Send to and receive from ranks, all at once; on CUDA in the order of the current stream."""
+
+    def share(self, rooms: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
+        """Complete tensors of which each of some ranks, this one among them, has one of as many equal slices in its place."""
+
+
+class ProcessShardGroup:
+    """By gloo on CPUs, by NCCL on GPUs."""
+
+    def __init__(
+        self,
+        route: ShardRoute,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        plan: str,
+        sharing: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """Meet the others in the route's store. `plan` is what each has to have planned: a digest, or "!" and why it
+        planned nothing. `sharing` are the ranks, two or more, of each `share`, in one order on all ranks; each such set has a
+        group of its own. RefitError on every rank where plans differ, WorkerError where a rank does not come in time."""
+        host, _, port = route.address.rpartition(":")
+        if is_loopback(host):
+            keep_on_loopback()
+        timeout = timedelta(seconds=route.timeout_s)
+        self.rank, self._device, self._timeout = rank, device, timeout
+        try:
+            store = TCPStore(host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False)
+            self._store = PrefixStore(route.name, store)
+            plans = self._plans(world_size, plan)
+        except RuntimeError as error:
+            raise WorkerError(
+                f"refit: channel shards: a rank did not come to {route.address} in {route.timeout_s:g} s: {error}"
+            ) from error
+        _require_one(plans)
+        self._backend: Any = None
+        self._sharing: dict[tuple[int, ...], Any] = {}
+        try:
+            self._backend = _backend(PrefixStore("group", self._store), rank, world_size, device, timeout)
+            for number, ranks in enumerate(sharing):
+                if rank in ranks:
+                    own = PrefixStore(f"sharing-{number}", self._store)
+                    self._sharing[ranks] = _backend(own, ranks.index(rank), len(ranks), device, timeout)
+        except RuntimeError as error:
+            self.close()
+            raise WorkerError(f"refit: channel shards: rank {rank} could not reach the others: {error}") from error
+
+    def share(self, rooms: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
+        """WorkerError where a rank is lost or late."""
+        works = list[Any]()
+        with self._ending(works):
+            for ranks, room in rooms:
+                share, place = len(room) // len(ranks), ranks.index(self.rank)
+                works.append(self._sharing[ranks]._allgather_base(room, room[place * share : (place + 1) * share]))
+
+    def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
+        """WorkerError where a rank is lost or late."""
+        if not sent and not received:
+            return
+        works = list[Any]()
+        with self._ending(works):
+            if self._device.type == "cuda":
+                self._backend._start_coalescing()
+            works += [self._backend.send([tensor], peer, 0) for peer, tensor in sent]
+            works += [self._backend.recv([tensor], peer, 0) for peer, tensor in received]
+            if self._device.type == "cuda":
+                works[:] = [self._backend._end_coalescing()]
+
+    def close(self) -> None:
+        """Leave; what is under way on other ranks fails."""
+        for backend in (self._backend, *self._sharing.values()):
+            if backend is not None:
+                backend.abort() if self._device.type == "cuda" else backend.shutdown()
+        self._backend, self._sharing = None, {}  # gloo's connections last as long as the objects
+
+    @contextmanager
+    def _ending(self, works: list[Any]) -> Iterator[None]:
+        """Wait for all works that are begun meanwhile. None is kept: gloo's connections last as long as these too, and frames
+        as long as the error."""
+        try:
+            yield
+            while works:
+                works.pop(0).wait(self._timeout)
+        except RuntimeError as error:
+            works.clear()
+            raise WorkerError(f"refit: channel shards: another rank is lost, or late: {error}") from error
+
+    def _plans(self, world_size: int, plan: str) -> list[str]:
+        self._store.set(f"plan-{self.rank}", plan)
+        return [self._store.get(f"plan-{rank}").decode() for rank in range(world_size)]
+
+
+def _require_one(plans: Sequence[str]) -> None:
+    refused = [f"rank {rank}: {plan[1:]}" for rank, plan in enumerate(plans) if plan.startswith(_REFUSED)]
+    differing = [f"rank {rank}" for rank, plan in enumerate(plans) if plan != plans[0]]
+    if refused:
+        raise RefitError(f"refit: no plan of shards on {listed(refused, 3)}")
+    if differing:
+        raise RefitError(
+            f"refit: {listed(differing, 5)} planned other pieces than rank 0; expected one plan. Install one version of rlcore "
+            "on all nodes"
+        )
+
+
+def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:
+    if device.type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout + _KEPT_BY_NCCL
+    with _errors_raised():
+        backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    # All at once and now: a window has parts for some ranks alone, and NCCL would wait for the others at their first exchange.
+    backend.eager_connect_single_device(device)
+    return backend
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """A group that is made meanwhile raises where a rank is lost; torch would end the process instead, and look for others'
+    losses in a store that may be no more."""
+    kept = {name: os.environ.get(name) for name in _WATCH}
+    os.environ.update(_WATCH)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

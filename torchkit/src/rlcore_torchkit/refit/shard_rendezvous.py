@@ -1,0 +1,119 @@
+"""The rendezvous of a refit by shards: generators of several trainer ranks join one process group with the trainer.
+
+A generator knows its own ranks alone. The trainer's rank beside it tells them, in the store of their route and before each
+refit, by which route all go and which place they have in it.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import accumulate, chain
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from rlcore.spi import ShardRoute, WorkerError
+from rlcore.spi.shards import ShardSlice
+from rlcore_torchkit.distributed.process_group import is_loopback
+
+VALUE_BYTES = 2**22
+"""Most bytes of a value in the store, which takes no more than 8 MiB."""
+
+
+def common_route(routes: Sequence[ShardRoute], number: int) -> ShardRoute:
+    """The route to the ranks of all of these, in their order.
+
+    `number` counts the groups that they have made. Each has a name of its own; the first of a single route is the route itself.
+    """
+    if len(routes) == 1 and number == 1:
+        return routes[0]
+    names = repr([number, *((route.address, route.name) for route in routes)])
+    reached = [route for route in routes if not is_loopback(_host(route))] or routes
+    return ShardRoute(
+        address=reached[0].address,
+        name=hashlib.sha256(names.encode()).hexdigest()[:16],
+        wanted=tuple(chain.from_iterable(route.wanted for route in routes)),
+        timeout_s=max(route.timeout_s for route in routes),
+    )
+
+
+def places(routes: Sequence[ShardRoute]) -> list[int]:
+    """The number of each route's first rank among those of all routes."""
+    return [0, *accumulate(len(route.wanted) for route in routes)][: len(routes)]
+
+
+class Rendezvous:
+    """The common route of each refit, in the store of one of the routes: to be told, or to be heard of."""
+
+    def __init__(self, route: ShardRoute) -> None:
+        """WorkerError where the store is not there."""
+        self._route, self._number = route, 0
+        self._known: tuple[str, ShardRoute] = "", route
+        timeout = timedelta(seconds=route.timeout_s)
+        try:
+            store = TCPStore(_host(route), int(route.address.rpartition(":")[2]), None, False, timeout, wait_for_workers=False)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._store = PrefixStore(f"notices-{route.name}", store)
+
+    def tell(self, common: ShardRoute, place: int) -> None:
+        """Called once for each refit."""
+        key = f"{common.name}@{place}"
+        try:
+            if key != self._known[0]:
+                self._put(key, zlib.compress(_written(common).encode(), 1))
+            self._store.set(str(self._number), key)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._known, self._number = (key, common), self._number + 1
+
+    def hear(self) -> tuple[ShardRoute, int]:
+        """The next refit's route, and the place in it of this one's first rank; waits for it."""
+        try:
+            key = self._store.get(str(self._number)).decode()
+            if key != self._known[0]:
+                self._known = key, _read(zlib.decompress(self._taken(key)).decode())
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._number += 1
+        return self._known[1], int(key.rpartition("@")[2])
+
+    def _put(self, key: str, content: bytes) -> None:
+        starts = range(0, len(content), VALUE_BYTES)
+        for number, start in enumerate(starts):
+            self._store.set(f"{key}/{number}", content[start : start + VALUE_BYTES])  # type: ignore[arg-type]
+        self._store.set(key, str(len(starts)))
+
+    def _taken(self, key: str) -> bytes:
+        return b"".join(self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key))))
+
+    def _lost(self, error: RuntimeError) -> WorkerError:
+        at = f"{self._route.address} in {self._route.timeout_s:g} s"
+        return WorkerError(f"refit: channel shards: no word of the refit at {at}: {error}")
+
+
+def _host(route: ShardRoute) -> str:
+    return route.address.rpartition(":")[0]
+
+
+def _written(route: ShardRoute) -> str:
+    """As JSON, in which ranks that want the same name it once."""
+    kinds = list(dict.fromkeys(route.wanted))
+    number_of = {wanted: number for number, wanted in enumerate(kinds)}
+    return json.dumps(
+        {
+            "address": route.address,
+            "name": route.name,
+            "timeout_s": route.timeout_s,
+            "kinds": [[[box.name, box.start, box.stop] for box in wanted] for wanted in kinds],
+            "wanted": [number_of[wanted] for wanted in route.wanted],
+        }
+    )
+
+
+def _read(text: str) -> ShardRoute:
+    content = json.loads(text)
+    kinds = [tuple(ShardSlice(name, tuple(start), tuple(stop)) for name, start, stop in wanted) for wanted in content["kinds"]]
+    wanted = tuple(kinds[number] for number in content["wanted"])
+    return ShardRoute(address=content["address"], name=content["name"], wanted=wanted, timeout_s=content["timeout_s"])

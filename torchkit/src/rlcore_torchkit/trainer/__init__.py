@@ -1,0 +1,1 @@
+"""Parts of a trainer: microbatches, losses, hooks, statistics of a step, and estimates of its time."""
