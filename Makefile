@@ -30,7 +30,7 @@ PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
 CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
-CORE := -e core[tokenizer,datasets,serve]
+CORE := -e core[tokenizer,datasets]
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))

@@ -113,7 +113,7 @@ os.execv(sys.executable, [sys.executable, "-c", {SLEEPING!r}, *sys.argv[1:]])
 KINDS = {
     "an agent": """
 import asyncio
-from rlcore.agents.process import run_process
+from rlcore_serve.agents.process import run_process
 asyncio.run(run_process([sys.executable, "-c", LEAVING, marked], {}, ""))
 """,
     "a reward in a worker pool": """
@@ -183,9 +183,8 @@ def test_a_program_that_attacks_its_supervisor_ends_with_the_run(attack: str, tm
     evading = f"import os, signal, sys, time\n{ATTACKS[attack]}\n{SLEEPING}"
     attacking = f"import os, sys\nif os.fork() == 0:\n    os.setsid()\n    exec({SLEEPING!r})\nexec({evading!r})"
     command = f"[sys.executable, '-c', {attacking!r}, {str(mark)!r}]"
-    script = (
-        f"import asyncio, sys\nfrom rlcore.agents.process import run_process\nasyncio.run(run_process({command}, {{}}, ''))"
-    )
+    running = f"asyncio.run(run_process({command}, {{}}, ''))"
+    script = f"import asyncio, sys\nfrom rlcore_serve.agents.process import run_process\n{running}"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
         while not mark.exists() and process.poll() is None:
             time.sleep(0.01)

@@ -765,14 +765,14 @@ FAULTS = (
         "rlcore.run.data.hub_reach",
         "    reason = why_unreachable()",
         "    reason = None",
-        "tests/core/serve/test_serving.py::test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it",
+        "tests/serving/test_serving.py::test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it",
     ),
     Fault(
         "what the Hub does not show is left to its client to say",
         "rlcore.run.data.tokenizer",
         "    except OSError as error:",
         "    except ZeroDivisionError as error:",
-        "tests/core/serve/test_serving.py::test_a_name_that_the_hub_does_not_know_is_no_defect",
+        "tests/serving/test_serving.py::test_a_name_that_the_hub_does_not_know_is_no_defect",
     ),
     Fault(
         "groups are replaced by rewards that nothing reads",

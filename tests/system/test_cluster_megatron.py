@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.session import ray_session
-from rlcore.serve.serving import find_target, prepare_serving, served_model
+from rlcore_serve.serving import find_target, prepare_serving, served_model
 
 from .system_support import Workplace, checkpoints, close, read_metrics  # type: ignore[import-not-found]
 

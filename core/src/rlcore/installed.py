@@ -16,6 +16,7 @@ from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
+from rlcore.spi.sessions import SESSION_SERVER_GROUP
 from rlcore.spi.sink import CHART_GROUP
 
 FILE = "entry_points.txt"
@@ -27,13 +28,11 @@ GROUPS = (
     IMPORTER_GROUP,
     PLANNER_GROUP,
     CHART_GROUP,
+    SESSION_SERVER_GROUP,
     COMMAND_GROUP,
 )
 """Every group of rlcore's."""
-CORE_ENTRY_POINTS = (
-    EntryPoint("agent", "rlcore.agents.provider:AGENT", ENTRY_POINT_GROUPS["environment"]),
-    EntryPoint("python", "rlcore.run.plan.python_environment:PROVIDER", ENTRY_POINT_GROUPS["environment"]),
-)
+CORE_ENTRY_POINTS = (EntryPoint("python", "rlcore.run.plan.python_environment:PROVIDER", ENTRY_POINT_GROUPS["environment"]),)
 """The core's own plugins, which are there in every registry, also one that tests make."""
 
 

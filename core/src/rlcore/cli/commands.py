@@ -13,7 +13,6 @@ EVAL = _core_command("eval", "Measure a model on held-out problems.", "evaluate:
 SHOW = _core_command("show", "Show samples with their rewards and advantages.", "show:show_command", 80)
 STATUS = _core_command("status", "Say what a run is doing, or how it ended.", "status:status_command", 70)
 TRACE = _core_command("trace", "Write the timeline of some steps for ui.perfetto.dev.", "trace:trace_command", 65)
-SERVE = _core_command("serve", "Serve a model over HTTP.", "serve:serve_command", 60)
 CHECK = _core_command("check", "Check a recipe and say what would run.", "check:check_command", 55)
 IMPORT = _core_command("import", "Turn the recipe of another library into one of rlcore.", "import_recipe:import_command", 45)
 CONFIG = _core_command("config", "Print a recipe with every default.", "config:config_command", 40)
