@@ -20,8 +20,8 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout import step_collector
-from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout import collector
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.train import train
 from rlcore.spi import GenerateRequest, GenerateResult, hookimpl
@@ -128,7 +128,7 @@ class StepSeconds(Progress):
 
 def measure(num_rollouts: int, num_turns: int, num_steps: int) -> tuple[float, float]:
     """Median CPU seconds of a step outside the backends, and those of them that its episodes take."""
-    step_collector.EpisodeRun = TimedEpisodes  # type: ignore[attr-defined]
+    collector.EpisodeRun = TimedEpisodes  # type: ignore[attr-defined]
     backends = BackendSeconds()
     registry = Registry.from_providers(
         {

@@ -48,7 +48,8 @@ from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters,
 from rlcore.config.recipe import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
+from rlcore.run.rollout.episode import Completion, CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
 ROWS = (

@@ -51,7 +51,7 @@ from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, RefitCommand, Refitted
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout import sample_count
+from rlcore.run.rollout import request_feed
 from rlcore.spi import EnvironmentContext, FinishReason, Turn
 from rlcore.testing.fakes import FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
@@ -195,7 +195,7 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
         overrides = [f"{key}={value}" for key, value in keys.items()]
         prepared = prepare(recipe, overrides, registry=registry)
         clock = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
-        clocked = patch.object(timing, "time", clock), patch.object(sample_count, "time", clock)
+        clocked = patch.object(timing, "time", clock), patch.object(request_feed, "time", clock)
         with clocked[0], clocked[1], patch.object(driver, "execution", execution):
             driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
     steps = progress.steps[1:] or progress.steps

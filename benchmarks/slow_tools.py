@@ -40,8 +40,8 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepPlan
 from rlcore.spi import (
     GenerateRequest,
     Observation,

@@ -7,8 +7,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.run.data.seeds import Stream
-from rlcore.run.rollout.episode_starts import Draws
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.run.rollout.step_plans import Draws
 from rlcore.testing.plans import plan_context
 from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims

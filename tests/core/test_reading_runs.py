@@ -15,7 +15,7 @@ from rlcore.cli.main import cli
 from rlcore.installed import is_installed
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.saved_rollouts import loads as load_rollouts
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest

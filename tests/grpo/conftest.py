@@ -13,7 +13,7 @@ from rlcore.spi import (
     LossInputs,
     TokenBatch,
 )
-from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
+from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
 
 
 @pytest.fixture(scope="session")

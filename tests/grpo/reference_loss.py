@@ -7,7 +7,7 @@ import numpy as np
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, TokenBatch
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
+from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
 
 
 @dataclass

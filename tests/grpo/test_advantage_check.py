@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_grpo.advantage_check import advantage_problems
+from rlcore_grpo.check import advantage_problems
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.presets import DapoConfig, ReinforcePpConfig
 

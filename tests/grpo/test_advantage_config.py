@@ -5,8 +5,7 @@ import math
 import pytest
 
 from rlcore.schema.structure import structure
-from rlcore_grpo.advantage_config import AdvantageConfig
-from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.config import AdvantageConfig, GrpoConfig
 
 
 @pytest.mark.parametrize(

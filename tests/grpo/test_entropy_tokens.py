@@ -6,7 +6,7 @@ from attrs import evolve
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
+from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
 
 from .grpo_rollouts import make_grpo, of_lengths
 

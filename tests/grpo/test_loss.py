@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.loss import grpo_loss
+from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 
 from .reference_loss import Reference
 
@@ -62,7 +62,7 @@ def without_previous(batch):
 
 
 def run(inputs, config):
-    output = grpo_loss(inputs, config)
+    output = policy_gradient_loss(inputs, config)
     output.loss.backward()
     return output
 
@@ -182,7 +182,7 @@ def test_a_nan_inside_the_mask_makes_the_loss_nan(make_batch, make_inputs):
     batch, logprobs, entropy = make_batch(5, LENGTHS)
     logprobs[batch.loss_mask.argmax()] = np.nan
     for config in CONFIGS.values():
-        assert torch.isnan(grpo_loss(make_inputs(batch, logprobs, entropy), config).loss)
+        assert torch.isnan(policy_gradient_loss(make_inputs(batch, logprobs, entropy), config).loss)
 
 
 def test_a_microbatch_without_loss_tokens_adds_nothing(make_batch, make_inputs):

@@ -3,8 +3,8 @@
 import pytest
 from attrs import evolve
 
+from rlcore_grpo.check import loss_problems
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.loss_check import loss_problems
 from rlcore_grpo.presets import GmpoConfig
 
 

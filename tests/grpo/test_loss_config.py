@@ -3,7 +3,7 @@
 import pytest
 
 from rlcore.spi import AlgorithmContext
-from rlcore_grpo.loss_config import LossConfig
+from rlcore_torchkit.rl.loss_config import LossConfig
 
 
 @pytest.mark.parametrize(("exact", "expected"), [(True, "generation"), (False, "trainer")])

@@ -8,10 +8,9 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, TokenBatch
-from rlcore_grpo.advantage_check import advantage_problems
+from rlcore_grpo.check import advantage_problems, loss_problems
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.loss import grpo_loss
-from rlcore_grpo.loss_check import loss_problems
+from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 
 from .grpo_rollouts import advantages_of, make_rollouts
 
@@ -41,7 +40,7 @@ def test_loss_and_gradient_are_those_of_trl(batch, make_inputs, case):
     config = GrpoConfig(**case["options"])
     assert not loss_problems(config)
     inputs = make_inputs(batch, NUMBERS["current"], NUMBERS["entropy"])
-    output = grpo_loss(inputs, config)
+    output = policy_gradient_loss(inputs, config)
     output.loss.backward()
     assert output.loss.item() == pytest.approx(case["loss"], rel=1e-9, abs=1e-12)
     np.testing.assert_allclose(inputs.logprobs.grad, case["gradient"], rtol=1e-8, atol=1e-12)

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 GRPO = LossSpec(
-    path="rlcore_grpo.loss:grpo_loss",
+    path="rlcore_torchkit.rl.policy_gradient:policy_gradient_loss",
     config=GrpoConfig(previous_logprobs="generation", importance_correction="none"),
     token_columns=(ADVANTAGES, GENERATION_LOGPROBS),
     entropy="metric",

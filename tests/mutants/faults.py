@@ -29,6 +29,7 @@ TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teach
 ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_asked_for"
 UPDATES = "tests/core/run/test_loop.py"
 ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
+GROUPS = "tests/core/run/execution/test_groups.py"
 ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
@@ -65,16 +66,16 @@ FAULTS = (
     # What an algorithm is given
     Fault(
         "an algorithm writes into the tokens that are trained on",
-        "rlcore.registry.algorithm_handle",
-        "tokens=_read_only(batch.tokens),",
-        "tokens=batch.tokens,",
+        "rlcore.spi.batch",
+        "tokens=read_only(self.tokens),",
+        "tokens=self.tokens,",
         f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[tokens]",
     ),
     Fault(
         "an algorithm writes into the mask that is trained on",
-        "rlcore.registry.algorithm_handle",
-        "loss_mask=_read_only(batch.loss_mask),",
-        "loss_mask=batch.loss_mask,",
+        "rlcore.spi.batch",
+        "loss_mask=read_only(self.loss_mask),",
+        "loss_mask=self.loss_mask,",
         f"{ALGORITHM_HANDLE}::test_tokens_and_columns_of_the_samples_cannot_be_written_to[loss_mask]",
     ),
     Fault(
@@ -115,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         "groups are replaced by their sums of rewards where parts are compared",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "[one.rewards for one in trained], [one.reward_components for one in trained], compared",
         '[one.rewards for one in trained], [one.reward_components for one in trained], "rewards"',
         "tests/system/test_rewards.py::test_they_teach_where_each_part_is_compared",
@@ -145,21 +146,21 @@ FAULTS = (
     # Groups that are replaced
     Fault(
         "failures of replaced groups are told of a step's samples",
-        "rlcore.run.rollout.step_collector",
+        "rlcore.run.rollout.collector",
         "num_samples=len(numbers), replaced={})",
         "num_samples=len(numbers))",
         "tests/core/run/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
     ),
     Fault(
         "a group counts whose rewards differ by masked samples alone",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "if one.valid and not (masks_truncated and one.truncated)]",
         "if one.valid]",
         "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
     ),
     Fault(
         "failures of replaced groups are a share of the step's samples alone",
-        "rlcore.run.rollout.masked_failures",
+        "rlcore.run.rollout.failures",
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
         "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
@@ -449,7 +450,7 @@ FAULTS = (
     ),
     Fault(
         "an environment can change the tokens that are trained on",
-        "rlcore.run.rollout.request_feed",
+        "rlcore.run.rollout.episode",
         "tokens.flags.writeable = False  # environments see them, and they are what will be trained on",
         "pass",
         "tests/core/run/rollout/test_request_feed.py::test_samples_are_handed_to_those_who_asked_as_they_come",
@@ -479,15 +480,22 @@ FAULTS = (
     Fault(
         "log-probabilities come back in the batch's order instead of the microbatches'",
         TRAINER,
-        "return put_rows(found, batch.offsets, np.concatenate(plan))",
-        "return put_rows(found, batch.offsets, sequences)",
-        WITH_KL,
+        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
+        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, sequences)",
+        f"{GROUPS}::test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut",
+    ),
+    Fault(
+        "an update gets the log-probabilities of the first microbatches",
+        TRAINER,
+        "request, later = self._logprobs_request(column.model, weight_version), held[column.first :]",
+        "request, later = self._logprobs_request(column.model, weight_version), held[: len(held) - column.first]",
+        f"{GROUPS}::test_columns_of_log_probabilities_are_of_the_updates_that_read_them",
     ),
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))",
-        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)[:-1]))",
+        "result = self.handle.train_step(evolve(request, microbatches=microbatches))",
+        "result = self.handle.train_step(evolve(request, microbatches=microbatches[:-1]))",
         WITH_KL,
     ),
     Fault(
@@ -529,8 +537,8 @@ FAULTS = (
     Fault(
         "the two answers of a pair go to two microbatches",
         TRAINER,
-        "plan = self._plan(batch, sequences, self._groups(batch, sequences))",
-        "plan = self._plan(batch, sequences, None)",
+        "cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))",
+        "cut = self._cut(read, minibatch.sequences, None)",
         "tests/core/run/test_preferences.py::test_pairs_are_learned_and_stay_together",
     ),
     Fault(
@@ -600,7 +608,7 @@ FAULTS = (
     ),
     Fault(
         "samples share the token at which they part",
-        "rlcore_torchkit.layers.attention",
+        "rlcore_torchkit.head.logprobs",
         "return int(differs.argmax()) if differs.any() else length",
         "return int(differs.argmax()) + 1 if differs.any() else length",
         WITH_KL,
@@ -727,14 +735,14 @@ FAULTS = (
     ),
     Fault(
         "the pull is away from the sampler instead of the reference",
-        "rlcore_grpo.loss",
+        "rlcore_torchkit.rl.policy_gradient",
         "reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
         "reference = generation",
         WITH_KL,
     ),
     Fault(
         "the trainer's log-probabilities are not asked for by what needs them",
-        "rlcore_grpo.loss_config",
+        "rlcore_torchkit.rl.loss_config",
         'return self.masks_by_geometric_mean or self.objective == "kl_cov"',
         "return False",
         "tests/system/test_previous_logprobs.py",
@@ -790,9 +798,9 @@ FAULTS = (
     ),
     Fault(
         "the importance weight is upside down",
-        "rlcore_grpo.importance",
-        "return importance_ratio(previous, generation)",
-        "return importance_ratio(generation, previous)",
+        "rlcore_torchkit.rl.policy_gradient",
+        "ratio = importance_ratio(previous, generation)",
+        "ratio = importance_ratio(generation, previous)",
         ORACLE.format("fsdp2-4-updates-trainer-no-kl-top-p"),
     ),
     Fault(
@@ -1045,14 +1053,14 @@ FAULTS = (
     # Images
     Fault(
         "a row's images end at the template",
-        "rlcore.run.rollout.group_starts",
+        "rlcore.run.rollout.prompt_groups",
         "images = prompt_images(reset.observation.messages)",
         "images = prompt_images(None)",
         ANY_ORDER,
     ),
     Fault(
         "an episode forgets its images",
-        "rlcore.run.rollout.episode",
+        "rlcore.run.rollout.episode_group",
         "images=self.images,",
         "images=(),",
         ANY_ORDER,

@@ -1,9 +1,9 @@
-"""Counts the files of rlcore that a generated token passes between the generator's answer and the loss."""
+"""Counts the files of rlcore that a generated token passes between the generator's answer and the loss, and its copies."""
 
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,8 +19,13 @@ from rlcore.run.train import train
 from rlcore.spi import GenerateResult, TokenBatch, Turn
 from rlcore.testing.models import make_model
 
-MOST = 12
-FIRST, LAST = ("rlcore_torchkit/generation.py", "join_samples"), ("rlcore_grpo/loss.py", "grpo_loss")
+MOST = 8
+MOST_GATHERS = 4
+"""Of a column, from the answer to the microbatches that the models read: for the reference and for the update."""
+FORWARD = "rlcore_torchkit/head/logprobs.py"
+"""The file of the models' forward pass. What it makes of a microbatch, such as targets, is no column."""
+FIRST = ("rlcore_torchkit/generation.py", "join_samples")
+LAST = ("rlcore_torchkit/rl/policy_gradient.py", "policy_gradient_loss")
 """The first and the last function, by file: the one that makes an answer, and the loss."""
 RECORDS = (GenerateResult, TokenBatch, Turn)
 """Types that carry tokens from one function to the next."""
@@ -65,8 +70,11 @@ class Walk:
     def __init__(self, root: Path) -> None:
         self.roots = tuple(str(root / folder) for folder in ("core/src", "torchkit/src", "plugins"))
         self.sample: bytes | None = None
+        self.logprobs: bytes | None = None
         self.ended = False
         self.touched: set[str] = set()
+        self.gathered: dict[str, dict[int, Any]] = {"tokens": {}, "logprobs": {}}
+        """Arrays that hold the sample's part of a column, by its address; kept, so that no address is used twice."""
 
     def note(self, frame: FrameType) -> None:
         """Count the file of a frame, where it is one of rlcore's."""
@@ -86,6 +94,24 @@ class Walk:
             return False
         return self.sample is not None and self.sample in np.ascontiguousarray(value, np.int32).tobytes()
 
+    def gather(self, value: Any) -> None:
+        """Note where a value holds the sample's tokens or log-probabilities: records, mappings and sequences are searched."""
+        if isinstance(value, TokenBatch):
+            value = [value.tokens, value.token_columns]
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            for item in value:
+                self.gather(item)
+            return
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dtype in (torch.int32, torch.float32):
+            value = value.detach().numpy()
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or not value.flags.c_contiguous:
+            return
+        for column, dtype, run in (("tokens", np.int32, self.sample), ("logprobs", np.float32, self.logprobs)):
+            if value.dtype == dtype and run is not None and (start := value.tobytes().find(run)) >= 0:
+                self.gathered[column].setdefault(value.ctypes.data + start, value)
+
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
         """Handle an event of sys.setprofile."""
         file, name = frame.f_code.co_filename, frame.f_code.co_name
@@ -97,10 +123,13 @@ class Walk:
                 part = slice(*argument.offsets[longest : longest + 2].tolist())
                 if part.stop - part.start == MAX_TOKENS:  # a few tokens may stand elsewhere too
                     self.sample = np.asarray(argument.tokens[part], np.int32).tobytes()
+                    self.logprobs = argument.logprobs[part].tobytes()
                     self.note(frame)
             return
         if any(self.is_sample(value) for value in (*frame.f_locals.values(), argument)):
             self.note(frame)
+        if file.partition("/src/")[2] != FORWARD:
+            self.gather([*frame.f_locals.values(), argument])
         if event == "return" and (file.partition("/src/")[2], name) == LAST:
             self.ended = True  # and never False again: another thread may be here too
 
@@ -154,3 +183,6 @@ def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(
     told = re.search(r"In one process, (\d+) files\s+read\s+or change a token", (root / "docs" / "design.md").read_text())
     assert told is not None
     assert len(walk.touched) == int(told[1]) <= MOST, "these files touch the tokens: " + ", ".join(sorted(walk.touched))
+    # The generator's answer is one of the arrays.
+    assert 2 < len(walk.gathered["tokens"]) - 1 <= MOST_GATHERS
+    assert 1 < len(walk.gathered["logprobs"]) - 1 <= MOST_GATHERS

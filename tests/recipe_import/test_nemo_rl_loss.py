@@ -13,9 +13,9 @@ from rlcore_distill.loss import reverse_kl_loss
 from rlcore_dpo.config import DpoConfig
 from rlcore_dpo.loss import dpo_loss
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.loss import grpo_loss
 from rlcore_torchkit.rl.advantages import decoupled_advantages, group_advantages
 from rlcore_torchkit.rl.advantages import whitened as white
+from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 from rlcore_torchkit.rl.shaping import soft_overlong_penalty
 
 from .nemo_losses import LENGTHS, Step, advantages, distillation_loss, pair_loss, policy_loss, whitened
@@ -77,7 +77,7 @@ def test_a_batch_has_the_same_loss_and_gradient(tmp_path: Path, settings: dict[s
     settings = {"reference_policy_kl_penalty": 0.0, "ratio_clip_min": 0.2, "ratio_clip_max": 0.2, **settings}
     found = grpo(tmp_path, *overrides(settings))
     step = Step.drawn(5, is_first=bool(settings.get("force_on_policy_ratio")))
-    ours = grpo_loss(step.inputs(), GrpoConfig(**options(found, "grpo"))).loss
+    ours = policy_gradient_loss(step.inputs(), GrpoConfig(**options(found, "grpo"))).loss
     theirs = policy_loss(step, settings)
     if not settings.get("force_on_policy_ratio"):  # whose value is that of a ratio of 1
         assert ours.item() == pytest.approx(theirs.item(), abs=1e-12)

@@ -20,8 +20,8 @@ from rlcore.spi import (
 )
 from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
-from rlcore_grpo.loss import grpo_loss
+from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
+from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 
 from .peer_verl import Batch
 
@@ -108,7 +108,7 @@ def loss_of(found: ImportedRecipe, batch: Batch, chosen: Any = None) -> float:
         sequence_columns={},
         counts=tokens.counts(),
     )
-    return float(grpo_loss(inputs, config_of(found)).loss)
+    return float(policy_gradient_loss(inputs, config_of(found)).loss)
 
 
 def advantages_of(found: ImportedRecipe, rewards: Any, groups: Any, batch: Batch) -> Any:

@@ -40,6 +40,7 @@ NOT_RUN = {
     "make kills": "takes an hour; `make test-all` kills a run a few times (tests/system/test_random_kills.py)",
     "make chaos": "takes hours; `make test-all` runs one fault in each layout (tests/system/test_chaos.py)",
     "make mutants": "prints what tests/mutants and tests/conformance assert",
+    ".venv/bin/pre-commit install": "changes the clone's hooks; tests/release/test_hooks.py checks what these run",
     "make clean": "removes the environments that the other targets use",
     "rlcore check recipes/gsm8k-grpo.toml": "reads the Hub; tests/recipes checks every recipe without it",
     ".venv/bin/python -m pytest tests/grpo": "`make test` runs these tests with all others",

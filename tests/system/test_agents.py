@@ -17,8 +17,8 @@ from rlcore.spi import LossInputs, LossOutput, RolloutBatch, TrainingBatch
 from rlcore.testing.models import make_model
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_grpo.algorithm import Grpo
-from rlcore_grpo.loss import grpo_loss
 from rlcore_grpo.provider import PROVIDER as GRPO
+from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
 ROLLOUTS: list[RolloutBatch] = []
@@ -105,7 +105,7 @@ def recording_loss(inputs: LossInputs, config: Any) -> LossOutput:
             "advantages": inputs.token_columns["advantages"].numpy().copy(),
         }
     )
-    return grpo_loss(inputs, config)
+    return policy_gradient_loss(inputs, config)
 
 
 REGISTRY = Registry.from_providers(

@@ -13,16 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.layers import attention
-from rlcore_torchkit.layers.attention import (
-    PACKED_ATTENTION,
-    PackedSequences,
-    common_beginnings,
-    packed_attention,
-    packed_forward,
-    register_packed_attention,
-    shared_forward,
-)
+from rlcore_torchkit.head import logprobs
+from rlcore_torchkit.head.logprobs import common_beginnings, packed_forward, shared_forward
+from rlcore_torchkit.layers.attention import PACKED_ATTENTION, PackedSequences, packed_attention, register_packed_attention
 
 from .largest_tensor import LargestTensor
 
@@ -307,7 +300,7 @@ def computed_tokens(monkeypatch: pytest.MonkeyPatch, model: Any, tokens: torch.T
         counts.append(len(tokens))
         return packed_forward(model, tokens, packed) if tokens.device.type == "cpu" else tokens
 
-    monkeypatch.setattr(attention, "packed_forward", spy)
+    monkeypatch.setattr(logprobs, "packed_forward", spy)
     shared_forward(model, tokens, PackedSequences.from_offsets(offsets, tokens.device))
     return counts
 

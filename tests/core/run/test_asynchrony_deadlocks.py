@@ -20,7 +20,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout import episode_run
-from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.request_feed import SampleCount
 from rlcore.spi import (
     ContractError,
     GenerateRequest,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.clipping import (
+from rlcore_torchkit.rl.policy_gradient import (
     clipped_objective,
     clipped_weight_objective,
     geometric_mean_objective,

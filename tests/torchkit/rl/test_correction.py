@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.correction import (
+from rlcore_torchkit.rl.policy_gradient import (
     bounded,
     importance_ratio,
     on_policy,

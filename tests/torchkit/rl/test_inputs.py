@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rlcore.spi import ContractError, GlobalCounts, LossInputs
-from rlcore_torchkit.rl.inputs import masked, previous_logprobs
+from rlcore_torchkit.rl.policy_gradient import previous_logprobs
+from rlcore_torchkit.rl.sequences import masked
 
 MASK = torch.tensor([False, True, True])
 

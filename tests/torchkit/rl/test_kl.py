@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.kl import kl_penalty
+from rlcore_torchkit.rl.policy_gradient import kl_penalty
 
 ESTIMATORS = ("k1", "k2", "k3")
 seeds = st.integers(0, 10**6)

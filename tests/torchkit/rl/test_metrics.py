@@ -8,16 +8,13 @@ from hypothesis import strategies as st
 
 from rlcore.spi import GlobalCounts
 from rlcore.spi.loss import MISMATCH_METRICS
-from rlcore_torchkit.rl.clipping import clipped_objective
-from rlcore_torchkit.rl.metrics import (
-    MaskedMean,
-    mismatch,
-    objective_maxima,
-    objective_means,
+from rlcore_torchkit.rl.mismatch import mismatch
+from rlcore_torchkit.rl.policy_gradient import (
+    clipped_objective,
     sequence_maxima,
     sequence_mismatch,
 )
-from rlcore_torchkit.rl.sequences import Sequences
+from rlcore_torchkit.rl.sequences import MaskedMean, Sequences
 
 SIZE = 40
 
@@ -99,7 +96,7 @@ def test_the_objectives_figures_count_what_the_clips_bind():
     objective = clipped_objective(
         torch.tensor(trainer - previous), torch.tensor(advantages), clip_low=0.1, clip_high=0.2, dual_clip=1.3
     )
-    found = objective_means(objective, mean_over(mask))
+    found = objective.means(mean_over(mask))
     expected = {
         "ratio_mean": ratio[mask].mean(),
         "clip_fraction": (low | high)[mask].mean(),
@@ -109,9 +106,9 @@ def test_the_objectives_figures_count_what_the_clips_bind():
     }
     assert min(expected.values()) > 0, "each figure is put to the test"
     assert {name: value.item() for name, value in found.items()} == pytest.approx(expected, rel=1e-5)
-    maxima = objective_maxima(objective, torch.tensor(mask))
+    maxima = objective.maxima(torch.tensor(mask))
     assert maxima["ratio_max"].item() == pytest.approx(ratio[mask].max())
-    assert objective_maxima(objective, torch.zeros(SIZE, dtype=torch.bool))["ratio_max"].item() == 0.0
+    assert objective.maxima(torch.zeros(SIZE, dtype=torch.bool))["ratio_max"].item() == 0.0
 
 
 def test_the_mismatch_of_sequences_adds_up_over_those_of_the_step():

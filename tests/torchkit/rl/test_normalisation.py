@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import GlobalCounts
-from rlcore_torchkit.rl.normalisation import token_weights
+from rlcore_torchkit.rl.policy_gradient import token_weights
 from rlcore_torchkit.rl.sequences import Sequences
 
 NORMALISATIONS = ("token", "sequence", "constant")

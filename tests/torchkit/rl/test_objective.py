@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcore_torchkit.rl.objective import policy_gradient
+from rlcore_torchkit.rl.policy_gradient import policy_gradient
 
 
 def test_its_gradient_is_that_of_the_expected_advantage():

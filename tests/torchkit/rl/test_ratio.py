@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore_torchkit.rl.ratio import log_ratio, ratio_of
+from rlcore_torchkit.rl.policy_gradient import log_ratio, ratio_of
 from rlcore_torchkit.rl.sequences import Sequences
 
 SEQUENCES = Sequences(torch.tensor([False, True, True, False, True]), torch.tensor([0, 3, 5]))

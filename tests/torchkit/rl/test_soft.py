@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore_torchkit.rl.policy_gradient import MIN_LOG_WEIGHT, gated_objective, kernel_objective
 from rlcore_torchkit.rl.sequences import Sequences
-from rlcore_torchkit.rl.soft import MIN_LOG_WEIGHT, gated_objective, kernel_objective
 
 seeds = st.integers(0, 10**6)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypeVar, get_args, get_type_hints
+from typing import TypeAlias, get_args, get_type_hints
 
 import numpy as np
 from attrs import evolve
@@ -22,7 +22,7 @@ from rlcore.spi.algorithm import (
     TurnRewards,
     ValueMeasuringAlgorithm,
 )
-from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range
+from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range, read_only
 from rlcore.spi.batch import GENERATION_LOGPROBS, GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.loss import LossSpec
@@ -30,7 +30,6 @@ from rlcore.spi.weights import Head
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 """The state that an algorithm keeps between steps."""
-_Array = TypeVar("_Array", bound=AnyArray)
 
 
 class AlgorithmHandle:
@@ -61,7 +60,7 @@ class AlgorithmHandle:
         assert isinstance(self._algorithm, MeasuringAlgorithm)
         with attributed("raised in measure of", self.entry.label):
             figures = self._algorithm.measure(
-                _protected(examples), _read_only(logprobs), None if reference is None else _read_only(reference)
+                _protected(examples), read_only(logprobs), None if reference is None else read_only(reference)
             )
         return self._checked("measure", figures)
 
@@ -69,7 +68,7 @@ class AlgorithmHandle:
         """Its figures of held-out examples, by the values after their tokens. Errors as of `measure`."""
         assert isinstance(self._algorithm, ValueMeasuringAlgorithm)
         with attributed("raised in measure_values of", self.entry.label):
-            figures = self._algorithm.measure_values(_protected(examples), _read_only(values))
+            figures = self._algorithm.measure_values(_protected(examples), read_only(values))
         return self._checked("measure_values", figures)
 
     def _checked(self, method: str, figures: Mapping[str, float]) -> dict[str, float]:
@@ -142,42 +141,22 @@ def _copied_value(name: str, value: object) -> AnyArray | float:
 def _protected(rollouts: RolloutBatch) -> RolloutBatch:
     """The samples with read-only arrays: what an algorithm wrote into them would be trained on, and be in the step's metrics
     and the samples of the run directory, without a trace."""
-    batch, turns, mask = rollouts.batch, rollouts.turns, rollouts.batch.sampling_mask
+    batch, turns = rollouts.batch, rollouts.turns
     columns = {**batch.sequence_columns, GROUP_IDS: rollouts.group_ids}
     return RolloutBatch(
-        batch=evolve(
-            batch,
-            tokens=_read_only(batch.tokens),
-            offsets=_read_only(batch.offsets),
-            loss_mask=_read_only(batch.loss_mask),
-            token_columns=_all_read_only(batch.token_columns),
-            sequence_columns=_all_read_only(columns),
-            sampling_mask=None
-            if mask is None
-            else evolve(mask, tokens=_read_only(mask.tokens), offsets=_read_only(mask.offsets)),
-        ),
-        rewards=_read_only(rollouts.rewards),
-        valid=_read_only(rollouts.valid),
-        finish_reasons=_read_only(rollouts.finish_reasons),
-        truncated=_read_only(rollouts.truncated),
-        reward_components=_all_read_only(rollouts.reward_components),
+        batch=evolve(batch, sequence_columns=columns).read_only(),
+        rewards=read_only(rollouts.rewards),
+        valid=read_only(rollouts.valid),
+        finish_reasons=read_only(rollouts.finish_reasons),
+        truncated=read_only(rollouts.truncated),
+        reward_components={name: read_only(part) for name, part in rollouts.reward_components.items()},
         turns=None if turns is None else _protected_turns(turns),
         weight_version=rollouts.weight_version,
     )
 
 
 def _protected_turns(turns: TurnRewards) -> TurnRewards:
-    return TurnRewards(rewards=_read_only(turns.rewards), offsets=_read_only(turns.offsets), turn_of=_read_only(turns.turn_of))
-
-
-def _read_only(array: _Array) -> _Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _all_read_only(arrays: Mapping[str, _Array]) -> dict[str, _Array]:
-    return {name: _read_only(array) for name, array in arrays.items()}
+    return TurnRewards(rewards=read_only(turns.rewards), offsets=read_only(turns.offsets), turn_of=read_only(turns.turn_of))
 
 
 _NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling")
@@ -260,14 +239,13 @@ def _check_groups(batch: TokenBatch) -> None:
 def _check_origin(batch: TokenBatch, vocab_size: int | None) -> None:
     """Refuse samples with a token that the model does not have, in the name of their origin rather than of the algorithm."""
     if GENERATION_LOGPROBS in batch.token_columns:
-        check_sampled(batch.tokens[batch.loss_mask], vocab_size)
-    check_vocabulary("a prompt or row", batch.tokens, vocab_size)
+        check_sampled(batch.largest_token(batch.loss_mask), vocab_size)
+    check_vocabulary("a prompt or row", batch.largest_token(), vocab_size)
 
 
 def _check_values(batch: TokenBatch, vocab_size: int | None) -> None:
     """Tokens that the model has, and finite numbers: a trainer could only fail on others, and would be blamed for them."""
-    upper = math.inf if vocab_size is None else vocab_size - 1
-    check_range("batch.tokens", batch.tokens, lower=0, upper=upper)
+    batch.check_tokens("batch.tokens", math.inf if vocab_size is None else vocab_size - 1)
     for kind, columns in (("token_columns", batch.token_columns), ("sequence_columns", batch.sequence_columns)):
         for name, column in columns.items():
             if column.dtype.kind == "f" and column.ndim == 1:

@@ -163,7 +163,7 @@ class GeneratorHandle(BackendHandle):
         if longest >= self._max_sequence_length:
             limit = f"a prompt has {longest} tokens; expected fewer than max_sequence_length = {self._max_sequence_length}"
             raise ContractError(f"{self.entry.label}: {hook}: {limit}")
-        check_vocabulary("a prompt", request.prompts.tokens, self._vocab_size)
+        check_vocabulary("a prompt", request.prompts.largest_token(), self._vocab_size)
         needed = {
             capabilities.TOP_K: request.sampling.top_k != 0,
             capabilities.TOP_P: request.sampling.top_p < 1,

@@ -49,8 +49,8 @@ def check_samples(
     `newest_version` is the newest weight version that a token can have. `vocab_size` is the model's, where its files state it.
     """
     check_range("logprobs", result.logprobs, upper=TOLERANCE)
-    check_range("tokens", result.tokens, lower=0)
-    check_sampled(result.tokens, vocab_size)
+    result.check_tokens("tokens")
+    check_sampled(result.largest_token(), vocab_size)
     check_range("weight_versions", result.weight_versions, lower=0, upper=newest_version)
     _check_spans(result)
     _check_lengths(expected, result, max_sequence_length)
@@ -60,17 +60,17 @@ def check_samples(
         _check_stops(expected.sampling, result)
 
 
-def check_vocabulary(where: str, tokens: Int32Array, vocab_size: int | None) -> None:
+def check_vocabulary(where: str, largest_token: int, vocab_size: int | None) -> None:
     """Raise DataError where prompts or rows hold a token that the model does not have."""
-    if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
+    if vocab_size is not None and largest_token >= vocab_size:
         cause = "Its tokenizer is of another model or adds tokens, or the environment gives tokens of its own"
-        raise DataError(f"found the token {tokens.max()} in {where}; expected {_vocabulary(vocab_size)}. {cause}")
+        raise DataError(f"found the token {largest_token} in {where}; expected {_vocabulary(vocab_size)}. {cause}")
 
 
-def check_sampled(tokens: Int32Array, vocab_size: int | None) -> None:
+def check_sampled(largest_token: int, vocab_size: int | None) -> None:
     """Raise ContractError where the generator sampled a token that the model does not have."""
-    if vocab_size is not None and tokens.max(initial=0) >= vocab_size:
-        raise ContractError(f"tokens: the generator sampled {tokens.max()}; expected {_vocabulary(vocab_size)}")
+    if vocab_size is not None and largest_token >= vocab_size:
+        raise ContractError(f"tokens: the generator sampled {largest_token}; expected {_vocabulary(vocab_size)}")
 
 
 def _vocabulary(vocab_size: int) -> str:
@@ -133,9 +133,7 @@ def _check_mask(expected: ExpectedSamples, result: GenerateResult) -> None:
 
 def _check_stops(sampling: SamplingParams, result: GenerateResult) -> None:
     """A stop token ends its sample, whose finish reason is then STOP; without stop strings nothing else is STOP."""
-    is_stop = np.zeros(len(result.tokens), np.bool_)
-    for token in sampling.stop_token_ids:
-        is_stop |= result.tokens == token
+    is_stop = result.is_any_of(sampling.stop_token_ids)
     present = np.diff(result.offsets) > 0
     last = result.offsets[1:][present] - 1
     ends_with_stop = np.zeros(len(present), np.bool_)

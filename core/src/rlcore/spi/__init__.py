@@ -15,7 +15,7 @@ _NAMES = {
     ),
     "batch": (
         "ADVANTAGES EPISODE_IDS GENERATION_LOGPROBS GROUP_IDS MARGINS PREVIOUS_LOGPROBS REFERENCE_LOGPROBS "
-        "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts RaggedTokens TokenBatch"
+        "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts PackedTokens RaggedTokens TokenBatch"
     ),
     "channels": "CHANNELS RefitChannel channel_capabilities",
     "command": "COMMAND_GROUP CommandSpec",
@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from rlcore.spi.batch import VALUES as VALUES
     from rlcore.spi.batch import WEIGHT_VERSIONS as WEIGHT_VERSIONS
     from rlcore.spi.batch import GlobalCounts as GlobalCounts
+    from rlcore.spi.batch import PackedTokens as PackedTokens
     from rlcore.spi.batch import RaggedTokens as RaggedTokens
     from rlcore.spi.batch import TokenBatch as TokenBatch
     from rlcore.spi.channels import CHANNELS as CHANNELS

@@ -5,7 +5,7 @@ Shape suffixes used throughout: T tokens of a packed batch, N sequences, P promp
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,6 +22,14 @@ Int16Array: TypeAlias = NDArray[np.int16]
 Float32Array: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 AnyArray: TypeAlias = NDArray[Any]
+_Array = TypeVar("_Array", bound=AnyArray)
+
+
+def read_only(array: _Array) -> _Array:
+    """A view that nobody can write to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def check_array(name: str, array: object, dtype: DTypeLike, length: int | None = None) -> None:

@@ -4,12 +4,25 @@ Per-token columns are aligned with the token that they describe: `logprobs[t]` i
 the tokens of its sequence before it. The first token of a sequence has none: 0.0 there, and `loss_mask` is False.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, offsets_of, take_rows
+from rlcore.spi.arrays import (
+    AnyArray,
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    check_array,
+    check_offsets,
+    check_range,
+    offsets_of,
+    read_only,
+    take_rows,
+)
 from rlcore.spi.errors import ContractError
 from rlcore.spi.images import Images, check_images
 from rlcore.spi.sampling_mask import SamplingMask
@@ -41,8 +54,11 @@ of them have its reward; an episode counts once in its group's statistics. Witho
 
 
 @frozen(kw_only=True, eq=False)
-class _PackedTokens:
+class PackedTokens:
     """Token sequences one after another."""
+
+    _allows_empty: ClassVar[bool] = False
+    """Whether a sequence may have no token."""
 
     tokens: Int32Array
     """int32 [T]"""
@@ -51,7 +67,7 @@ class _PackedTokens:
 
     def __attrs_post_init__(self) -> None:
         check_array("tokens", self.tokens, np.int32)
-        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=False)
+        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=self._allows_empty)
 
     @property
     def num_sequences(self) -> int:
@@ -62,9 +78,24 @@ class _PackedTokens:
         """int64 [N]: tokens per sequence."""
         return np.diff(self.offsets)
 
+    def largest_token(self, where: BoolArray | bool = True) -> int:
+        """The largest token id, of those where bool [T] is True; 0 where there is none."""
+        return int(self.tokens.max(initial=0, where=where))
+
+    def is_any_of(self, token_ids: Sequence[int]) -> BoolArray:
+        """bool [T]: whether the token is one of these."""
+        found = np.zeros(len(self.tokens), np.bool_)
+        for token in token_ids:
+            found |= self.tokens == token
+        return found
+
+    def check_tokens(self, name: str, upper: float = math.inf) -> None:
+        """ContractError unless all token ids are from 0 to `upper`."""
+        check_range(name, self.tokens, lower=0, upper=upper)
+
 
 @frozen(kw_only=True, eq=False)
-class RaggedTokens(_PackedTokens):
+class RaggedTokens(PackedTokens):
     """Token sequences of different lengths."""
 
     @classmethod
@@ -80,7 +111,7 @@ class RaggedTokens(_PackedTokens):
 
 
 @frozen(kw_only=True, eq=False)
-class TokenBatch(_PackedTokens):
+class TokenBatch(PackedTokens):
     """Packed sequences with their loss mask and named columns."""
 
     loss_mask: BoolArray
@@ -142,6 +173,19 @@ class TokenBatch(_PackedTokens):
             sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
             sampling_mask=None if self.sampling_mask is None else self.sampling_mask.take(self.offsets, indices),
             images=None if self.images is None else tuple(self.images[index] for index in indices.tolist()),
+        )
+
+    def read_only(self) -> "TokenBatch":
+        """This batch with views of its arrays that nobody can write to."""
+        mask = self.sampling_mask
+        return evolve(
+            self,
+            tokens=read_only(self.tokens),
+            offsets=read_only(self.offsets),
+            loss_mask=read_only(self.loss_mask),
+            token_columns={name: read_only(column) for name, column in self.token_columns.items()},
+            sequence_columns={name: read_only(column) for name, column in self.sequence_columns.items()},
+            sampling_mask=mask and evolve(mask, tokens=read_only(mask.tokens), offsets=read_only(mask.offsets)),
         )
 
     def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":

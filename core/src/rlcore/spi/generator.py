@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
-from rlcore.spi.batch import RaggedTokens
+from rlcore.spi.batch import PackedTokens, RaggedTokens
 from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec
 from rlcore.spi.images import Images, check_images
@@ -115,13 +115,10 @@ class RoutedExperts:
 
 
 @frozen(kw_only=True, eq=False)
-class GenerateResult:
-    """The responses alone, without their prompts."""
+class GenerateResult(PackedTokens):
+    """The responses of S samples alone, without their prompts; a sample has at least one token unless it was aborted."""
 
-    tokens: Int32Array
-    """int32 [T]"""
-    offsets: Int64Array
-    """int64 [S+1]; a sample has at least one token unless it was aborted."""
+    _allows_empty: ClassVar[bool] = True
     logprobs: Float32Array
     """float32 [T]: of each token under the distribution actually sampled from, after temperature, top-k and top-p;
     at temperature 0, under the untempered, untruncated distribution."""
@@ -135,8 +132,7 @@ class GenerateResult:
     """A row for each of the T tokens, empty at temperature 0 and where nothing is left out; None unless the request asks."""
 
     def __attrs_post_init__(self) -> None:
-        check_array("tokens", self.tokens, np.int32)
-        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=True)
+        super().__attrs_post_init__()
         check_array("logprobs", self.logprobs, np.float32, len(self.tokens))
         check_array("weight_versions", self.weight_versions, np.int32, len(self.tokens))
         check_array("finish_reasons", self.finish_reasons, np.uint8, len(self.offsets) - 1)

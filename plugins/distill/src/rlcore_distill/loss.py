@@ -8,9 +8,8 @@ from torch import Tensor
 
 from rlcore.spi import GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore_distill.config import DistillConfig
-from rlcore_torchkit.rl.correction import importance_ratio
-from rlcore_torchkit.rl.inputs import masked
-from rlcore_torchkit.rl.metrics import MaskedMean
+from rlcore_torchkit.rl.policy_gradient import importance_ratio
+from rlcore_torchkit.rl.sequences import MaskedMean, masked
 
 MAX_LOG_RATIO = 20.0
 """Nats beyond which a token's probabilities are not told further apart, so that one impossible token is no whole gradient."""

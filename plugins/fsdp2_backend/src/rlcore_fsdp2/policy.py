@@ -22,11 +22,10 @@ from rlcore_fsdp2.working_copy import WorkingCopy
 from rlcore_torchkit.architectures.decoders import is_described, layers_of
 from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder
 from rlcore_torchkit.forward.packing_probe import probe_packing
-from rlcore_torchkit.head.logprobs import Decode, HeadLogprobs, patch_head
+from rlcore_torchkit.head.logprobs import Decode, HeadLogprobs, packed_forward, patch_head, shared_forward
 from rlcore_torchkit.head.onednn import use_onednn
 from rlcore_torchkit.head.values import has_value_head, patch_value_head
 from rlcore_torchkit.huggingface.models import load_model
-from rlcore_torchkit.layers.attention import packed_forward, shared_forward
 from rlcore_torchkit.layers.rms_norm import fuse_norms
 
 

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from rlcore import spi
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE, high_covariance
 from rlcore_grpo.shaped_rewards import kl_of_tokens, length_penalties, require_not_negative, weighed_components
 from rlcore_torchkit.rl.advantages import (
     AdvantageOptions,
@@ -18,6 +17,7 @@ from rlcore_torchkit.rl.advantages import (
     turn_advantages,
     whitened,
 )
+from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE, high_covariance
 from rlcore_torchkit.rl.shaping import sums_to_go
 
 
@@ -169,7 +169,7 @@ def _loss_spec(config: GrpoConfig) -> spi.LossSpec:
     reference = (spi.REFERENCE_LOGPROBS,) if config.kl_coefficient else ()
     chosen = (HIGH_COVARIANCE,) if config.chooses_by_covariance else ()
     return spi.LossSpec(
-        path="rlcore_grpo.loss:grpo_loss",
+        path="rlcore_torchkit.rl.policy_gradient:policy_gradient_loss",
         config=config,
         token_columns=(spi.ADVANTAGES, spi.GENERATION_LOGPROBS, *reference, *chosen),
         entropy="loss" if config.entropy_coefficient else entropy,

@@ -1,16 +1,245 @@
 """What is wrong with a recipe's `[algorithm.grpo]`, or the section of one of its presets, that no single field shows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from rlcore.spi import CheckContext, Problem
-from rlcore_grpo.advantage_check import advantage_problems
 from rlcore_grpo.config import GrpoConfig
-from rlcore_grpo.loss_check import loss_problems
+
+WITH_RATIO = ("clipped", "cispo", "sapo")
+"""Objectives of a ratio that may be that of the sequence; the others have one of their own, or none."""
+OF_GROUPS = ("std", "leave_one_out_std", "mean")
+"""Normalisations by what a group's rewards are."""
 
 
 def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem]:
     """Return the impossible combinations of options."""
     problems = [*advantage_problems(context, config), *loss_problems(config)]
     return [evolve(problem, path=problem.path.replace(GrpoConfig.section, config.section, 1)) for problem in problems]
+
+
+def advantage_problems(context: CheckContext, config: GrpoConfig) -> list[Problem]:
+    """The combinations of options of AdvantageConfig that make no sense."""
+    return [
+        *_normalisation_problems(config),
+        *_turn_problems(context, config),
+        *_component_problems(config),
+        *_kl_problems(config),
+        *_unused_problems(config),
+    ]
+
+
+def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
+    if config.kl_placement != "loss" and not config.kl_coefficient and config.is_set("kl_placement"):
+        yield Problem(
+            path="algorithm.grpo.kl_placement",
+            found=f'"{config.kl_placement}", with kl_coefficient = 0, so without any KL divergence',
+            expected='"loss", the default',
+            remedy="Set a kl_coefficient, or leave the key out.",
+        )
+    if config.kl_placement == "reward" and config.kl_coefficient and config.advantage_normalisation != "none":
+        yield Problem(
+            path="algorithm.grpo.kl_placement",
+            found=f'"reward", with advantage_normalisation = "{config.advantage_normalisation}", which would blow up the '
+            "divergences of samples of equal rewards, or their roundings, to the size of rewards",
+            expected='"loss" or "reward_to_go", or advantage_normalisation = "none"',
+        )
+    of_sequence = config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
+    if config.kl_placement == "reward_to_go" and config.kl_coefficient and of_sequence:
+        yield Problem(
+            path="algorithm.grpo.kl_placement",
+            found='"reward_to_go" with one ratio for the whole sequence, whose gradient mixes the advantages of its tokens',
+            expected='"reward" or "loss"',
+            remedy='Or set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.',
+        )
+    if config.kl_placement != "loss" and config.is_set("kl_gradient"):
+        yield Problem(
+            path="algorithm.grpo.kl_gradient",
+            found=f'"{config.kl_gradient}", with kl_placement = "{config.kl_placement}"',
+            expected="the default: no gradient goes through a reward",
+        )
+
+
+def _unused_problems(config: GrpoConfig) -> Iterator[Problem]:
+    for key, needed in (("length_penalty_weight", None), ("length_penalty_buffer", "soft_overlong")):
+        unused = config.length_penalty == "none" or needed not in (None, config.length_penalty)
+        if unused and config.is_set(key):
+            yield Problem(
+                path=f"algorithm.grpo.{key}",
+                found=f'{getattr(config, key):g}, with length_penalty = "{config.length_penalty}"',
+                expected="no such key: there is nothing that it applies to",
+                remedy=f'Set length_penalty to "{needed or "soft_overlong"}", or leave the key out.',
+            )
+
+
+def _normalisation_problems(config: GrpoConfig) -> Iterator[Problem]:
+    baseline, normalisation = config.advantage_baseline, config.advantage_normalisation
+    expected = None
+    if not config.compares_groups and normalisation in OF_GROUPS:
+        expected = '"batch_whitening" or "none", or a baseline of the group'
+    elif baseline == "none" and normalisation == "batch_std":
+        expected = '"batch_whitening", which takes the mean off as well, or "none"'
+    elif baseline == "leave_one_out" and normalisation == "mean":
+        expected = 'the baseline "group_mean": a reward is compared with the mean that it is divided by'
+    if expected is not None:
+        found = f'"{normalisation}", with advantage_baseline = "{baseline}"'
+        yield Problem(path="algorithm.grpo.advantage_normalisation", found=found, expected=expected)
+    if normalisation == "mean" and config.length_penalty != "none":
+        yield Problem(
+            path="algorithm.grpo.length_penalty",
+            found=f'"{config.length_penalty}", with advantage_normalisation = "mean", which needs rewards of at least 0',
+            expected='"none"',
+        )
+
+
+def _turn_problems(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
+    if config.advantage_per != "turn":
+        return
+    if context.max_turns == 1:
+        yield Problem(
+            path="algorithm.grpo.advantage_per",
+            found='"turn", with episodes of one turn, or of agents, whose rewards are not told apart by turns',
+            expected='"episode"',
+            remedy="Raise rollout.max_turns where the environment takes several turns.",
+        )
+    for key, plain in (("reward_aggregation", "sum"), ("length_penalty", "none"), ("kl_placement", "loss")):
+        if (value := getattr(config, key)) != plain:
+            yield Problem(
+                path=f"algorithm.grpo.{key}",
+                found=f'"{value}", with advantage_per = "turn"',
+                expected=f'"{plain}": it is of whole episodes',
+            )
+
+
+def _component_problems(config: GrpoConfig) -> Iterator[Problem]:
+    if config.reward_aggregation == "sum":
+        if config.reward_weights:
+            yield Problem(
+                path="algorithm.grpo.reward_weights",
+                found=f'{", ".join(config.reward_weights)}, with reward_aggregation = "sum"',
+                expected="no weights: the environment's reward is taken as it is",
+                remedy='Set reward_aggregation to "normalise_then_sum".',
+            )
+        return
+    if config.advantage_normalisation not in ("std", "leave_one_out_std"):
+        yield Problem(
+            path="algorithm.grpo.advantage_normalisation",
+            found=f'"{config.advantage_normalisation}", with reward_aggregation = "normalise_then_sum"',
+            expected='"std" or "leave_one_out_std"',
+        )
+
+
+def loss_problems(config: GrpoConfig) -> list[Problem]:
+    """The combinations of options that make no sense."""
+    return [*_of_objective(config), *_of_importance(config), *_of_entropy(config), *_unused(config)]
+
+
+def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
+    if config.loss_normalisation != "constant" and config.constant_length is not None:
+        yield Problem(
+            path="algorithm.grpo.constant_length",
+            found=f"{config.constant_length} with loss_normalisation = {config.loss_normalisation!r}",
+            expected='no length, which loss_normalisation = "constant" alone divides by',
+            remedy="Leave it out.",
+        )
+    if config.ratio != "token" and config.objective not in WITH_RATIO:
+        yield Problem(
+            path="algorithm.grpo.ratio",
+            found=f"{config.ratio!r} with objective = {config.objective!r}, which is not made of that ratio",
+            expected='"token"',
+            remedy=f"Leave ratio out, or choose an objective that takes it: {', '.join(WITH_RATIO)}.",
+        )
+    if config.dual_clip is not None and config.objective != "clipped":
+        yield Problem(
+            path="algorithm.grpo.dual_clip",
+            found=f"{config.dual_clip} with objective = {config.objective!r}, which it does not bound",
+            expected='none, or objective = "clipped"',
+            remedy="Leave it out.",
+        )
+    of_sequence = config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
+    if of_sequence and config.advantage_per == "turn":
+        yield Problem(
+            path="algorithm.grpo.advantage_per",
+            found='"turn" with one ratio for the whole sequence, whose gradient mixes the advantages of its turns',
+            expected='"episode"',
+            remedy='Set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.',
+        )
+
+
+def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
+    for name in ("importance", "geometric", "covariance"):
+        low, high = getattr(config, f"{name}_minimum"), getattr(config, f"{name}_maximum")
+        if low >= high:
+            yield Problem(
+                path=f"algorithm.grpo.{name}_minimum",
+                found=f"{low} with {name}_maximum = {high}",
+                expected="less than the maximum",
+                remedy="Lower it, or raise the maximum.",
+            )
+    if config.objective == "vespo" and config.importance_correction == "sequence":
+        yield Problem(
+            path="algorithm.grpo.importance_correction",
+            found='"sequence" with objective = "vespo", which multiplies the weights of a sequence\'s tokens itself',
+            expected='"token" or "none"',
+            remedy='Set it to "token".',
+        )
+    if config.objective == "vespo" and config.importance_bound == "mask":
+        yield Problem(
+            path="algorithm.grpo.importance_bound",
+            found='"mask" with objective = "vespo", which multiplies a sequence\'s weights: one of 0 masks all of its tokens',
+            expected='"truncate"',
+            remedy="Leave it out.",
+        )
+    needs_trainers = (
+        (config.masks_by_geometric_mean, "geometric_minimum or geometric_maximum, which compare trainer and generator"),
+        (config.objective == "kl_cov", 'objective = "kl_cov", whose penalty would follow roundings before an update'),
+    )
+    for needs, what in needs_trainers:
+        if needs and config.previous_logprobs == "generation":
+            yield Problem(
+                path="algorithm.grpo.previous_logprobs",
+                found=f'"generation" with {what}',
+                expected='"trainer" or "auto"',
+                remedy="Leave previous_logprobs out.",
+            )
+
+
+def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:
+    if config.entropy_minimum is not None and config.entropy_metric == "estimate":
+        yield Problem(
+            path="algorithm.grpo.entropy_metric",
+            found='"estimate" with entropy_minimum, which needs the entropy of each token',
+            expected='"exact"',
+            remedy="Leave entropy_metric out.",
+        )
+
+
+def _unused(config: GrpoConfig) -> Iterator[Problem]:
+    objective, clips = config.objective, ("clipped", "clip_cov", "cispo", "gmpo")
+    needs: Mapping[str, tuple[bool, str]] = {
+        "clip_low": (objective in clips, f"objective = one of {', '.join(clips)}"),
+        "clip_high": (objective in clips, f"objective = one of {', '.join(clips)}"),
+        **dict.fromkeys(_names("sapo_"), (objective == "sapo", 'objective = "sapo"')),
+        **dict.fromkeys(_names("vespo_"), (objective == "vespo", 'objective = "vespo"')),
+        "covariance_share": (config.chooses_by_covariance, 'objective = "clip_cov" or "kl_cov"'),
+        "covariance_minimum": (objective == "clip_cov", 'objective = "clip_cov"'),
+        "covariance_maximum": (objective == "clip_cov", 'objective = "clip_cov"'),
+        "covariance_penalty": (objective == "kl_cov", 'objective = "kl_cov"'),
+        "kl_importance": (config.kl_coefficient > 0, "kl_coefficient above 0"),
+        "importance_bound": (config.importance_correction != "none", "an importance_correction"),
+        "importance_minimum": (config.importance_correction != "none", "an importance_correction"),
+    }
+    for name, (is_used, needed) in needs.items():
+        if not is_used and config.is_set(name):
+            yield Problem(
+                path=f"algorithm.grpo.{name}",
+                found=f"{getattr(config, name)!r} without {needed}, so that it does nothing",
+                expected=f"{needed}, or no such key",
+                remedy="Leave the key out.",
+            )
+
+
+def _names(prefix: str) -> list[str]:
+    """Return the options whose names begin so."""
+    return [field.name for field in fields(GrpoConfig) if field.name.startswith(prefix)]

@@ -6,6 +6,7 @@ from attrs import evolve, frozen
 
 from rlcore.schema.constraints import Constraint, Share, above, above_at_most, at_least
 from rlcore.spi import AlgorithmContext
+from rlcore_torchkit.rl.loss_config import KlEstimator
 
 _NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
 _POSITIVE = Constraint("above 0; inf never clips", lambda value: value > 0)
@@ -43,7 +44,7 @@ class PpoConfig:
     kl_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of the KL divergence from the reference policy, which is taken off the reward of each token (arXiv:2203.02155); 0
     needs no reference policy."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_estimator: KlEstimator = "k1"
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""

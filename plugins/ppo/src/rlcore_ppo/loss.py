@@ -4,12 +4,14 @@ import torch
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, VALUES, ContractError, LossInputs, LossOutput
 from rlcore_ppo.config import PpoConfig
-from rlcore_torchkit.rl.clipping import clipped_objective
-from rlcore_torchkit.rl.correction import bounded, importance_ratio
-from rlcore_torchkit.rl.inputs import masked, previous_logprobs
-from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_means
-from rlcore_torchkit.rl.normalisation import token_weights
-from rlcore_torchkit.rl.sequences import Sequences
+from rlcore_torchkit.rl.policy_gradient import (
+    bounded,
+    clipped_objective,
+    importance_ratio,
+    previous_logprobs,
+    token_weights,
+)
+from rlcore_torchkit.rl.sequences import MaskedMean, Sequences, masked
 from rlcore_torchkit.rl.value_loss import clipped_value_loss
 
 RETURNS = "returns"
@@ -19,8 +21,8 @@ RETURNS = "returns"
 def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     """Σ_t w_t (c_t objective_t - entropy_coefficient entropy_t) over a microbatch's tokens (arXiv:1707.06347, equation 7).
 
-    w are the weights of `rlcore_torchkit.rl.normalisation`, c the truncated ratio of trainer to generator at the start of the
-    step. `config.previous_logprobs` is resolved; ContractError where it is "trainer" and `inputs.previous_logprobs` is missing.
+    w are `token_weights`, c the truncated ratio of trainer to generator at the start of the step. `config.previous_logprobs` is
+    resolved; ContractError where it is "trainer" and `inputs.previous_logprobs` is missing.
     """
     current = masked(inputs.logprobs, inputs)
     generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
@@ -33,7 +35,7 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
     )
-    sums, maxima = objective_means(objective, mean), objective_maxima(objective, inputs.loss_mask)
+    sums, maxima = objective.means(mean), objective.maxima(inputs.loss_mask)
     per_token = objective.loss
     if config.previous_logprobs == "trainer" and config.importance_correction == "token":
         ratio = importance_ratio(previous, generation)

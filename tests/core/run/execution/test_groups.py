@@ -13,7 +13,8 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.protocols import LogprobsColumn, Minibatch
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
+from rlcore.run.rollout.episode import Completion, CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
@@ -139,9 +140,15 @@ def test_columns_of_log_probabilities_are_of_the_updates_that_read_them() -> Non
     columns = [LogprobsColumn(name="a", model="policy"), LogprobsColumn(name="b", model="reference", first=1)]
     found = group.with_logprobs(minibatches, columns, (ADVANTAGES,), 0)
     assert [one.sequences.tolist() for one in found] == [[0, 2], [3]]
-    for one in found:
-        np.testing.assert_array_equal(one.batch.token_columns["a"], group.logprobs(batch, np.array([0, 2, 3]), "policy", 0))
-        np.testing.assert_array_equal(one.batch.token_columns["b"], group.logprobs(batch, np.array([3]), "reference", 0))
+    expected = {"a": group.logprobs(batch, np.array([0, 2, 3]), "policy", 0)}
+    for version, (one, names) in enumerate(zip(found, (("a",), ("a", "b")), strict=True)):
+        expected["b"] = trainer(8).logprobs(batch, np.array([3]), "reference", 0)
+        group.train_step(one, evolve(LOSS, token_columns=(ADVANTAGES, *names)), version, bounds={}, logprobs=False)
+        for part in sent[-1].microbatches:
+            assert part.token_columns.keys() == {ADVANTAGES, *names}
+            for name in names:
+                places = part.tokens - 1  # what batch_of makes of them
+                np.testing.assert_array_equal(part.token_columns[name], expected[name][places])
 
 
 @settings(max_examples=20)

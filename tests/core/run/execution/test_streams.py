@@ -12,7 +12,8 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator
 from rlcore.run.execution.streams import not_begun
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
+from rlcore.run.rollout.episode import Completion, CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import (
     ContractError,
     ExportWeightsRequest,

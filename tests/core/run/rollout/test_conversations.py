@@ -13,7 +13,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_starts import PromptLimit
+from rlcore.run.rollout.step_plans import PromptLimit
 from rlcore.spi import (
     ConfigError,
     ContractError,

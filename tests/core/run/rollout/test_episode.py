@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.episode import NOT_GENERATED, Episode
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest
+from rlcore.run.rollout.episode import NOT_GENERATED, Completion, CompletionRequest, Episode
 from rlcore.spi import FinishReason, Observation, SamplingParams, StepResult, ToolCall
 
 PROMPT = np.array([1, 2, 3], np.int32)

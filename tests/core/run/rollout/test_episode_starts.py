@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepBatch, StepPlan
+from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepBatch, StepPlan
 from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, Row, capabilities
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig

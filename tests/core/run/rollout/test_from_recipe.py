@@ -12,9 +12,8 @@ from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig, TrainingConfig
 from rlcore.run.rollout.agent_collector import AgentCollector
-from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
-from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.testing.fakes import FakeTokenizer
 
 ROLLOUT = RolloutConfig(

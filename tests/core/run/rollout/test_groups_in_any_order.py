@@ -20,13 +20,12 @@ from rlcore.run.protocols import ResponseFeed, Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
-from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
 from rlcore.run.rollout.saved_rollouts import dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
-from rlcore.run.rollout.step_collector import StepCollector
+from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepPlan
 from rlcore.spi import (
     EpisodeResult,
     FinishReason,

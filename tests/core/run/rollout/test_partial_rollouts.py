@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.rollout.partial_rollouts import seed_after, until_stop
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest
+from rlcore.run.rollout.episode import Completion, CompletionRequest, until_stop
+from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import FinishReason, SamplingMask, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
 

@@ -7,8 +7,9 @@ import pytest
 from attrs import evolve
 
 from rlcore.run.protocols import Responses
-from rlcore.run.rollout import request_feed
-from rlcore.run.rollout.request_feed import CompletionRequest, RequestFeed
+from rlcore.run.rollout import episode
+from rlcore.run.rollout.episode import CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import (
     FinishReason,
     GenerateRequest,
@@ -155,7 +156,7 @@ def test_what_cannot_be_handed_out_is_owed_all_the_same(feed, handed, monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(request_feed, "Completion", no_memory)
+        patched.setattr(episode, "Completion", no_memory)
         feed.deliver(np.array([0, 1]), responses_of(1, 2))
     assert (handed, feed.num_outstanding) == ([], 2)
     feed.deliver(np.array([0, 1]), responses_of(1, 2))

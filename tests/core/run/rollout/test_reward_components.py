@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlcore.run.rollout.reward_components import reward_components
+from rlcore.run.rollout.episode_group import reward_components
 
 
 def test_a_column_has_0_where_an_episode_has_no_such_part_and_where_it_is_masked() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.reward_differences import Compared, differ, has_reward_variance
+from rlcore.run.rollout.episode_group import Compared, differ, has_reward_variance
 
 REWARDS = [
     ((), False),

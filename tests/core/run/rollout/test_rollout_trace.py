@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.rollout.episode import Episode, EpisodeGroup
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest
+from rlcore.run.rollout.episode import Completion, CompletionRequest, Episode
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.rollout_trace import (
     GroupRecord,
     LostRecord,

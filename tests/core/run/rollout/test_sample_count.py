@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcore.run.rollout import sample_count
-from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout import request_feed
+from rlcore.run.rollout.request_feed import SampleCount
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(sample_count, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(request_feed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 

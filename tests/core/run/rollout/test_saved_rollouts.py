@@ -7,7 +7,7 @@ import pytest
 from attrs import fields_dict
 
 from rlcore.run.data.curriculum import CurriculumState
-from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads
 from rlcore.run.rollout.schedule import Position
 from rlcore.run.storage.saver import read_rollouts

@@ -9,8 +9,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.run.data.seeds import Stream
-from rlcore.run.rollout import sources, step_collector
-from rlcore.run.rollout.episode_starts import StepPlan
+from rlcore.run.rollout import collector, sources
+from rlcore.run.rollout.step_plans import StepPlan
 from rlcore.spi import (
     ConfigError,
     EnvironmentContext,
@@ -39,7 +39,7 @@ def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]
         return recorded
 
     monkeypatch.setattr(sources, "StepPlan", record(Stream.ROLLOUTS))
-    monkeypatch.setattr(step_collector, "StepPlan", record(Stream.EVALUATION))
+    monkeypatch.setattr(collector, "StepPlan", record(Stream.EVALUATION))
     return found
 
 

@@ -13,17 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.architectures.decoders import has_states, head_scale
-from rlcore_torchkit.head.logprobs import (
-    Decode,
-    EntropyMode,
-    HeadLogprobs,
-    chunk_rows,
-    masks_of,
-    own_head,
-    patch_head,
-    wide_dtype,
-)
+from rlcore_torchkit.head.logprobs import Decode, EntropyMode, HeadLogprobs, own_head, patch_head
 from rlcore_torchkit.head.sampling_mask import KeptTokens
+from rlcore_torchkit.head.softmax_chunks import chunk_rows, masks_of, wide_dtype
 from rlcore_torchkit.layers.attention import PackedSequences
 
 

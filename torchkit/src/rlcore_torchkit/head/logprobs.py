@@ -3,21 +3,33 @@
 Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
-from itertools import repeat
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlcore.spi.arrays import Int64Array
 from rlcore.spi.errors import ContractError
 from rlcore.spi.images import Images
-from rlcore_torchkit.head.onednn import add_weight_gradient, linear
+from rlcore_torchkit.head.onednn import linear
 from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
 from rlcore_torchkit.head.soft_cap import cap_slopes
-from rlcore_torchkit.layers.attention import PackedSequences, packed_forward
+from rlcore_torchkit.head.softmax_chunks import (
+    Upstream,
+    WeightGradient,
+    chunk_rows,
+    has_kernels,
+    logits_gradient,
+    masks_of,
+    rows_with_gradient,
+    scaled_logits,
+    wide_dtype,
+)
+from rlcore_torchkit.layers.attention import PackedSequences, SharedSequences
 
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
 """Whether the entropy is computed: not at all, without a gradient, or with one."""
@@ -25,8 +37,9 @@ EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
 ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 """Float32 logits [C, V] from states [C, H], a head [V, H] and a temperature, which has divided them."""
 
-_CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 3 * 2**26}
-"""Logits of one chunk where the caller does not say: large enough for efficient products, small beside a model."""
+Tokens: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]"
+WORTHWHILE = 0.95
+"""Rows by tokens up to which beginnings are shared: gathering costs a little as well."""
 
 
 def token_logprobs(
@@ -133,42 +146,13 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 logits = logits if kept is not None else scaled_logits(logits, ctx.divisor)
                 dtype = hidden.dtype if slopes is None else logits.dtype
-                grad_logits = _grad_logits(logits, kept is not None, targets[chunk, None], upstream, dtype)
+                grad_logits = logits_gradient(logits, kept is not None, targets[chunk, None], upstream, dtype)
             grad_logits = (grad_logits if slopes is None else grad_logits.mul_(slopes)).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, linear(grad_logits, head.T))
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
         return grad_hidden, grad_weight.total if grad_weight is not None else None, *(None,) * 7
-
-
-class Upstream(NamedTuple):
-    """Gradients of a chunk's log-probabilities and entropies, divided by -temperature: [C] each."""
-
-    scaled: Tensor
-    """The gradients of the log-probabilities."""
-    reached: Tensor | None
-    """The gradients of the entropies H; None where they have none."""
-    shift: Tensor | None
-    """H · reached + scaled."""
-
-    @classmethod
-    def scaled_by(
-        cls, scale: float, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropies: Tensor | None
-    ) -> "Upstream":
-        """Scale the gradients [T], of which at least one is there; `entropies` [T] are given where theirs is."""
-        given = grad_logprobs if grad_logprobs is not None else grad_entropy
-        assert given is not None
-        scaled = torch.zeros_like(given) if grad_logprobs is None else grad_logprobs * scale
-        if grad_entropy is None or entropies is None:
-            return cls(scaled, None, None)
-        reached = grad_entropy * scale
-        return cls(scaled, reached, entropies * reached + scaled)
-
-    def select(self, rows: Tensor) -> "Upstream":
-        """The gradients of these rows, int64 [rows], alone."""
-        scaled, reached, shift = self
-        return Upstream(scaled[rows], None if reached is None else reached[rows], None if shift is None else shift[rows])
 
 
 def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -183,90 +167,68 @@ def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, te
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
 
-def chunk_rows(device: str, num_columns: int) -> int:
-    """Rows of logits that one chunk holds where the caller does not say."""
-    return max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // num_columns)
-
-
 def _divided(scaled: ScaledLogits, temperature: float, states: Tensor, head: Tensor) -> Tensor:
     return scaled(states, head, temperature)
 
 
-def has_kernels(hidden: Tensor) -> bool:
-    """Whether the CUDA kernels serve this tensor; they come with Triton, as torch's CUDA builds for Linux do."""
-    return hidden.is_cuda and hidden.dtype != torch.float64 and hidden.shape[0] > 0 and find_spec("triton") is not None
+def packed_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) -> Tensor:
+    """Hidden states [T, hidden] after the final norm of a transformers causal language model, without its head.
 
-
-def _grad_logits(logits: Tensor, normalised: bool, chosen: Tensor, upstream: Upstream, dtype: torch.dtype) -> Tensor:
-    """[C, V] in `dtype`, by torch's operations. `logits` are the scaled logits, or where `normalised` their log-softmax."""
-    scaled, reached, shift = upstream
-    if reached is None or shift is None:
-        return _grad_of_logprobs(logits, normalised, chosen, scaled[:, None], dtype)
-    return _grad_with_entropy(logits, normalised, chosen, scaled[:, None], reached[:, None], shift[:, None]).to(dtype)
-
-
-def _grad_of_logprobs(logits: Tensor, normalised: bool, chosen: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:
-    """[C, V] in `dtype`: (p - onehot) scaled, with `scaled` [C, 1] the upstream gradient by -temperature.
-
-    `logits` are the scaled logits, or where `normalised` their log-softmax, which is overwritten.
+    `tokens`, int32 or int64 [T], are packed as `packed` says; every sequence sees only itself. The model must have been
+    loaded with `attn_implementation=PACKED_ATTENTION`.
     """
-    wide = wide_dtype(dtype)
-    softmax = logits.exp_() if normalised else torch.softmax(logits, 1, dtype=wide)
-    softmax.scatter_add_(1, chosen, torch.full_like(scaled, -1.0))
-    narrow = softmax if dtype == wide else torch.empty_like(softmax, dtype=dtype)
-    return torch.mul(softmax, scaled, out=narrow)
+    _check_tokens(tokens, packed)
+    decoder: Any = model.base_model
+    output = decoder(input_ids=tokens[None], position_ids=packed.position_ids, use_cache=False, packed=packed)
+    hidden: Tensor = output.last_hidden_state
+    return hidden.squeeze(0)
 
 
-def _grad_with_entropy(
-    logits: Tensor, normalised: bool, chosen: Tensor, scaled: Tensor, reached: Tensor, shift: Tensor
-) -> Tensor:
-    """[C, V]: p (log p · reached + shift) - onehot · scaled, all of them upstream gradients [C, 1] by -temperature."""
-    log_softmax = logits if normalised else torch.log_softmax(logits, 1, dtype=scaled.dtype)
-    softmax = log_softmax.exp()
-    torch.addcmul(shift, log_softmax, reached, out=log_softmax)
-    return softmax.mul_(log_softmax).scatter_add_(1, chosen, -scaled)
+def shared_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) -> Tensor:
+    """Hidden states [T, hidden], as `packed_forward` computes them, by a row for each beginning in place of each token.
+
+    On CPU alone; elsewhere, and where sequences have little in common, it is `packed_forward`. Nothing in the model may tell
+    one token from another with the same beginning, as dropout does.
+    """
+    if tokens.device.type != "cpu":
+        return packed_forward(model, tokens, packed)
+    _check_tokens(tokens, packed)
+    first, rows = common_beginnings(tokens.numpy(), packed.offsets)
+    if len(first) > WORTHWHILE * len(rows):
+        return packed_forward(model, tokens, packed)
+    shared = SharedSequences.of(packed, torch.from_numpy(first), torch.from_numpy(rows))
+    _ = shared.plan  # made now: what compiles layers cannot look into its making
+    return packed_forward(model, tokens.index_select(0, shared.first), shared).index_select(0, shared.rows)
 
 
-class WeightGradient:
-    """Sum of gradᵀ hidden over chunks, accumulated in float32 whatever the factors' dtype."""
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.total = torch.zeros(weight.shape, dtype=wide_dtype(dtype), device=weight.device)
-
-    def add(self, grad_logits: Tensor, states: Tensor) -> None:
-        if grad_logits.dtype == self.total.dtype:
-            add_weight_gradient(self.total, grad_logits, states)
-        elif grad_logits.is_cuda:
-            torch.addmm(self.total, grad_logits.T, states, out_dtype=self.total.dtype, out=self.total)
-        else:
-            self.total += grad_logits.T @ states
+def _check_tokens(tokens: Tensor, packed: PackedSequences) -> None:
+    if tokens.shape != (packed.num_tokens,):
+        raise ContractError(f"tokens: found shape {list(tokens.shape)}; expected [{packed.num_tokens}], as the offsets say")
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def common_beginnings(tokens: Tokens, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """int64 [R]: a packed token of each row; and int64 [T]: the row of each packed token. Two tokens have one row where they,
+    and all before them in their sequences, are the same."""
+    sequences = [tokens[start:end] for start, end in pairwise(offsets)]
+    # In the order of their bytes, sequences with a common beginning are neighbours; which order that is does not matter.
+    order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
+    rows, first = np.empty(len(tokens), np.int64), []
+    num_rows, before = 0, order[0]
+    for index in order:
+        start, end = int(offsets[index]), int(offsets[index + 1])
+        common = 0 if index == before else _common(sequences[before], sequences[index])
+        rows[start : start + common] = rows[offsets[before] : offsets[before] + common]
+        rows[start + common : end] = np.arange(num_rows, num_rows + end - start - common)
+        first.append(np.arange(start + common, end))
+        num_rows, before = num_rows + end - start - common, index
+    return np.concatenate(first), rows
 
 
-def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
-    """[C, V]: divided after the cast to float32, as samplers do; not cast at all where there is nothing to divide. Wide logits
-    are overwritten."""
-    if temperature == 1.0:
-        return logits
-    # Not a 0-dim tensor: those do not take part in type promotion, so this divides and casts in one pass.
-    divisor = torch.full((1, 1), temperature, dtype=wide_dtype(logits.dtype), device=logits.device)
-    return logits.div_(divisor) if logits.dtype == divisor.dtype else logits / divisor
-
-
-def masks_of(kept: KeptTokens | None, chunk_tokens: int) -> Iterable[KeptTokens | None]:
-    """What each chunk of rows is normalised over, one after another; None for each where that is the whole vocabulary."""
-    return repeat(None) if kept is None else kept.split(chunk_tokens)
-
-
-def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
-    """int64: rows that any of the gradients [T] reaches; None where there is none. Masked tokens cost no backward."""
-    reached = [gradient != 0 for gradient in gradients if gradient is not None]
-    if not reached:
-        return None
-    return (reached[0] if len(reached) == 1 else reached[0] | reached[1]).nonzero()[:, 0]
+def _common(one: Tokens, other: Tokens) -> int:
+    """Tokens of the common beginning."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def packed_logprobs(

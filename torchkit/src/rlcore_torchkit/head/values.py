@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlcore_torchkit.head.logprobs import wide_dtype
-from rlcore_torchkit.layers.attention import PackedSequences, packed_forward
+from rlcore_torchkit.head.logprobs import packed_forward
+from rlcore_torchkit.head.softmax_chunks import wide_dtype
+from rlcore_torchkit.layers.attention import PackedSequences
 
 
 def token_values(hidden: Tensor, weight: Tensor) -> Tensor:

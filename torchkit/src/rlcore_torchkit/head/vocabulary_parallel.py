@@ -9,20 +9,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore_torchkit.head.logprobs import (
-    EntropyMode,
+from rlcore_torchkit.head.logprobs import EntropyMode, head_states
+from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
+from rlcore_torchkit.head.soft_cap import cap_slopes
+from rlcore_torchkit.head.softmax_chunks import (
     Upstream,
     WeightGradient,
     chunk_rows,
     has_kernels,
-    head_states,
     masks_of,
     rows_with_gradient,
     scaled_logits,
     wide_dtype,
 )
-from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
-from rlcore_torchkit.head.soft_cap import cap_slopes
 
 
 def vocabulary_parallel_logprobs(

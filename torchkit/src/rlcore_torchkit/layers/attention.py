@@ -8,8 +8,7 @@ Shapes: T tokens of the packed microbatch, N sequences, R rows that the model co
 
 import inspect
 from functools import cache, cached_property
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +24,6 @@ PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
-Tokens: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]"
-WORTHWHILE = 0.95
-"""Rows by tokens up to which beginnings are shared: gathering costs a little as well."""
 _BUCKET_SLACK_TOKENS = 16
 _BUCKET_SLACK_SHARE = 0.25
 
@@ -186,66 +182,6 @@ def register_packed_attention() -> str:
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     return PACKED_ATTENTION
-
-
-def packed_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) -> Tensor:
-    """Hidden states [T, hidden] after the final norm of a transformers causal language model, without its head.
-
-    `tokens`, int32 or int64 [T], are packed as `packed` says; every sequence sees only itself. The model must have been
-    loaded with `attn_implementation=PACKED_ATTENTION`.
-    """
-    _check_tokens(tokens, packed)
-    decoder: Any = model.base_model
-    output = decoder(input_ids=tokens[None], position_ids=packed.position_ids, use_cache=False, packed=packed)
-    hidden: Tensor = output.last_hidden_state
-    return hidden.squeeze(0)
-
-
-def shared_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) -> Tensor:
-    """Hidden states [T, hidden], as `packed_forward` computes them, by a row for each beginning in place of each token.
-
-    On CPU alone; elsewhere, and where sequences have little in common, it is `packed_forward`. Nothing in the model may tell
-    one token from another with the same beginning, as dropout does.
-    """
-    if tokens.device.type != "cpu":
-        return packed_forward(model, tokens, packed)
-    _check_tokens(tokens, packed)
-    first, rows = common_beginnings(tokens.numpy(), packed.offsets)
-    if len(first) > WORTHWHILE * len(rows):
-        return packed_forward(model, tokens, packed)
-    shared = SharedSequences.of(packed, torch.from_numpy(first), torch.from_numpy(rows))
-    _ = shared.plan  # made now: what compiles layers cannot look into its making
-    return packed_forward(model, tokens.index_select(0, shared.first), shared).index_select(0, shared.rows)
-
-
-def _check_tokens(tokens: Tensor, packed: PackedSequences) -> None:
-    if tokens.shape != (packed.num_tokens,):
-        raise ContractError(f"tokens: found shape {list(tokens.shape)}; expected [{packed.num_tokens}], as the offsets say")
-
-
-def common_beginnings(tokens: Tokens, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """int64 [R]: a packed token of each row; and int64 [T]: the row of each packed token. Two tokens have one row where they,
-    and all before them in their sequences, are the same."""
-    sequences = [tokens[start:end] for start, end in pairwise(offsets)]
-    # In the order of their bytes, sequences with a common beginning are neighbours; which order that is does not matter.
-    order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
-    rows, first = np.empty(len(tokens), np.int64), []
-    num_rows, before = 0, order[0]
-    for index in order:
-        start, end = int(offsets[index]), int(offsets[index + 1])
-        common = 0 if index == before else _common(sequences[before], sequences[index])
-        rows[start : start + common] = rows[offsets[before] : offsets[before] + common]
-        rows[start + common : end] = np.arange(num_rows, num_rows + end - start - common)
-        first.append(np.arange(start + common, end))
-        num_rows, before = num_rows + end - start - common, index
-    return np.concatenate(first), rows
-
-
-def _common(one: Tokens, other: Tokens) -> int:
-    """Tokens of the common beginning."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    return int(differs.argmax()) if differs.any() else length
 
 
 def packed_attention(

@@ -1,4 +1,4 @@
-"""Sums and means over the loss tokens of each sequence of a microbatch, which always holds whole sequences.
+"""Sums and means over loss tokens: of a microbatch's sequences, which are always whole, and of the optimizer step.
 
 Shapes: T tokens, N sequences. Nothing here waits for the device, and a sum of a sequence depends on its own tokens alone.
 """
@@ -8,6 +8,25 @@ from functools import cached_property
 import torch
 from attrs import frozen
 from torch import Tensor
+
+from rlcore.spi import GlobalCounts, LossInputs
+
+
+def masked(values: Tensor, inputs: LossInputs) -> Tensor:
+    """`values` [T] with 0 outside the loss mask, so that nothing there, not even a NaN, reaches value or gradient."""
+    return torch.where(inputs.loss_mask, values, 0.0)
+
+
+@frozen(eq=False)
+class MaskedMean:
+    """A microbatch's part of a mean over the loss tokens of the optimizer step: its sum divided by the global count."""
+
+    loss_mask: Tensor
+    counts: GlobalCounts
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Detached scalar of `values` [T], bool counting as 0 and 1."""
+        return torch.where(self.loss_mask, values.detach().float(), 0.0).sum() / max(self.counts.num_loss_tokens, 1)
 
 
 @frozen(eq=False)

@@ -3,16 +3,15 @@
 Shapes: E episodes, N sequences, T tokens; float64 throughout.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlcore_torchkit.rl.loss_config import KlEstimator
+
 Float64Array: TypeAlias = NDArray[np.float64]
 Lengths: TypeAlias = NDArray[np.int64]
-
-MAX_LOG_RATIO = 20.0
-MAX_KL = 10.0
 
 
 def soft_overlong_penalty(lengths: Lengths, *, max_length: int, buffer: float) -> Float64Array:
@@ -46,19 +45,15 @@ def group_length_reward(
 
 
 def kl_estimates(
-    policy: NDArray[np.floating[Any]], reference: NDArray[np.floating[Any]], *, estimator: Literal["k1", "k2", "k3"]
+    policy: NDArray[np.floating[Any]], reference: NDArray[np.floating[Any]], *, estimator: KlEstimator
 ) -> Float64Array:
-    """float64 [T]: k1 = -Δ, k2 = Δ²/2 or k3 = e^Δ - 1 - Δ, Δ = reference - policy log-probability (Schulman, "Approximating KL
-    Divergence"). Δ is clamped to ±20 and the estimate to ±10, as in `rlcore_torchkit.rl.kl`."""
-    delta = np.clip(reference.astype(np.float64) - policy, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    match estimator:
-        case "k1":
-            estimate = -delta
-        case "k2":
-            estimate = delta**2 / 2
-        case "k3":
-            estimate = np.expm1(delta) - delta
-    return np.clip(estimate, -MAX_KL, MAX_KL)
+    """float64 [T]: the loss's own estimates of the divergence of the policy from the reference, by log-probabilities [T]."""
+    import torch  # here alone: the driver needs it only where rewards have a KL divergence
+
+    from rlcore_torchkit.rl.policy_gradient import kl_estimate
+
+    estimates: Float64Array = kl_estimate(torch.from_numpy(reference.astype(np.float64) - policy), estimator).numpy()
+    return estimates
 
 
 def sums_to_go(values: Float64Array, offsets: NDArray[np.int64]) -> Float64Array:

@@ -12,7 +12,8 @@ from torch import Tensor
 from rlcore.spi.batch import GENERATION_LOGPROBS, GlobalCounts
 from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.loss import MISMATCH_METRICS, LossInputs, LossOutput, LossSpec
-from rlcore_torchkit.rl.metrics import MaskedMean, mismatch
+from rlcore_torchkit.rl.mismatch import mismatch
+from rlcore_torchkit.rl.sequences import MaskedMean
 from rlcore_torchkit.trainer.microbatch import Microbatch
 
 

@@ -1,7 +1,7 @@
 """Trainer and generator of a run in one process, as the loop sees them: whole batches in, whole results out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -105,21 +105,6 @@ class MinibatchTrainer(ABC):
         request = self._logprobs_request(model, weight_version)
         return self._evaluate(request, without_columns(batch, model), sequences)
 
-    def with_logprobs(
-        self,
-        minibatches: Sequence[Minibatch],
-        columns: Sequence[LogprobsColumn],
-        read: Collection[str],  # noqa: ARG002 - a pool sends these
-        weight_version: int,
-    ) -> list[Minibatch]:
-        """See TrainerGroup: here they come to the driver. A pool has them stay where they are computed."""
-        batch = minibatches[0].batch
-        for column in columns:
-            sequences = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[column.first :]]))
-            found = self.logprobs(batch, sequences, column.model, weight_version)
-            batch = batch.with_token_column(column.name, found)
-        return [evolve(minibatch, batch=batch) for minibatch in minibatches]
-
     def _logprobs_request(self, model: Literal["policy", "reference"], weight_version: int) -> spi.LogprobsRequest:
         return spi.LogprobsRequest(
             microbatches=(), model=model, temperature=self.temperature, entropy=False, weight_version=weight_version
@@ -133,6 +118,19 @@ class MinibatchTrainer(ABC):
 
 
 @frozen(kw_only=True, eq=False)
+class CutMinibatch:
+    """The microbatches of an update, each a copy of its sequences."""
+
+    sequences: Int64Array
+    """int64 [M]: the numbers of all sequences, in the order of the microbatches."""
+    microbatches: tuple[spi.TokenBatch, ...]
+
+    def with_column(self, name: str, values: Iterator[Float32Array]) -> "CutMinibatch":
+        """One more token column; `values` returns that of each microbatch in turn."""
+        return evolve(self, microbatches=tuple(one.with_token_column(name, next(values)) for one in self.microbatches))
+
+
+@frozen(kw_only=True, eq=False)
 class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
     """One trainer worker in the driver's own process."""
 
@@ -140,20 +138,40 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
     temperature: float
     whole_groups: bool = False
 
+    def with_logprobs(
+        self,
+        minibatches: Sequence[Minibatch],
+        columns: Sequence[LogprobsColumn],
+        read: Collection[str],
+        weight_version: int,
+    ) -> list[Minibatch]:
+        """See TrainerGroup. Each minibatch is cut once: its microbatches get the columns, and the update reads them."""
+        batch = with_columns(minibatches[0].batch, {*read, spi.GENERATION_LOGPROBS, spi.ROUTED_EXPERTS})
+        held = [self._cut(batch, one.sequences, self._groups(batch, one.sequences)) for one in minibatches]
+        for column in columns:
+            request, later = self._logprobs_request(column.model, weight_version), held[column.first :]
+            bare = tuple(without_columns(one, column.model) for cut in later for one in cut.microbatches)
+            found = iter(tokens_figures(self.handle, request, bare))
+            held[column.first :] = [cut.with_column(column.name, found) for cut in later]
+        return [evolve(minibatch, held=cut) for minibatch, cut in zip(minibatches, held, strict=True)]
+
     def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        batch, sequences = read_by(request.loss, minibatch.batch), minibatch.sequences
-        plan = self._plan(batch, sequences, self._groups(batch, sequences))
-        result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))
-        return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
+        batch, cut = minibatch.batch, minibatch.held
+        if not isinstance(cut, CutMinibatch):
+            read = read_by(request.loss, batch)
+            cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))
+        microbatches = tuple(read_by(request.loss, one) for one in cut.microbatches)
+        result = self.handle.train_step(evolve(request, microbatches=microbatches))
+        return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, cut.sequences)
 
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
-        plan = self._plan(batch, sequences, None)
-        found = tokens_figures(self.handle, request, _cut(batch, plan))
-        return put_rows(found, batch.offsets, np.concatenate(plan))
+        cut = self._cut(batch, sequences, None)
+        return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)
 
-    def _plan(self, batch: spi.TokenBatch, sequences: Int64Array, groups: Int64Array | None) -> list[Int64Array]:
+    def _cut(self, batch: spi.TokenBatch, sequences: Int64Array, groups: Int64Array | None) -> CutMinibatch:
         plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch, groups=groups)
-        return [sequences[microbatch] for microbatch in plan]
+        chosen = [sequences[microbatch] for microbatch in plan]
+        return CutMinibatch(sequences=np.concatenate(chosen), microbatches=tuple(batch.select(one) for one in chosen))
 
 
 @frozen(kw_only=True, eq=False)
@@ -171,10 +189,6 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends."""
         run_stream(self.handle, self.tokenizer, feed, weight_version)
-
-
-def _cut(batch: spi.TokenBatch, plan: list[Int64Array]) -> tuple[spi.TokenBatch, ...]:
-    return tuple(batch.select(sequences) for sequences in plan)
 
 
 def read_by(loss: spi.LossSpec, batch: spi.TokenBatch) -> spi.TokenBatch:

@@ -20,8 +20,8 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.group_starts import no_parser
+from rlcore.run.rollout.failures import Failure
+from rlcore.run.rollout.prompt_groups import no_parser
 from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
 from rlcore.spi.arrays import Int32Array, Int64Array
 
@@ -168,7 +168,7 @@ def _rendered(prepared: RunPlan, one: DataSet, tokenizer: Tokenizer) -> Examples
 
 def _require_known(prepared: RunPlan, key: str, where: str, tokens: Int32Array) -> None:
     """DataError where there are tokens that the model has no rows for."""
-    check_vocabulary(f"{where} of {key}", tokens, prepared.algorithm.vocab_size)
+    check_vocabulary(f"{where} of {key}", int(tokens.max(initial=0)), prepared.algorithm.vocab_size)
 
 
 def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokenizer, observe: Observe | None) -> Int64Array:

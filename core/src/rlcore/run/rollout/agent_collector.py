@@ -10,14 +10,13 @@ from attrs import frozen
 from rlcore import spi
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups
+from rlcore.run.rollout.collector import StepCollector
 from rlcore.run.rollout.episode import NOT_GENERATED
-from rlcore.run.rollout.episode_starts import StepPlans
-from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.reward_components import reward_components
-from rlcore.run.rollout.reward_differences import Compared
+from rlcore.run.rollout.episode_group import Compared, reward_components
+from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.session_sampler import SessionSampler
-from rlcore.run.rollout.step_collector import StepCollector
+from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import Segment
 from rlcore.spi.arrays import offsets_of
 

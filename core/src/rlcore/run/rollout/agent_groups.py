@@ -7,12 +7,11 @@ from attrs import define, field
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.episode_starts import StepPlans
+from rlcore.run.rollout.episode_group import Compared, has_reward_variance
+from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.group_work import GroupWork
-from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.reward_differences import Compared, has_reward_variance
 from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
 

@@ -8,8 +8,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from attrs import define, field, frozen
 
-from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.event_loop import Abandoned
+from rlcore.run.rollout.failures import Failure
 from rlcore.spi import ContractError, EpisodeResult, ResetResult, StepResult
 
 GRACE_S = 2.0

@@ -11,7 +11,7 @@ from rlcore.chat.messages import ASSISTANT, read_messages
 from rlcore.images import image_parts
 from rlcore.lone_surrogates import lone_surrogate
 from rlcore.run.data.row_fields import prompt_fault
-from rlcore.run.rollout.episode_failure import shown
+from rlcore.run.rollout.failures import shown
 from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
 from rlcore.spi.arrays import check_array
 

@@ -13,8 +13,8 @@ from rlcore.registry.plugin_errors import attributed
 from rlcore.run.rollout import environment_calls
 from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result
 from rlcore.run.rollout.environment_results import check_episode, check_reset, check_step
-from rlcore.run.rollout.episode_failure import Failure, shown
 from rlcore.run.rollout.event_loop import LoopThread
+from rlcore.run.rollout.failures import Failure, shown
 from rlcore.spi import (
     AgentEnvironment,
     ContractError,

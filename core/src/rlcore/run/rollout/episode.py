@@ -1,22 +1,120 @@
-"""State of one episode: the messages so far, and its next turn. It can be saved and resumed at any moment."""
+"""One episode: what it asks the generator for, what comes of that, and its state. It can be saved and resumed at any moment."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
-from rlcore.run.rollout.request_feed import Completion
-from rlcore.run.rollout.reward_differences import Compared, has_reward_variance
-from rlcore.spi import FinishReason, Observation, ResetResult, Row, SamplingMask, StepResult, Tool, ToolCall, Turn
-from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
+from rlcore.run.protocols import Responses
+from rlcore.spi import FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
+from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
+
+Decode: TypeAlias = Callable[[Sequence[int] | Int32Array], str]
 
 NOT_GENERATED = -1
 """The weight version of a token that the policy did not say."""
-_NO_TOKENS = np.zeros(0, np.int32)
+NO_TOKENS = np.zeros(0, np.int32)
 _NOTHING: Mapping[str, float] = {}
 """Shared, and never changed."""
+_REASONS = {int(reason): reason for reason in FinishReason}
+
+
+# Not frozen, as nothing is of which one is made for each turn: that more than doubles the time that it takes.
+@define(kw_only=True, eq=False)
+class CompletionRequest:
+    """One sample that is asked for."""
+
+    prompt: Int32Array
+    """int32 [length]: all that it has read and said. Samples of one array, asked for one after another, share a prompt."""
+    seed: int
+    max_tokens: int
+    sampling: SamplingParams
+    owner: object
+    """Whose sample it is."""
+    routed_experts: bool = False
+    sampling_mask: bool = False
+    goes_on: bool = False
+    """Whether its episode has said something before."""
+    conversation: int = -1
+    """GenerateRequest.conversations of it."""
+    images: tuple[bytes, ...] = ()
+    """What the prompt shows; the same of all samples that share one."""
+
+
+@define(kw_only=True, eq=False)
+class Completion:
+    """What came of it."""
+
+    wanted: CompletionRequest
+    text: str
+    tokens: Int32Array
+    """int32 [T]"""
+    logprobs: Float32Array
+    """float32 [T]"""
+    weight_versions: Int32Array
+    """int32 [T]"""
+    finish_reason: FinishReason
+    routed_experts: Int16Array | None = None
+    """int16 [prompt and T, L, K]"""
+    sampling_mask: SamplingMask | None = None
+    """What each of the T tokens was chosen among."""
+
+
+def completions_of(wanted: Sequence[CompletionRequest], responses: Responses) -> list[Completion]:
+    """The completion of each of S samples: views of what the generator returned."""
+    result = responses.result
+    tokens = result.tokens.view()
+    tokens.flags.writeable = False  # environments see them, and they are what will be trained on
+    bounds, reasons = result.offsets.tolist(), result.finish_reasons.tolist()
+    routed, mask = result.routed_experts, result.sampling_mask
+    rows = None if routed is None else routed.offsets.tolist()
+    found = []
+    for row, one in enumerate(wanted):
+        part = slice(bounds[row], bounds[row + 1])
+        found.append(
+            Completion(
+                wanted=one,
+                text=responses.texts[row],
+                tokens=tokens[part],
+                logprobs=result.logprobs[part],
+                weight_versions=result.weight_versions[part],
+                finish_reason=_REASONS[reasons[row]],
+                routed_experts=None if routed is None or rows is None else routed.experts[rows[row] : rows[row + 1]],
+                sampling_mask=None if mask is None else mask.slice(part.start, part.stop),
+            )
+        )
+    return found
+
+
+def until_stop(begun: Sequence[Int32Array], sampled: Completion, decode: Decode) -> Completion:
+    """The rest of a turn up to the first stop string of the whole turn, which a generator that began behind the cut cannot see
+    where it lies across it. What it then said after the stop string is left out."""
+    stops = sampled.wanted.sampling.stop_strings
+    if not begun or not stops or not len(sampled.tokens):
+        return sampled
+    before = np.concatenate(begun)
+
+    def has_stopped(number: int) -> bool:
+        text = decode(np.concatenate([before, sampled.tokens[:number]]))
+        return any(stop in text for stop in stops)
+
+    number = bisect_left(range(len(sampled.tokens) + 1), True, key=has_stopped)
+    if number > len(sampled.tokens):
+        return sampled
+    experts, mask = sampled.routed_experts, sampled.sampling_mask
+    left_out = len(sampled.tokens) - number
+    return evolve(
+        sampled,
+        tokens=sampled.tokens[:number],
+        logprobs=sampled.logprobs[:number],
+        weight_versions=sampled.weight_versions[:number],
+        finish_reason=FinishReason.STOP,
+        routed_experts=None if experts is None else experts[: len(experts) - left_out],
+        sampling_mask=None if mask is None else mask.slice(0, number),
+    )
 
 
 @define(kw_only=True, eq=False)
@@ -90,7 +188,7 @@ class Episode:
 
     def read(self, tokens: Int32Array) -> None:
         """Append what the environment shows."""
-        self._append(tokens, *_not_generated(len(tokens)))
+        self._append(tokens, *not_generated(len(tokens)))
 
     def begin_turn(self, sampled: Completion) -> None:
         """Append what of a turn was said before the generator was stopped."""
@@ -147,7 +245,7 @@ class Episode:
         """int32 [length]: all that it has read and said."""
         if len(self.tokens) > 1:
             self.tokens = (np.concatenate(self.tokens),)
-        return self.tokens[0] if self.tokens else _NO_TOKENS
+        return self.tokens[0] if self.tokens else NO_TOKENS
 
     def _take(self, sampled: Completion) -> None:
         if sampled.sampling_mask is not None:
@@ -166,124 +264,10 @@ class Episode:
         self.length += len(tokens)
 
 
-_Pieces: TypeAlias = tuple[tuple[Int32Array, ...], tuple[Float32Array, ...], tuple[Int32Array, ...]]
-"""Tokens, log-probabilities and versions."""
-
-
 @lru_cache(maxsize=64)
-def _not_generated(number: int) -> tuple[Float32Array, Int32Array]:
+def not_generated(number: int) -> tuple[Float32Array, Int32Array]:
     """Log-probabilities and weight versions of so many tokens that the policy did not say, which many episodes share."""
     columns = np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32)
     for column in columns:
         column.flags.writeable = False
     return columns
-
-
-@define(kw_only=True, eq=False)
-class EpisodeGroup:
-    """The samples of one row, which share its prompt."""
-
-    number: int
-    """Its number in the run."""
-    instead: Row | None = None
-    """The row that takes the place of its own, whose prompt is over the limit."""
-    spare: int | None = None
-    """Which of the rows behind those of its step that is, counted from 0."""
-    num_long: int = 0
-    """Rows whose prompts were over the limit."""
-    reset: ResetResult | None = None
-    """What the environment began with; None before, and where that failed."""
-    prompt: Int32Array = field(factory=lambda: _NO_TOKENS)
-    """int32 [length]; of a group whose environment failed, one token in place of it."""
-    images: tuple[bytes, ...] = ()
-    """What the prompt shows, in order."""
-    is_left_out: bool = False
-    """Whether its row's prompt is over the limit, and no other takes its place."""
-    episodes: list[Episode] = field(factory=list)
-    """Empty until the environment has begun, and where it is left out."""
-    max_turn_tokens: int | None = None
-    _first_open: int = 0
-    """All episodes before this one have ended."""
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it is known what its prompt is."""
-        return self.is_left_out or bool(self.episodes)
-
-    def begin(
-        self,
-        prompt: Int32Array,
-        reset: ResetResult | None,
-        group_size: int,
-        budget: int,
-        max_turn_tokens: int | None = None,
-        images: tuple[bytes, ...] = (),
-    ) -> None:
-        """Begin the episodes after a prompt; with none to answer where the environment failed."""
-        self.prompt, self.reset, self.max_turn_tokens, self.images = prompt, reset, max_turn_tokens, images
-        first, pieces = self.number * group_size, self._pieces()
-        self.episodes = [self._episode(number, budget, pieces) for number in range(first, first + group_size)]
-
-    def all_ended(self) -> bool:
-        """Whether all episodes have ended. It is asked at the end of each, and looks at each once."""
-        episodes, first = self.episodes, self._first_open
-        while first < len(episodes) and episodes[first].ended:
-            first += 1
-        self._first_open = first
-        return first == len(episodes)
-
-    def has_signal(self, compared: Compared, *, masks_truncated: bool) -> bool:
-        """Whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it has
-        none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
-        trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
-        return self.is_left_out or has_reward_variance(
-            [one.rewards for one in trained], [one.reward_components for one in trained], compared
-        )
-
-    @property
-    def num_rewarded(self) -> int:
-        """Its samples whose environment did not fail."""
-        return sum(episode.valid for episode in self.episodes)
-
-    @property
-    def success_rate(self) -> float:
-        """The share of these that solved it; 0.0 where there are none."""
-        return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)
-
-    def settle(self) -> None:
-        """All episodes have ended: forget what only their environment needs."""
-        self.reset = None
-        for episode in self.episodes:
-            episode.state = episode.said = None
-
-    def restart(self, budget: int) -> list[Episode]:
-        """Begin again, behind the prompt, the episodes that have not ended and have said something; these."""
-        restarted, pieces = [], self._pieces()
-        for member, episode in enumerate(self.episodes):
-            if not episode.ended and episode.num_generated:
-                self.episodes[member] = self._episode(episode.number, budget, pieces)
-                restarted.append(self.episodes[member])
-        return restarted
-
-    def _pieces(self) -> "_Pieces":
-        """What its episodes have read at first, which they share."""
-        logprobs, versions = _not_generated(len(self.prompt))
-        return (self.prompt,), (logprobs,), (versions,)
-
-    def _episode(self, number: int, budget: int, pieces: "_Pieces") -> Episode:
-        failed = self.reset is None
-        tokens, logprobs, versions = pieces
-        return Episode(
-            number=number,
-            state=None if self.reset is None else self.reset.state,
-            budget=budget,
-            max_turn_tokens=self.max_turn_tokens,
-            tools=() if self.reset is None else self.reset.observation.tools,
-            images=self.images,
-            valid=not failed,
-            ended=failed,
-            tokens=tokens,
-            logprobs=logprobs,
-            versions=versions,
-            length=len(self.prompt),
-        )

@@ -172,14 +172,14 @@ class EpisodeRun(Generic[GroupT]):
 
     def _begin_stream(self, weight_version: int, may_go_on: Callable[[], bool]) -> None:
         self._drive()
-        self.work.feed.begin_polling(weight_version, may_go_on)
+        self.work.feed.begin(weight_version, lambda: self._loop.watch() and may_go_on())
         self.work.count.generating(True)
         self._loop.call(self._look)  # the batch may have come before the feed's stream began
 
     def _drive(self) -> None:
         """Have the event loop work on the groups that run."""
         self.work.open()
-        self.work.feed.driven = self._loop.drive(has_more=bool(self.schedule.running))
+        self._loop.drive(has_more=bool(self.schedule.running))
 
     # On the event loop.
 

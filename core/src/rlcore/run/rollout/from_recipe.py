@@ -12,12 +12,11 @@ from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
-from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_starts import PromptLimit
-from rlcore.run.rollout.reward_differences import Compared
+from rlcore.run.rollout.episode_group import Compared
 from rlcore.run.rollout.schedule import SchedulePolicy
-from rlcore.run.rollout.step_collector import StepCollector
+from rlcore.run.rollout.step_plans import PromptLimit
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import SamplingParams
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
-from rlcore.run.rollout.episode_starts import StepPlans
-from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.polling_feed import PollingFeed
-from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.failures import MaskedFailures
+from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
+from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import Row
 
@@ -43,7 +42,7 @@ class GroupWork(ABC, Generic[GroupT]):
     """Begins groups and takes them to their end. But for what is said otherwise it is called on the event loop, or in another
     thread while none is at work."""
 
-    feed: PollingFeed
+    feed: RequestFeed
     """What asks for samples."""
     count: SampleCount
     task_pool: TaskPool

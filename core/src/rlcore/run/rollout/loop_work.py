@@ -38,7 +38,7 @@ class LoopWork:
 
     # In other threads.
 
-    def drive(self, *, has_more: bool) -> LoopTaskHandle:
+    def drive(self, *, has_more: bool) -> None:
         """Have the event loop work; anew where it has ended or is ending, and `has_more` to do."""
         if self._driven is None or (not self._is_driven and has_more):
             self._await_end()  # the work before has ended, but for its last lines
@@ -48,7 +48,6 @@ class LoopWork:
             self._driven = self._runner.work(self._begin, self._now)
             self._driven.start()
         self._driven.num_stuck = 0
-        return self._driven
 
     def call(self, function: Callable[[], T]) -> T:
         """As `between`. Raises what ends the work."""
@@ -79,6 +78,12 @@ class LoopWork:
             self.keep(error)
             self._on_error()
             return True
+
+    def watch(self) -> bool:
+        """Raise what ended the work, which nobody keeps here; else return True."""
+        if self._driven is not None:
+            self._driven.poll(0.0)
+        return True
 
     def cancel(self) -> None:
         """End the work where it is: it changes nothing any more when this returns."""

@@ -1,21 +1,45 @@
-"""Groups of episodes that say turn after turn: their beginnings, their turns, and what a checkpoint keeps of them."""
+"""Groups of episodes that share a prompt: their beginnings, their turns, and what a checkpoint keeps of them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+from attrs import frozen
+
+from rlcore.chat.tool_calls import FORMS
+from rlcore.run.data.prompts import encode_prompts, prompt_images
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode import Episode, EpisodeGroup
-from rlcore.run.rollout.episode_starts import StepPlans
-from rlcore.run.rollout.group_starts import GroupOptions, GroupStarts
+from rlcore.run.rollout.episode import Episode
+from rlcore.run.rollout.episode_group import Compared, EpisodeGroup
+from rlcore.run.rollout.failures import Failure
 from rlcore.run.rollout.group_work import GroupWork
+from rlcore.run.rollout.step_plans import PromptLimit, StepBatch, StepPlans
 from rlcore.run.rollout.turns import Turns
-from rlcore.spi import Row
+from rlcore.spi import ConfigError, Problem, ResetResult, Row
+
+
+@frozen(kw_only=True)
+class GroupOptions:
+    """What all groups of a run have in common."""
+
+    group_size: int
+    """Samples of a group."""
+    prompt_limit: PromptLimit
+    max_response_tokens: int
+    max_turn_tokens: int | None
+    masks_truncated: bool = False
+    """Whether episodes that a limit of tokens or turns cut off are not trained on."""
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
+    placeholder: int
+    """The token that stands for the prompt of a group whose environment failed to begin: a batch has no empty sequence."""
 
 
 class PromptGroups(GroupWork[EpisodeGroup]):
-    """Begins groups with a prompt, and takes their episodes through their turns."""
+    """Begins groups: resets the environment, encodes the prompt, leaves out prompts that are too long. Takes their episodes
+    through their turns."""
 
     def __init__(
         self, *, options: GroupOptions, plans: StepPlans, runner: EpisodeRunner, turns: Turns, tokenizer: Tokenizer
@@ -25,10 +49,14 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         self.group_size = options.group_size
         self.feed, self.count, self.task_pool, self.failures = turns.feed, turns.count, turns.task_pool, turns.failures
         self._options = options
-        self._starts = GroupStarts(
-            options=options, plans=plans, runner=runner, turns=turns, tokenizer=tokenizer, failed_before=self.failed_before
-        )
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._calls: EnvironmentCalls
         self._on_ended: Callable[[int], None]
+        self._beginning: dict[int, tuple[EpisodeGroup, StepBatch]] = {}
+        """Groups whose prompts are not known yet, by number, each with the groups that began together with it."""
+        self._resets: list[tuple[EpisodeGroup, Row, ResetResult]] = []
+        """Groups whose prompts are to be encoded, with their rows."""
 
     def failed_before(self, number: int) -> str | None:  # noqa: ARG002 - a replay knows
         """Why a group's environment is to fail as it begins; None where it is asked."""
@@ -44,8 +72,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
 
     def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:  # noqa: ARG002
         """See GroupWork."""
-        self._on_ended = on_ended
-        self._starts.begin(calls, on_ended)
+        self._calls, self._on_ended, self._resets = calls, on_ended, []
         self.turns.begin(calls, self._end)
 
     def _end(self, episode: Episode) -> None:
@@ -60,7 +87,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
                     self.turns.go_on(running)
                 else:
                     self._on_ended(group.number)
-        self._starts.start(begin, together=together)
+        self._begin_groups(begin, together=together)
 
     def look(self) -> None:
         """See GroupWork."""
@@ -69,7 +96,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
     def forget(self, groups: Collection[EpisodeGroup]) -> None:
         """See GroupWork."""
         self.turns.forget(episode for group in groups for episode in group.episodes)
-        self._starts.forget([group.number for group in groups])
+        self._forget_beginnings([group.number for group in groups])
 
     def restart(self, group: EpisodeGroup, *, is_at_work: bool) -> bool:
         """See GroupWork."""
@@ -129,3 +156,122 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             )
             for episode in group.episodes
         )
+
+    def _begin_groups(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
+        """Begin groups. Those of one step form a step batch."""
+        steps: dict[int, list[EpisodeGroup]] = {}
+        for group in groups:
+            steps.setdefault(self.plans.step_of(group.number), []).append(group)
+        for step, members in steps.items():
+            step_batch = StepBatch(
+                plan=self.plans.of_step(step),
+                limit=self._options.prompt_limit,
+                num_unknown=len(members),
+                groups=members if together else (),
+            )
+            self._beginning |= {group.number: (group, step_batch) for group in members}
+        for group in groups:
+            self.turns.task_pool.add(self._reset, group, group.number)
+
+    def _forget_beginnings(self, numbers: Collection[int]) -> None:
+        """Stop beginning groups that are open no longer; some of them may have begun."""
+        left = {number: self._beginning.pop(number)[1] for number in numbers if number in self._beginning}
+        for number, step_batch in left.items():
+            step_batch.give_up(self.plans.place_of(number))
+        for number, step_batch in left.items():
+            self._give_places(number, step_batch.resolve())
+
+    def _begins(self, group: EpisodeGroup) -> bool:
+        return group.number in self._beginning and self._beginning[group.number][0] is group
+
+    async def _reset(self, group: EpisodeGroup) -> None:
+        """Let the environment begin. Prompts are encoded with all that come at the same moment."""
+        if not self._begins(group):
+            return
+        if (reason := self.failed_before(group.number)) is not None:
+            self._fail(group, Failure(reason=reason))
+            return
+        plan, place = self.plans.of_step(self.plans.step_of(group.number)), self.plans.place_of(group.number)
+        row = plan.rows[place] if group.instead is None else group.instead
+        key = (group.number, group.num_long)
+        call = self._runner.reset(row, plan.draws.reset_seeds[place], (place, len(plan.rows)), key)
+        reset = await self._calls.make(call)
+        if not self._begins(group):
+            return  # given up meanwhile
+        if isinstance(reset, Failure):
+            self._runner.require(call, reset)
+            self._fail(group, reset)
+            return
+        self._resets.append((group, row, reset))
+        if len(self._resets) == 1:
+            self.turns.task_pool.add(self._show_prompts)
+
+    async def _show_prompts(self, _: None) -> None:
+        """Encode prompts, and ask for the first turn of those within the limit."""
+        await self._calls.others()
+        resets, self._resets = [one for one in self._resets if self._begins(one[0])], []
+        encoded = encode_prompts([reset.observation for _, _, reset in resets], self._tokenizer)
+        options, turns = self._options, self.turns
+        for (group, row, reset), tokens in zip(resets, encoded, strict=True):
+            if len(tokens) > options.prompt_limit.max_tokens:
+                group.num_long += 1
+                step_batch = self._beginning[group.number][1]
+                self._give_places(group.number, step_batch.too_long(self.plans.place_of(group.number), row, len(tokens)))
+                continue
+            if reset.observation.tools and not turns.reads_calls:
+                raise no_parser()
+            prompt = np.asarray(tokens, np.int32)
+            images = prompt_images(reset.observation.messages)
+            group.begin(prompt, reset, self.group_size, options.max_response_tokens, options.max_turn_tokens, images)
+            if turns.conversations is not None:
+                turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
+            step_batch = self._beginning.pop(group.number)[1]
+            if not step_batch.groups:
+                turns.go_on(group.episodes)
+            self._give_places(group.number, step_batch.begun())
+            self._go_on_together(step_batch)
+
+    def _fail(self, group: EpisodeGroup, failure: Failure) -> None:
+        """All samples of a group whose environment failed to begin have failed."""
+        options = self._options
+        group.begin(np.array([options.placeholder], np.int32), None, self.group_size, options.max_response_tokens)
+        for episode in group.episodes:
+            self.turns.fail(episode.number, failure.reason)
+        step_batch = self._beginning.pop(group.number)[1]
+        self._give_places(group.number, step_batch.begun())
+        self._on_ended(group.number)
+        self._go_on_together(step_batch)
+
+    def _go_on_together(self, step_batch: StepBatch) -> None:
+        """Ask for the first turns of groups, once all of them have begun."""
+        if step_batch.all_begun():
+            self.turns.go_on([episode for group in step_batch.groups for episode in group.episodes if not episode.ended])
+
+    def _give_places(self, number: int, rows: Mapping[int, Row | None]) -> None:
+        """Begin the groups at some places of a group's step with other rows, or leave them out."""
+        first = number - self.plans.place_of(number)
+        num_spared = self.plans.of_step(self.plans.step_of(number)).num_spared - sum(row is not None for row in rows.values())
+        for place, row in rows.items():
+            group, step_batch = self._beginning[first + place]
+            group.instead = row
+            if row is not None:
+                group.spare, num_spared = num_spared, num_spared + 1
+                self.turns.task_pool.add(self._reset, group, group.number)
+            else:
+                group.is_left_out = True
+                del self._beginning[group.number]
+                self._on_ended(group.number)
+                self._go_on_together(step_batch)
+
+
+def no_parser() -> ConfigError:
+    """Return the error for prompts with tools where rlcore cannot read the template's form of calls."""
+    return ConfigError(
+        [
+            Problem(
+                path="rollout.tool_parser",
+                found='"auto", prompts with tools, and a chat template that shows no form of calls that the core reads',
+                expected=f"one of {', '.join(FORMS)}, or the name of a parser that the generator brings",
+            )
+        ]
+    )

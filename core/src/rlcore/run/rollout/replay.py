@@ -11,9 +11,9 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
-from rlcore.run.rollout.episode import Episode, EpisodeGroup
+from rlcore.run.rollout.episode import Completion, Episode
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.prompt_groups import PromptGroups
-from rlcore.run.rollout.request_feed import Completion
 from rlcore.run.rollout.rollout_trace import LostRecord, RolloutTrace
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.turns import Turns

@@ -1,61 +1,21 @@
-"""Queue between single sample requests and a generator's stream, which takes and returns them in batches."""
+"""Queue between single sample requests and a generator's stream, which takes and returns them in batches; and its figures."""
 
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from time import monotonic
 from typing import TypeAlias
 
 import numpy as np
 from attrs import define
 
 from rlcore.run.protocols import Responses
-from rlcore.spi import FinishReason, GenerateRequest, RaggedTokens, SamplingMask, SamplingParams
-from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
-
-_REASONS = {int(reason): reason for reason in FinishReason}
-
-
-# Not frozen, as nothing is of which one is made for each turn: that more than doubles the time that it takes.
-@define(kw_only=True, eq=False)
-class CompletionRequest:
-    """One sample that is asked for."""
-
-    prompt: Int32Array
-    """int32 [length]: all that it has read and said. Samples of one array, asked for one after another, share a prompt."""
-    seed: int
-    max_tokens: int
-    sampling: SamplingParams
-    owner: object
-    """Whose sample it is."""
-    routed_experts: bool = False
-    sampling_mask: bool = False
-    goes_on: bool = False
-    """Whether its episode has said something before."""
-    conversation: int = -1
-    """GenerateRequest.conversations of it."""
-    images: tuple[bytes, ...] = ()
-    """What the prompt shows; the same of all samples that share one."""
-
-
-@define(kw_only=True, eq=False)
-class Completion:
-    """What came of it."""
-
-    wanted: CompletionRequest
-    text: str
-    tokens: Int32Array
-    """int32 [T]"""
-    logprobs: Float32Array
-    """float32 [T]"""
-    weight_versions: Int32Array
-    """int32 [T]"""
-    finish_reason: FinishReason
-    routed_experts: Int16Array | None = None
-    """int16 [prompt and T, L, K]"""
-    sampling_mask: SamplingMask | None = None
-    """What each of the T tokens was chosen among."""
-
+from rlcore.run.rollout.environment_calls import POLL_S
+from rlcore.run.rollout.episode import Completion, CompletionRequest, completions_of
+from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
+from rlcore.spi.arrays import Int64Array, offsets_of
 
 HandOut: TypeAlias = Callable[[Sequence[Completion]], None]
 
@@ -88,6 +48,9 @@ class RequestFeed:
         self._num_samples = 0
         self._has_ended = True
         self._weight_version = 0
+        self._watch: Callable[[], bool] | None = None
+        self._watched_at = 0.0
+        self._error: BaseException | None = None
 
     @property
     def num_outstanding(self) -> int:
@@ -100,8 +63,10 @@ class RequestFeed:
         """Whether the stream is to end, or none has begun."""
         return self._has_ended
 
-    def begin(self, weight_version: int) -> None:
-        """Begin another stream; what waits is asked for at this version or a newer one, what goes on before what begins."""
+    def begin(self, weight_version: int, watch: Callable[[], bool] | None = None) -> None:
+        """Begin another stream; what waits is asked for at this version or a newer one, what goes on before what begins. The
+        generator's thread calls `watch` every POLL_S: False, or an error, ends the stream."""
+        self._watch, self._error = watch, None
         with self._changed:
             assert not self._taken, "a stream that has ended owes nothing"
             self.looked_at.clear()
@@ -128,53 +93,46 @@ class RequestFeed:
             self._has_ended = True
             self._changed.notify_all()
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until something is asked for or the stream is to end, at most so long."""
-        with self._changed:
-            if not self._waiting and not self._has_ended:
-                self._changed.wait(timeout_s)
-
     def requeue(self) -> None:
         """Ask again for what a stream that failed has taken and not delivered."""
         with self._changed:
             owed = [wanted for request in self._taken for wanted in request.wanted if wanted is not None]
             self._waiting, self._taken = owed + self._waiting, []
 
+    def failure(self) -> BaseException | None:
+        """The error of `watch` that ended the stream; returned once."""
+        error, self._error = self._error, None
+        return error
+
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """See rlcore.run.protocols.ResponseFeed."""
         self.looked_at.set()
-        with self._changed:
-            while wait and not self._waiting and not self._has_ended:
-                self._changed.wait()
-            if self._has_ended:
-                return None
-            waiting, self._waiting = self._waiting, []
-            return [self._request(samples) for samples in _alike(waiting)]
+        while True:
+            self._look()
+            with self._changed:
+                if self._has_ended:
+                    return None
+                if self._waiting or not wait:
+                    waiting, self._waiting = self._waiting, []
+                    return [self._request(samples) for samples in _alike(waiting)]
+                self._changed.wait(None if self._watch is None else POLL_S)
+
+    def _look(self) -> None:
+        """Call `watch` when it is due. Never raises: this runs within the generator."""
+        if self._watch is None or monotonic() - self._watched_at < POLL_S:
+            return
+        try:
+            if not self._watch():
+                self.end()
+        except BaseException as error:
+            self._error = error
+            self.end()
+        self._watched_at = monotonic()
 
     def deliver(self, samples: Int64Array, responses: Responses) -> None:
         """See rlcore.run.protocols.ResponseFeed."""
-        result = responses.result
-        tokens = result.tokens.view()
-        tokens.flags.writeable = False  # environments see them, and they are what will be trained on
-        bounds, reasons = result.offsets.tolist(), result.finish_reasons.tolist()
-        routed, mask = result.routed_experts, result.sampling_mask
-        rows = None if routed is None else routed.offsets.tolist()
-        handed, owed = [], self._owed(samples)
-        for row, (_, _, wanted) in enumerate(owed):
-            part = slice(bounds[row], bounds[row + 1])
-            experts = None if routed is None or rows is None else routed.experts[rows[row] : rows[row + 1]]
-            handed.append(
-                Completion(
-                    wanted=wanted,
-                    text=responses.texts[row],
-                    tokens=tokens[part],
-                    logprobs=result.logprobs[part],
-                    weight_versions=result.weight_versions[part],
-                    finish_reason=_REASONS[reasons[row]],
-                    routed_experts=experts,
-                    sampling_mask=None if mask is None else mask.slice(part.start, part.stop),
-                )
-            )
+        owed = self._owed(samples)
+        handed = completions_of([wanted for _, _, wanted in owed], responses)
         self._settle(owed)  # only now, or an error before would lose them
         self._hand_out(handed)
 
@@ -241,3 +199,77 @@ def _alike(waiting: Sequence[CompletionRequest]) -> list[list[list[CompletionReq
 def _kind(wanted: CompletionRequest) -> tuple[SamplingParams, bool, bool]:
     """What all samples of a request have in common."""
     return wanted.sampling, wanted.routed_experts, wanted.sampling_mask
+
+
+class SampleCount:
+    """Counts from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_sampled = 0
+        self._num_asked = 0
+        """Samples asked for that have not come."""
+        self._is_generating: bool | None = None
+        """Whether a stream runs; None before the first."""
+        self._since = time.perf_counter()
+        self._idle_s = self._busy_s = self._stopped_s = 0.0
+
+    def begin(self) -> None:
+        """Count samples, idle and busy seconds anew."""
+        with self._lock:
+            self._pass()
+            self._num_sampled, self._idle_s, self._busy_s = 0, 0.0, 0.0
+
+    def ask(self, number: int) -> None:
+        """So many more are asked for."""
+        with self._lock:
+            self._pass()
+            self._num_asked += number
+
+    def withdraw(self, number: int) -> None:
+        """So many are asked for no longer."""
+        self.ask(-number)
+
+    def come(self, number: int, num_ended: int) -> tuple[int, int]:
+        """So many have come, of which some have ended. Returns how many have ended since `begin`, and how many that makes with
+        those which are asked for."""
+        with self._lock:
+            self._pass()
+            self._num_asked -= number
+            self._num_sampled += num_ended
+            return self._num_sampled, self._num_sampled + self._num_asked
+
+    def generating(self, is_generating: bool) -> None:
+        """A stream begins, or has ended; it may be said several times over."""
+        with self._lock:
+            self._pass()
+            self._is_generating = is_generating
+
+    def stopped_s(self) -> float:
+        """Seconds in which no stream ran, since the first did."""
+        with self._lock:
+            self._pass()
+            return self._stopped_s
+
+    def idle_s(self) -> float:
+        """Seconds since `begin` in which no sample was asked for: what was waited for was the environment."""
+        with self._lock:
+            self._pass()
+            return self._idle_s
+
+    def busy_s(self) -> float:
+        """Seconds since `begin` in which samples were generated: a stream ran, and some sample of it had not come."""
+        with self._lock:
+            self._pass()
+            return self._busy_s
+
+    def _pass(self) -> None:
+        """Count the seconds since the last change."""
+        now = time.perf_counter()
+        passed, self._since = now - self._since, now
+        if not self._num_asked:
+            self._idle_s += passed
+        elif self._is_generating:
+            self._busy_s += passed
+        if self._is_generating is False:
+            self._stopped_s += passed

@@ -9,7 +9,8 @@ import numpy as np
 from attrs import field, frozen
 from cattrs import Converter
 
-from rlcore.run.rollout.episode import Episode, EpisodeGroup
+from rlcore.run.rollout.episode import Episode
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.schema.constraints import Count, Positive
 from rlcore.spi.arrays import Int32Array

@@ -10,9 +10,9 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore.run.data.curriculum import CurriculumState
+from rlcore.run.rollout.collector import Distribution
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.schedule import Position
-from rlcore.run.rollout.step_collector import Distribution
 from rlcore.serialization import SerializationError
 from rlcore.serialization import dumps as dump_object
 from rlcore.serialization import loads as load_object

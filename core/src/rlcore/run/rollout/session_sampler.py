@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.run.rollout.partial_rollouts import Decode, seed_after, until_stop
-from rlcore.run.rollout.polling_feed import PollingFeed
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest
-from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.episode import Completion, CompletionRequest, Decode, until_stop
+from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
+from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingMask
 
 
@@ -23,7 +22,7 @@ class SessionSampler:
         """`decode` returns the text of tokens, without special tokens; `sampling_mask`: whether samples are to say what each
         token was chosen among."""
         self._sampling_mask = sampling_mask
-        self.feed = PollingFeed(self._hand_out)
+        self.feed = RequestFeed(self._hand_out)
         self.count = SampleCount()
         self._decode = decode
         self._lock = threading.Lock()

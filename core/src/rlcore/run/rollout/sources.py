@@ -12,16 +12,15 @@ from rlcore.run.data.examples import Examples, example_batch
 from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.gc_tuning import step_begins, step_ends
 from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.replay import ReplaySchedule
 from rlcore.run.rollout.rollout_trace import RolloutTrace, StepRecord, differing, step_record
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
-from rlcore.run.rollout.step_collector import StepCollector
+from rlcore.run.rollout.step_plans import Draws, StepPlan
 from rlcore.spi import RolloutBatch, Row, capabilities
 from rlcore.spi.arrays import Int64Array
 

@@ -19,13 +19,10 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode import Episode
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.partial_rollouts import seed_after, until_stop
-from rlcore.run.rollout.polling_feed import PollingFeed
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest
-from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.run.rollout.episode import Completion, CompletionRequest, Episode, until_stop
+from rlcore.run.rollout.failures import Failure, MaskedFailures
+from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
+from rlcore.run.rollout.step_plans import seed_after
 from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 from rlcore.spi.arrays import Int32Array
@@ -78,7 +75,7 @@ class Turns:
         self._seed_of = seed_of
         self._num_samples = num_samples
         self._on_sampled = on_sampled
-        self.feed = PollingFeed(self._hand_out)
+        self.feed = RequestFeed(self._hand_out)
         self.count = SampleCount()
         self.task_pool = TaskPool()
         self.conversations = (

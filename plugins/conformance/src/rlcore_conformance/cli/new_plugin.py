@@ -12,7 +12,7 @@ from rlcore.spi.errors import Problem, StorageError
 from rlcore.spi.provider import ROLES, Role
 from rlcore.spi.version import SPI_VERSION
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parents[1] / "templates"
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _TORCH = ("rlcore", "rlcore-torchkit", "attrs>=25.1", "numpy>=1.26", "safetensors>=0.5", "torch>=2.11")
 DEPENDENCIES: Mapping[Role, tuple[str, ...]] = {

@@ -14,7 +14,8 @@ from rlcore.run.execution.ray.pool_groups import PoolGenerator
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, Minibatch, RefitCommand
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.request_feed import Completion, CompletionRequest, RequestFeed
+from rlcore.run.rollout.episode import Completion, CompletionRequest
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, FinishReason, LossSpec, SamplingParams, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore.testing.fakes import FakeTokenizer

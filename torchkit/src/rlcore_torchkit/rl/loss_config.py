@@ -1,12 +1,19 @@
-"""What `[algorithm.grpo]` says about the loss; the loss itself reads nothing else."""
+"""The options of the policy-gradient loss, as an algorithm's section of a recipe has them; imports no torch."""
 
 from math import inf
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from attrs import evolve, frozen
 
 from rlcore.schema.constraints import Constraint, Positive, Share, above, above_at_most, at_least
 from rlcore.spi import AlgorithmContext
+
+ObjectiveName: TypeAlias = Literal["clipped", "clip_cov", "kl_cov", "cispo", "sapo", "gmpo", "vespo", "policy_gradient"]
+RatioLevel: TypeAlias = Literal["token", "sequence", "sequence_token", "sequence_product"]
+Normalisation: TypeAlias = Literal["token", "sequence", "constant"]
+KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+KlGradient: TypeAlias = Literal["expectation", "estimate"]
+ImportanceBound: TypeAlias = Literal["truncate", "mask"]
 
 _NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
 _POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
@@ -16,20 +23,20 @@ _UNBOUNDED = Constraint("above 0; inf leaves out none", lambda value: value > 0)
 # Without slots: a class has no two bases that have some.
 @frozen(kw_only=True, slots=False)
 class LossConfig:
-    """Options of the policy-gradient loss."""
+    """Options of `rlcore_torchkit.rl.policy_gradient.policy_gradient_loss`, which reads nothing else."""
 
-    objective: Literal["clipped", "clip_cov", "kl_cov", "cispo", "sapo", "gmpo", "vespo", "policy_gradient"] = "clipped"
+    objective: ObjectiveName = "clipped"
     """What is optimised, A being a token's advantage and ρ its ratio: "clipped" bounds Aρ (PPO, arXiv:1707.06347); "cispo"
     weighs log-probabilities by A and the clipped ρ, a constant (arXiv:2506.13585); "sapo" lets a sigmoid of ρ fade out instead
     of clipping (arXiv:2511.20347); "gmpo" takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); "vespo"
     weighs log-probabilities by A and a kernel of the whole sequence's ratio (arXiv:2602.10693); "policy_gradient" by A alone
     (REINFORCE). "clip_cov" is "clipped" without a few tokens that would lower the entropy most, "kl_cov" is Aρ with a penalty
     on those (arXiv:2505.22617)."""
-    ratio: Literal["token", "sequence", "sequence_token", "sequence_product"] = "token"
+    ratio: RatioLevel = "token"
     """Whose ratio ρ of the policy to the previous one a token has: its own; its sequence's, the geometric mean over loss tokens
     (GSPO, arXiv:2507.18071, whose clip_low and clip_high are 3e-4 and 4e-4); the same with the gradient of the token alone
     (GSPO-token); or the product over the sequence (RLOO, arXiv:2402.14740)."""
-    loss_normalisation: Literal["token", "sequence", "constant"] = "token"
+    loss_normalisation: Normalisation = "token"
     """Mean over the tokens of the optimizer step; mean over its sequences of each one's mean; or sum over its tokens
     divided by its sequences times `constant_length`, which weighs a token alike in long and short answers."""
     constant_length: Positive | None = None
@@ -65,9 +72,9 @@ class LossConfig:
     """With "kl_cov": weight of |log ρ| at the chosen tokens."""
     kl_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of the KL divergence from the reference policy; 0 needs no reference policy."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: KlEstimator = "k3"
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
-    kl_gradient: Literal["expectation", "estimate"] = "expectation"
+    kl_gradient: KlGradient = "expectation"
     """Follow the gradient of the estimator's expectation under the policy, or differentiate the estimates alone (with
     which "k1" has no effect on average)."""
     kl_importance: Literal["none", "previous", "generation"] = "none"
@@ -77,7 +84,7 @@ class LossConfig:
     """Weigh each token by the ratio of the trainer's to the generator's probability, both at the start of the step, of the
     token or of its whole sequence, so that a numerical difference between the two does not bias the gradient. 1 where
     previous_logprobs is "generation"."""
-    importance_bound: Literal["truncate", "mask"] = "truncate"
+    importance_bound: ImportanceBound = "truncate"
     """A weight outside its bounds becomes the nearest bound (truncated importance sampling), or 0 (IcePop,
     arXiv:2510.18855)."""
     importance_minimum: Annotated[float, at_least(0)] = 0.0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlcore.run.rollout.polling_feed import PollingFeed
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import RewardError
 
 
@@ -19,10 +19,9 @@ class Work:
         return False
 
 
-def feed_beside(work: Any, may_go_on: Any = lambda: True) -> PollingFeed:
-    feed = PollingFeed(lambda _: None)
-    feed.driven = work
-    feed.begin_polling(0, may_go_on)
+def feed_beside(work: Any, may_go_on: Any = lambda: True) -> RequestFeed:
+    feed = RequestFeed(lambda _: None)
+    feed.begin(0, lambda: not work.poll(0.0) and may_go_on())
     return feed
 
 

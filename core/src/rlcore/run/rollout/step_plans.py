@@ -1,4 +1,4 @@
-"""Chooses the rows and seeds of a step's groups, and replaces rows whose prompt is too long."""
+"""Rows and seeds of a step's groups, and the replacement of rows whose prompt is too long."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 from attrs import define, field, frozen
 
-from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.spi import DataError, Row
 
 
@@ -182,3 +182,11 @@ class StepBatch:
         if self.limit.drops:
             return DataError(f"{key}: all {self.num_long} prompts asked for are over the limit: {found}")
         return DataError(f'{key}: {found}. Raise it, or leave such rows out with {key}.on_long_prompt = "drop"')
+
+
+def seed_after(seed: int, num_said: int) -> int:
+    """The seed of the rest of a turn. A generator may draw a request's random numbers from its seed alone: the same seed would
+    repeat, after the cut, those that chose the tokens before it."""
+    return (
+        seed if not num_said else int(np.random.SeedSequence([seed, num_said]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    )
