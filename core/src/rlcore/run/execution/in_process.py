@@ -10,10 +10,10 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.residency import make_room, room_beside_critic, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, RefitCommand, Refitted
 from rlcore.spi import RankInfo, RefitRequest
 
@@ -37,7 +37,7 @@ class InProcessRoute:
 
 
 @contextmanager
-def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
+def in_process(prepared: BackendPlan, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
     """Trainer and generator, closed at the end whatever happens."""
     rank_info, observers = RankInfo(device=prepared.device), prepared.observers
     context = prepared.trainer_context(rank_info)
@@ -58,7 +58,7 @@ def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | No
 
 
 @contextmanager
-def generator_alone(prepared: RunPlan, tokenizer: Tokenizer) -> Iterator[InProcessGenerator]:
+def generator_alone(prepared: BackendPlan, tokenizer: Tokenizer) -> Iterator[InProcessGenerator]:
     """A generator that answers with weights of its own, closed at the end whatever happens."""
     context = prepared.generator_context(RankInfo(device=prepared.device), None)
     generator = build_generator(prepared.chosen["generator"], context, prepared.config("generator"), prepared.observers)
@@ -67,7 +67,7 @@ def generator_alone(prepared: RunPlan, tokenizer: Tokenizer) -> Iterator[InProce
 
 
 @contextmanager
-def _critic(prepared: RunPlan, rank_info: RankInfo) -> Iterator[InProcessTrainer | None]:
+def _critic(prepared: BackendPlan, rank_info: RankInfo) -> Iterator[InProcessTrainer | None]:
     """The critic, which leaves the device to a generator that is to be started there; None where none is trained."""
     context = prepared.critic_context(rank_info)
     if context is None:
@@ -79,7 +79,7 @@ def _critic(prepared: RunPlan, rank_info: RankInfo) -> Iterator[InProcessTrainer
         yield _group(prepared, handle)
 
 
-def _group(prepared: RunPlan, handle: TrainerHandle) -> InProcessTrainer:
+def _group(prepared: BackendPlan, handle: TrainerHandle) -> InProcessTrainer:
     return InProcessTrainer(
         handle=handle,
         max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
