@@ -1400,10 +1400,10 @@ FAULTS = (
     ),
     Fault(
         "a program that a stop of the whole job reaches first has failed for good",
-        "rlcore.run.checkpoint_evaluation.evaluations",
+        "rlcore_serve.checkpoint_evaluation.evaluations",
         "self._closing.wait(GRACE_S)",
         "pass",
-        "tests/core/run/checkpoint_evaluation/test_evaluations.py"
+        "tests/serving/checkpoint_evaluation/test_evaluations.py"
         "::test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run",
     ),
     Fault(
@@ -1461,7 +1461,7 @@ FAULTS = (
         "rlcore.worker_pool",
         "end_descendants(self._process.pid)",
         "pass",
-        "tests/core/run/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",
+        "tests/serving/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",
     ),
     Fault(
         "engines that come back while the others sleep are awake",

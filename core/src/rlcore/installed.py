@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from rlcore import __version__
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
+from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
 from rlcore.spi.sessions import SESSION_SERVER_GROUP
@@ -29,6 +30,7 @@ GROUPS = (
     PLANNER_GROUP,
     CHART_GROUP,
     SESSION_SERVER_GROUP,
+    CHECKPOINT_EVALUATOR_GROUP,
     COMMAND_GROUP,
 )
 """Every group of rlcore's."""

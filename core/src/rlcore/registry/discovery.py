@@ -22,6 +22,7 @@ from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
+from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
 from rlcore.spi.sessions import SESSION_SERVER_GROUP
@@ -282,6 +283,7 @@ def _matched_before_recipes(installed: EntryPoints) -> set[str]:
         "planner": PLANNER_GROUP,
         "chart": CHART_GROUP,
         "session_server": SESSION_SERVER_GROUP,
+        "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
     }
     for role, group in groups.items():
         for entry_point in installed.select(group=group):

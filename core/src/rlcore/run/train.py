@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.binding import build_sink
 from rlcore.registry.plugin_errors import first_line
-from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.checkpoint_evaluation import EvaluatedRun, checkpoint_evaluator
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import describe_model, finish, run_to_end
@@ -73,7 +73,16 @@ def train(
             clock, guard = PhaseClock(recorded), InterruptGuard()
             with (
                 _open_sinks(prepared, directory.path, recorded) as sinks,
-                _evaluations(prepared, directory, sinks, recorded, clock, guard) as evaluations,
+                checkpoint_evaluator(
+                    EvaluatedRun(
+                        recipe=prepared.recipe,
+                        directory=directory,
+                        sinks=sinks,
+                        progress=recorded,
+                        clock=clock,
+                        guard=guard,
+                    )
+                ) as evaluations,
                 execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
             ):
                 run = _Run(
@@ -111,20 +120,6 @@ def _open_sinks(prepared: RunPlan, directory: Path, progress: Progress) -> Itera
         yield sinks
     finally:
         sinks.close()
-
-
-@contextmanager
-def _evaluations(
-    prepared: RunPlan, directory: RunDirectory, sinks: Sinks, progress: Progress, clock: PhaseClock, guard: InterruptGuard
-) -> Iterator[Sequence[LoopObserver]]:
-    """The evaluations of the run's checkpoints, none of which outlives it."""
-    if prepared.recipe.checkpoint_evaluation is None:
-        yield []
-        return
-    for label in sinks.without_evaluations:
-        progress.note(f"{label} takes no figures of evaluated checkpoints; they are in metrics.jsonl")
-    with closing(CheckpointEvaluations(prepared.recipe, directory, sinks, progress, clock, guard)) as evaluations:
-        yield [evaluations]
 
 
 @frozen(kw_only=True, eq=False)

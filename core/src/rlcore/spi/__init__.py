@@ -40,7 +40,7 @@ _NAMES = {
     ),
     "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
-    "observer": "ObserverContext",
+    "observer": "CHECKPOINT_EVALUATOR_GROUP ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES Provider Role",
@@ -156,6 +156,7 @@ if TYPE_CHECKING:
     from rlcore.spi.loss import LossInputs as LossInputs
     from rlcore.spi.loss import LossOutput as LossOutput
     from rlcore.spi.loss import LossSpec as LossSpec
+    from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP as CHECKPOINT_EVALUATOR_GROUP
     from rlcore.spi.observer import ObserverContext as ObserverContext
     from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
     from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec

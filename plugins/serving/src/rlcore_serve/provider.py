@@ -6,6 +6,8 @@ from rlcore.spi import SPI_VERSION, CommandSpec, Provider, capabilities
 from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
+    from rlcore.run.checkpoint_evaluation import EvaluatedRun
+    from rlcore.run.protocols import LoopObserver
     from rlcore.spi import SessionContext, SessionServer
 
 SERVE = CommandSpec(
@@ -28,3 +30,10 @@ def session_server(context: "SessionContext") -> "SessionServer":
     from rlcore_serve.sessions.episodes import EpisodeServer
 
     return EpisodeServer(context)
+
+
+def checkpoint_evaluator(run: "EvaluatedRun") -> "LoopObserver":
+    """Build what runs the recipe's program on the run's checkpoints."""
+    from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
+
+    return CheckpointEvaluations(run.recipe, run.directory, run.sinks, run.progress, run.clock, run.guard)

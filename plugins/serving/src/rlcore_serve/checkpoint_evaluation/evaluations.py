@@ -17,7 +17,6 @@ from rlcore.config.recipe import Recipe
 from rlcore.files import write_atomically
 from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import first_line
-from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.metrics_file import append_metrics
@@ -29,6 +28,7 @@ from rlcore.secrets import child_environment
 from rlcore.spi import StorageError
 from rlcore.worker_pool import WorkerPool
 from rlcore.worker_process import Ended, Task, ending
+from rlcore_serve.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
 
 RESULT = "result.json"
 TASK = Task(

@@ -21,8 +21,6 @@ from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import CheckpointConfig, Recipe
 from rlcore.registry.discovery import Registry
-from rlcore.run.checkpoint_evaluation import evaluations
-from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
@@ -31,8 +29,10 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import InterruptedRun, SaveStateRequest, SaveStateResult, capabilities, hookimpl
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer
+from rlcore_serve.checkpoint_evaluation import evaluations
+from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
 
-from .. import conftest  # type: ignore[import-not-found]
+from ...core.run import conftest  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 OWN_SESSIONS = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
@@ -100,7 +100,7 @@ from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import CheckpointConfig, Recipe
-from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.checkpoint_evaluation.result import NoFiguresError, read_figures
+from rlcore_serve.checkpoint_evaluation.result import NoFiguresError, read_figures
 
 
 def figures(folder: Path, printed: str, file: str | None = None, key: str | None = None) -> dict[str, float]:

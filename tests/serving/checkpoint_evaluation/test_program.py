@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
+from rlcore_serve.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
 
 
 @pytest.fixture
