@@ -1437,10 +1437,10 @@ FAULTS = (
     ),
     Fault(
         "a process lives no longer than its main thread",
-        "rlcore.descendants",
+        "rlcore_workers.descendants",
         "if state not in ENDED or living_threads(int(folder.name)):",
         "if state not in ENDED:",
-        "tests/core/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
+        "tests/workers/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
     ),
     Fault(
         "what a killed rank has started is taken for gone with its main thread",
@@ -1458,7 +1458,7 @@ FAULTS = (
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",
-        "rlcore.worker_pool",
+        "rlcore_workers.pool",
         "end_descendants(self._process.pid)",
         "pass",
         "tests/serving/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",

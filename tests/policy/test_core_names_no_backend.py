@@ -23,7 +23,7 @@ def names(plugin_projects):
     found = set(FORTHCOMING)
     for package, project in plugin_projects.items():
         found |= {package, project["project"]["name"]}
-        groups = project["project"]["entry-points"]
+        groups = project["project"].get("entry-points", {})
         found |= {name for group, names in groups.items() if group != COMMAND_GROUP for name in names}
     return found - EVERYDAY
 

@@ -10,7 +10,7 @@ BETWEEN_PROCESSES = {
     "core/src/rlcore/run/execution/ray/commands.py": "options, from the driver to its workers",
     "core/src/rlcore/run/execution/ray/failures.py": "errors, from a worker to its driver",
     "core/src/rlcore/run/execution/ray/worker.py": "options and the tokenizer, from the driver",
-    "core/src/rlcore/worker_process.py": "requests and answers, by a pipe",
+    "plugins/workers/src/rlcore_workers/process.py": "requests and answers, by a pipe",
     "plugins/vllm_generation/src/rlcore_vllm/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/host.py": "what an engine begins with, by its standard input",

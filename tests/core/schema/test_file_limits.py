@@ -11,13 +11,13 @@ import pytest
 from rlcore.config.data import DatasetConfig
 from rlcore.config.load import read_raw
 from rlcore.config.model import ModelConfig
-from rlcore.functions import load_function
 from rlcore.images import image_file
 from rlcore.model_files import model_problems
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.schema.file_limits import memory_bytes, read_file, require_file, require_tree
 from rlcore.spi import RlcoreError
+from rlcore_workers.functions import load_function
 
 
 def pipe(path: Path) -> None:

@@ -1,11 +1,13 @@
 """Types of configuration fields, taken apart: unions, arrays, tables, and the types inside them."""
 
 import functools
+import math
 import operator
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from numbers import Real
 from typing import Any, TypeVar, Union
 
 import attrs
@@ -43,6 +45,14 @@ def marks(tp: Any, kind: type[MarkT]) -> Iterator[MarkT]:
     if is_union(tp) or is_array(tp):
         for argument in typing.get_args(tp):
             yield from marks(argument, kind)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number; numpy's numbers count."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 def is_constrained(tp: object) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.functions import FORM
 from rlcore.secrets import unset_problems
 from rlcore.spi import (
     CheckContext,
@@ -17,12 +16,13 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
-from rlcore.worker_pool import default_processes
 from rlcore_rewards.config import FunctionConfig
 from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
 from rlcore_rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
 from rlcore_rewards.score import RewardOutput, combine
 from rlcore_rewards.worker import pool_of, say_all
+from rlcore_workers.functions import FORM
+from rlcore_workers.pool import default_processes
 
 SECTION = "environment.function"
 MAX_WAITING = 64

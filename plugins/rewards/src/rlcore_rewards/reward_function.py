@@ -8,9 +8,9 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.functions import Function, is_async, load_function, place_in
 from rlcore.spi import ConfigError, Message, Problem, RewardError, RlcoreError
 from rlcore_rewards.score import RewardOutput, read
+from rlcore_workers.functions import Function, is_async, load_function, place_in
 
 KEY = "environment.function.path"
 PARTS = ("prompt", "completion", "row")

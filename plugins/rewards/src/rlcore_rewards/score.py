@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.functions import brief, is_number
+from rlcore.schema.types import is_number
 from rlcore.spi import RewardError
+from rlcore_workers.functions import brief
 
 REWARD, SUCCESS = "reward", "success"
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 from attrs import frozen
 
 from rlcore.spi import ConfigError, RewardError, RlcoreError
-from rlcore.worker_pool import WorkerPool
-from rlcore.worker_process import Ended, Task, ending
 from rlcore_rewards.reward_function import RewardFunction, Sample, load_all
 from rlcore_rewards.score import RewardOutput
+from rlcore_workers.pool import WorkerPool
+from rlcore_workers.process import Ended, Task, ending
 
 _functions = lru_cache(maxsize=1)(load_all)
 

@@ -1,13 +1,12 @@
 """Objects that a program passes to a run besides its recipe: reward functions, an environment, rows."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from rlcore.config.load import Origin, RawRecipe
-from rlcore.functions import Function
 from rlcore.registry.binding import build_environment, require_environment
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.data.datasets import Split
@@ -21,7 +20,7 @@ PYTHON = "python"
 class InProcessOverrides:
     """Stands in for parts of a recipe, whose own keys for them are then taken out."""
 
-    reward: Sequence[Function] = ()
+    reward: Sequence[Callable[..., Any]] = ()
     environment: Environment | AgentEnvironment | None = None
     rows: Mapping[Split, Sequence[Any]] = field(factory=dict)
     origin: Origin

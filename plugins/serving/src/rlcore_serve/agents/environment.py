@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from rlcore.functions import brief, is_number, place_in
+from rlcore.schema.types import is_number
 from rlcore.secrets import child_environment, unset_problems
 from rlcore.spi import (
     CheckContext,
@@ -26,6 +26,7 @@ from rlcore.spi import (
 from rlcore_serve.agents.config import AgentConfig
 from rlcore_serve.agents.function import AgentClient, AgentFunction, load_agent
 from rlcore_serve.agents.process import run_process
+from rlcore_workers.functions import brief, place_in
 
 SECTION = "environment.agent"
 MAX_VARIABLE_BYTES = 100 * 2**10

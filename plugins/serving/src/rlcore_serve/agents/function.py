@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from rlcore.functions import FORM, is_async, load_function
 from rlcore.spi import ConfigError, PluginError, Problem, SessionEndpoint
+from rlcore_workers.functions import FORM, is_async, load_function
 
 AgentFunction: TypeAlias = Callable[[dict[str, Any], "AgentClient"], Awaitable[object]]
 KEY = "environment.agent.function"

@@ -7,10 +7,10 @@ import signal
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
-from rlcore.descendants import NOT_STARTED, supervised
 from rlcore.secrets import child_environment, masked
 from rlcore.spi import PluginError, RewardError
-from rlcore.worker_process import ending
+from rlcore_workers.descendants import NOT_STARTED, supervised
+from rlcore_workers.process import ending
 
 MAX_BYTES = 64 * 2**10
 """What is kept of the end of an agent's output."""

@@ -26,9 +26,9 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.secrets import child_environment
 from rlcore.spi import StorageError
-from rlcore.worker_pool import WorkerPool
-from rlcore.worker_process import Ended, Task, ending
 from rlcore_serve.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
+from rlcore_workers.pool import WorkerPool
+from rlcore_workers.process import Ended, Task, ending
 
 RESULT = "result.json"
 TASK = Task(

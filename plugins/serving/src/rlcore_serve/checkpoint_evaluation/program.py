@@ -17,8 +17,8 @@ from attrs import field, frozen
 from rlcore.config.checkpoint_evaluation import filled
 from rlcore.files import private
 from rlcore.reading import numbers
-from rlcore.worker_process import ending
 from rlcore_serve.checkpoint_evaluation.result import NoFiguresError, read_figures
+from rlcore_workers.process import ending
 
 HOST = "127.0.0.1"
 SERVED_NAME = "policy"

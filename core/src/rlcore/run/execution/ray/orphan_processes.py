@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
-from rlcore.descendants import living_threads
 from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.report.progress import Progress
+from rlcore_workers.descendants import living_threads
 
 MARK = "RLCORE_POOL"
 """The environment variable by which they are known; what they start in turn inherits it."""

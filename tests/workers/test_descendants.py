@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.descendants import adopt_orphans, descendants, end_descendants, supervised
+from rlcore_workers.descendants import adopt_orphans, descendants, end_descendants, supervised
 
 DAEMON = """
 import os, sys, time
@@ -118,13 +118,13 @@ asyncio.run(run_process([sys.executable, "-c", LEAVING, marked], {}, ""))
 """,
     "a reward in a worker pool": """
 import asyncio
-from rlcore.worker_pool import WorkerPool
-from rlcore.worker_process import Task
+from rlcore_workers.pool import WorkerPool
+from rlcore_workers.process import Task
 asyncio.run(WorkerPool(Task(name="rewards", handle="tests_left:call"), 1).call([sys.executable, "-c", LEAVING, marked]))
 """,
     "a supervised program": """
 import subprocess
-from rlcore.descendants import supervised
+from rlcore_workers.descendants import supervised
 subprocess.run(supervised([sys.executable, "-c", LEAVING, marked]))
 """,
 }
@@ -207,7 +207,7 @@ def test_a_program_has_the_usual_signals() -> None:
 def test_a_group_that_it_does_not_lead_outlives_its_parent() -> None:
     script = """
 import os, subprocess, sys
-from rlcore.descendants import end_with
+from rlcore_workers.descendants import end_with
 if os.fork() == 0:
     end_with(os.getppid())
     print("up", flush=True)

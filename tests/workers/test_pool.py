@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from rlcore.spi import PluginError
-from rlcore.worker_pool import MAX_STARTS, WorkerPool, default_processes
-from rlcore.worker_process import Ended, Task
+from rlcore_workers.pool import MAX_STARTS, WorkerPool, default_processes
+from rlcore_workers.process import Ended, Task
 
 SOURCE = """
 import os, signal, subprocess, time

@@ -3,12 +3,10 @@
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -54,14 +52,6 @@ def place_in(function: Function, error: BaseException) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = "" if code is None else code.co_filename
     return _place_in(file, error)
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number; numpy's numbers count."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an int beyond all floats
-        return False
 
 
 def brief(value: object) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rlcore import time_limit
-from rlcore.functions import brief, is_async, is_number, load_function, place_in
+from rlcore.schema.types import is_number
 from rlcore.spi import ConfigError
+from rlcore_workers.functions import brief, is_async, load_function, place_in
 
 
 @pytest.fixture

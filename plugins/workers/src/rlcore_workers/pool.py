@@ -12,10 +12,10 @@ from multiprocessing.connection import Pipe
 from queue import LifoQueue
 from typing import Any
 
-from rlcore.descendants import end_descendants
 from rlcore.secrets import child_environment
 from rlcore.spi import PluginError
-from rlcore.worker_process import Ended, NotStarted, Task
+from rlcore_workers.descendants import end_descendants
+from rlcore_workers.process import Ended, NotStarted, Task
 
 MAX_STARTS = 4
 """Most new processes for a request whose process has ended: the request is not the cause."""
@@ -138,7 +138,7 @@ class _Process:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlcore.worker_process", str(theirs.fileno()), task.name],
+                [sys.executable, "-m", "rlcore_workers.process", str(theirs.fileno()), task.name],
                 stdin=subprocess.DEVNULL,
                 stderr=None if task.shows_output else subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -172,5 +172,5 @@ class _Process:
         if isinstance(failure, NotStarted):
             self.kill()
             name = self._task.name
-            raise PluginError(f"a process of {name!r} (rlcore.worker_process) does not start: {failure.traceback}")
+            raise PluginError(f"a process of {name!r} (rlcore_workers.process) does not start: {failure.traceback}")
         self._is_ready = True

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlcore.worker_process import MAX_KILLS, Child, Ended, Limits, Task, ask_child, ending, main
+from rlcore_workers.process import MAX_KILLS, Child, Ended, Limits, Task, ask_child, ending, main
 
 HANDLE = f"{__name__}:handle"
 REQUEST = pickle.dumps("one")

@@ -1,4 +1,4 @@
-"""A process of a WorkerPool: `python -m rlcore.worker_process FD TASK`, over a connection of multiprocessing.
+"""A process of a WorkerPool: `python -m rlcore_workers.process FD TASK`, over a connection of multiprocessing.
 
 The process itself never computes: a child that it forks does. What takes too long, crashes or is killed costs that child, and a
 fork, while everything that `Task.prepare` has imported is there already.
@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.descendants import adopt_orphans, end_descendants
+from rlcore_workers.descendants import adopt_orphans, end_descendants
 
 MAX_KILLS = 3
 """Most new children for a request whose child was killed from outside: the request is not the cause."""
@@ -200,6 +200,6 @@ def _serve(caller: Connection, task: Task) -> None:
 
 
 if __name__ == "__main__":
-    from rlcore import worker_process
+    from rlcore_workers import process
 
-    worker_process.main(sys.argv[1:])  # the module that pickles name, in place of `__main__`
+    process.main(sys.argv[1:])  # the module that pickles name, in place of `__main__`
