@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/scale_sim.py --ranks 64 --profile
 
 The real driver (`rlcore.run.train`, its loop, rollouts and metrics), the algorithm `grpo`, the real balancing and the real
-cutting and joining of what travels (`rlcore.run.execution.ray`), with workers that answer at once in place of GPUs: 256
+cutting and joining of what travels (`rlcore_ray`), with workers that answer at once in place of GPUs: 256
 rollouts a rank and step, in groups of 32, four updates, with log-probabilities of the policy and of a reference policy. Lengths
 are log-normal with a mean of 795 tokens, cut at 3,946, after a prompt of about 8. There is a generator for every rank, and
 eight ranks a node. What goes to a generator and what workers answer is pickled and unpickled as on the way through Ray. What
@@ -46,16 +46,16 @@ from scale_workers import LIMIT, LocalCalls, Workers, clocks
 import rlcore.run.report.timing as timing
 import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
-from rlcore.run.execution.ray.engines import Engines
-from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.protocols import Backends, RefitCommand, Refitted
 from rlcore.run.report.progress import Progress
 from rlcore.run.rollout import request_feed
 from rlcore.spi import EnvironmentContext, FinishReason, Turn
+from rlcore.spi.execution import Backends, RefitCommand, Refitted
 from rlcore.testing.fakes import FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 from rlcore_grpo.provider import PROVIDER as GRPO
+from rlcore_ray.engines import Engines
+from rlcore_ray.pool_groups import PoolGenerator, PoolTrainer
 
 GROUP = 32
 ROLLOUTS_PER_RANK = 256
@@ -168,14 +168,14 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
             calls: Any = LocalCalls(workers, num_ranks)
             trainer = PoolTrainer(
                 calls=calls,
-                entry=registry.of("trainer")[0],
+                capabilities=FAKE_TRAINER.capabilities,
                 model="policy",
                 members=[[rank] for rank in range(num_ranks)],
                 max_tokens_per_microbatch=MAX_TOKENS,
                 temperature=1.0,
             )
             engines = Engines(calls=calls, hosts=range(num_ranks))
-            generator = PoolGenerator(calls=calls, entry=registry.of("generator")[0], engines=engines)
+            generator = PoolGenerator(calls=calls, capabilities=FAKE_GENERATOR.capabilities, engines=engines)
             yield Backends(trainer=trainer, generator=generator, route=NoRoute())
 
         yield opened

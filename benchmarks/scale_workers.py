@@ -14,9 +14,6 @@ import ray
 from numpy.typing import NDArray
 from response_lengths import lengths_of
 
-from rlcore.run.execution.ray.dispatch import RankPart
-from rlcore.run.execution.ray.worker_stream import Collected
-from rlcore.run.protocols import Responses
 from rlcore.spi import (
     MISMATCH_METRICS,
     FinishReason,
@@ -27,7 +24,10 @@ from rlcore.spi import (
     TrainStepResult,
 )
 from rlcore.spi.arrays import Float32Array
+from rlcore.spi.execution import Responses
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_ray.dispatch import RankPart
+from rlcore_ray.worker_stream import Collected
 
 RANKS_PER_NODE = 8
 LIMIT = 3946

@@ -236,7 +236,7 @@ def make_bench(directory: Path, work: Work) -> Bench:
     refit(handle, export_of(make_model("tiny", "cpu", "float32"), 0), "in_process")
     tokenizer = load_tokenizer(ModelConfig(path=str(model)))
     rows = [{"prompt": text} for text in texts(64 * work.num_prompts, PROMPT_LENGTH)]
-    return Bench(generator=InProcessGenerator(handle=handle, tokenizer=tokenizer), tokenizer=tokenizer, work=work, rows=rows)
+    return Bench(generator=InProcessGenerator(handle=handle, decoder=tokenizer), tokenizer=tokenizer, work=work, rows=rows)
 
 
 def policy_of(work: Work, num_steps: int, staleness: int, on_stale: Any = "wait") -> SchedulePolicy:

@@ -11,6 +11,7 @@ A package says in its pyproject.toml, below [tool.rlcore], what its folder does 
     imports   modules that it imports besides those that every plugin may import: the core's, which make it a wing, or others'
     image     the extras that the GPU image installs; false where the image leaves the package out
     extras    the extra that a plugin needs, by the plugin's name
+    install   what messages name to install it, in place of its own name: the core's extra that brings it
 """
 
 import argparse
@@ -32,7 +33,7 @@ PUBLISHED_HEAD = """\
 # is not installed read it, and nothing else does: any other plugin is used like these. A role's first is the one to begin with.
 # `make docs` writes it from the packages.
 """
-KEYS = {"imports", "image", "extras"}
+KEYS = {"imports", "image", "extras", "install"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +134,16 @@ def image(root: Path = ROOT) -> list[str]:
 
 
 def published(root: Path = ROOT) -> str:
-    """Return the core's list of released plugins. Those of `laptop` come first."""
+    """Return the core's list of what other packages bring. Those of `laptop` come first."""
     first = laptop(root)
     rows: defaultdict[str, list[str]] = defaultdict(list)
-    for one in sorted((one for one in packages(root) if one.is_plugin), key=lambda one: one.folder not in first):
+    for one in sorted((one for one in packages(root) if one.folder != "core"), key=lambda one: one.folder not in first):
         for role, name in one.plugins():
+            if role == "architecture":  # a model names its family by itself
+                continue
             extra = one.settings.get("extras", {}).get(name)
-            rows[role].append(f'{name} = "{one.requirement([extra] if extra else [])}"\n')
+            requirement = one.settings.get("install") or one.requirement([extra] if extra else [])
+            rows[role].append(f'{name} = "{requirement}"\n')
     return PUBLISHED_HEAD + "".join(f"\n[{role}]\n{''.join(lines)}" for role, lines in sorted(rows.items()))
 
 

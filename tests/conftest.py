@@ -34,7 +34,7 @@ LONGEST = (
     "oracle",
     "vllm_generation",
     "conformance",
-    "core/run/execution/ray",
+    "ray_execution",
     "fsdp2_backend",
     "megatron_backend",
 )

@@ -1,7 +1,11 @@
 """Draw docs/diagrams/*.svg: boxes, arrows between them, and bars over time. A test keeps them current."""
 
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+import grimp
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "diagrams"
 STYLE = "font-family='sans-serif' font-size='13' fill='#222'"
@@ -137,7 +141,103 @@ def overlap() -> Drawing:
     return picture
 
 
-DRAWINGS = {"step": step, "plugins": plugins, "placement": placement, "overlap": overlap}
+PUBLIC_PATHS = {"attention", "buckets", "digest", "logprobs", "losses", "microbatch", "models", "trainer_hooks"}
+"""Modules of torchkit by which plugins of others import from its rooms."""
+
+
+@cache
+def graph(package: str) -> grimp.ImportGraph:
+    return grimp.build_graph(package, cache_dir=None)
+
+
+def imports_between_rooms(package: str) -> dict[str, set[str]]:
+    """Each room of a package, and the rooms that it imports. Modules beside the folders of the core are one room."""
+    found = graph(package.partition(".")[0])
+    rooms: dict[str, list[str]] = {}
+    for child in sorted(found.find_children(package)):
+        rooms.setdefault(room_of(child, package, is_folder=bool(found.find_children(child))), []).append(child)
+    room = {child: name for name, children in rooms.items() for child in children}
+    arrows: dict[str, set[str]] = {name: set() for name in rooms}
+    for importer in room:
+        for imported in room:
+            if room[importer] != room[imported] and found.direct_import_exists(
+                importer=importer, imported=imported, as_packages=True
+            ):
+                arrows[room[importer]].add(room[imported])
+    return arrows
+
+
+def room_of(module: str, package: str, *, is_folder: bool) -> str:
+    name = module.removeprefix(f"{package}.")
+    if package == "rlcore_torchkit" and name in PUBLIC_PATHS:
+        return "public paths"
+    if package != "rlcore" or is_folder or name == "api":
+        return name
+    return "cli" if name == "__main__" else "other modules"
+
+
+def levels(arrows: Mapping[str, set[str]]) -> dict[str, int]:
+    """The level of each room: 0 imports no room, and every other is one above the highest that it imports. ValueError for rooms
+    that import each other in a circle."""
+    found: dict[str, int] = {}
+    while len(found) < len(arrows):
+        ready = [room for room, imported in arrows.items() if room not in found and imported <= found.keys()]
+        if not ready:
+            raise ValueError(f"found a circle of imports among {', '.join(sorted(arrows.keys() - found.keys()))}")
+        found |= {room: 1 + max((found[other] for other in arrows[room]), default=-1) for room in ready}
+    return found
+
+
+def shortest(arrows: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+    """The arrows that no longer way replaces."""
+    reached: dict[str, set[str]] = {}
+    for room in sorted(arrows, key=levels(arrows).__getitem__):
+        reached[room] = arrows[room].union(*(reached[other] for other in arrows[room]))
+    return [
+        (room, other)
+        for room in sorted(arrows)
+        for other in sorted(arrows[room])
+        if not any(other in reached[between] for between in arrows[room])
+    ]
+
+
+def rooms(package: str) -> Drawing:
+    """The folders of a package in rows: each imports from rows below alone. An arrow that a longer way replaces is left out."""
+    arrows = imports_between_rooms(package)
+    level, wide, high, gap = levels(arrows), 150, 30, 40
+    rows: dict[int, list[str]] = {}
+    for room in sorted(arrows):
+        rows.setdefault(level[room], []).append(room)
+    width = 20 + max(len(row) for row in rows.values()) * (wide + 16)
+    top = max(rows)
+    picture = Drawing(width, 24 + (top + 1) * (high + gap), f"{package}: rooms, each importing those below it")
+    place: dict[str, tuple[int, int]] = {}
+    for number in range(top, -1, -1):
+        above = [(room, other) for room, other in shortest(arrows) if level[room] > number]
+        middles = {
+            room: [place[importer][0] for importer, imported in above if imported == room] or [width // 2]
+            for room in rows[number]
+        }
+        row = sorted(rows[number], key=lambda room: (sum(middles[room]) / len(middles[room]), room))
+        for column, room in enumerate(row):
+            place[room] = (width * (2 * column + 1) // (2 * len(row)), 12 + (top - number) * (high + gap))
+    for room, other in shortest(arrows):
+        picture.arrow((place[room][0], place[room][1] + high), (place[other][0], place[other][1]))
+    for room, (x, y) in place.items():
+        picture.box(
+            x - wide // 2, y, wide, high, "core" if package.startswith("rlcore.") or package == "rlcore" else "plugin", room
+        )
+    return picture
+
+
+PACKAGES = ("rlcore", "rlcore.run", "rlcore_torchkit", "rlcore_vllm", "rlcore_megatron")
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
+    "step": step,
+    "plugins": plugins,
+    "placement": placement,
+    "overlap": overlap,
+    **{f"rooms-{package}": partial(rooms, package) for package in PACKAGES},
+}
 
 
 def main() -> None:

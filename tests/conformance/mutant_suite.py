@@ -1,6 +1,7 @@
 """One conformance class a mutant, reduced to the check that has to fail; run by test_mutants in one process."""
 
 import mutant_algorithms  # noqa: F401 - registers its mutants
+import mutant_channels
 import mutant_environments  # noqa: F401 - registers its mutants
 import mutant_generators  # noqa: F401 - registers its mutants
 import mutant_optimizers  # noqa: F401 - registers its mutants
@@ -11,6 +12,7 @@ import pytest
 from attrs import evolve
 from mutants import MUTANTS
 
+from rlcore.spi import ChannelReceiver, ChannelSender
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.generator import FakeGenerator
@@ -23,7 +25,7 @@ from rlcore.testing.fakes.providers import (
 )
 from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
 from rlcore.testing.fakes.trainer import FakeTrainer
-from rlcore_conformance import SinkConformance
+from rlcore_conformance import ChannelConformance, SinkConformance
 from rlcore_conformance.fakes import (
     FakeAlgorithmConformance,
     FakeEnvironmentConformance,
@@ -44,7 +46,18 @@ FIXTURES = {"options": "config", "timeout_s": "timeout_s"}
 """Fixtures of the kit that a mutant sets, by the name of its attribute."""
 
 
+def make_channel_class(name, mutant):
+    """The channel of mutant_channels with one of its ends replaced by the mutant."""
+    end = "sender" if issubclass(mutant, ChannelSender) else "receiver"
+    mutated = evolve(mutant_channels.PROVIDER, **{end: f"{mutant.__module__}:{mutant.__name__}"})
+    others = [check for check in dir(ChannelConformance) if check.startswith("test_") and check != mutant.killed_by]
+    assert hasattr(ChannelConformance, mutant.killed_by), f"{name} names no check of the kit: {mutant.killed_by}"
+    return type(name, (ChannelConformance,), {"provider": pytest.fixture(lambda self: mutated), **dict.fromkeys(others)})
+
+
 def make_class(name, mutant):
+    if issubclass(mutant, ChannelSender | ChannelReceiver):
+        return make_channel_class(name, mutant)
     kit, provider = next(found for base, found in KITS.items() if issubclass(mutant, base))
     declared = provider.capabilities | getattr(mutant, "declares", frozenset())
     mutated = evolve(provider, backend=f"{mutant.__module__}:{mutant.__name__}", capabilities=declared)

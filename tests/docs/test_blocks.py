@@ -42,6 +42,7 @@ PROGRAMS = {
     "python": "a script of the document or of this repository",
     "python3": "makes a virtual environment",
     ".venv/bin/python": "a script of this repository",
+    ".venv/bin/pre-commit": "writes a hook into .git: tests/release/test_hooks.py reads what it runs",
     "pytest": "the conformance kit, which test_plugin_examples.py runs",
     ".": "enters a virtual environment",
     "pip": "names packages, whose extras are checked below",

@@ -3,6 +3,7 @@
 import importlib.util
 from xml.etree import ElementTree
 
+import pytest
 from markdown_blocks import DOCUMENTS, ROOT
 
 FOLDER = ROOT / "docs" / "diagrams"
@@ -33,3 +34,14 @@ def test_boxes_lie_within_the_picture():
 def test_a_page_shows_each():
     text = "".join(path.read_text() for path in DOCUMENTS)
     assert [path.name for path in FOLDER.glob("*.svg") if f"diagrams/{path.name})" not in text] == []
+
+
+def test_rooms_stand_above_those_that_they_import():
+    arrows = {"top": {"middle", "bottom"}, "middle": {"bottom"}, "bottom": set(), "beside": {"bottom"}}
+    assert script().levels(arrows) == {"bottom": 0, "middle": 1, "beside": 1, "top": 2}
+    assert script().shortest(arrows) == [("beside", "bottom"), ("middle", "bottom"), ("top", "middle")]
+
+
+def test_a_circle_of_imports_is_refused():
+    with pytest.raises(ValueError, match="circle of imports among one, other"):
+        script().levels({"one": {"other"}, "other": {"one", "third"}, "third": set()})

@@ -38,6 +38,9 @@ def test_the_table_of_what_to_change_names_paths_that_exist():
     paths = re.findall(r"`([^`]+)`", section)
     assert "core/src/rlcore/config/recipe.py" in paths
     assert not [path for path in paths if not (ROOT / path).exists()]
+    rows = [line for line in section.partition("\nAnd others")[0].splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 12
+    assert not [row for row in rows if len(re.findall(r"`[^`]+`", row)) > 4]
 
 
 def commands():

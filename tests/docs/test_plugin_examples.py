@@ -59,6 +59,8 @@ def test_the_page_holds_the_whole_package():
             "slowest",
             "commands",
             "worst",
+            "executions",
+            "worker_thread",
             "provider",
             "trainer",
             "generator",
@@ -78,6 +80,7 @@ def test_every_plugin_is_found_and_usable():
         ("trainer", "plain"),
         ("generator", "plain"),
         ("sink", "best"),
+        ("execution", "worker_thread"),
     }
     assert all(row["usable"] for row in found.values()), found
     (observer,) = (row for row in listing["observers"] if row["name"] == "slowest")
@@ -96,6 +99,18 @@ def test_a_run_with_every_plugin(tmp_path):
     assert "reward_mean" in worst.stdout
     refused = CliRunner().invoke(cli, ["worst", str(tmp_path)])
     assert (refused.exit_code, "expected the directory of a run" in refused.stderr) == (4, True)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_same_run_in_a_worker_thread(tmp_path):
+    model = make_model(tmp_path / "model")
+    own = [f"model.path={model}", f"run.directory={tmp_path}", "run.num_steps=1", "run.name=threaded"]
+    plan = CliRunner().invoke(cli, ["check", str(PACKAGE / "recipe.toml"), *own, "cluster.execution=worker_thread"])
+    assert plan.exit_code == 0, plan.output
+    assert "worker_thread 0.1.0 of rlcore-acme (named)" in plan.output
+    result = CliRunner().invoke(cli, ["train", str(PACKAGE / "recipe.toml"), *own, "cluster.execution=worker_thread"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "threaded" / "summary.json").is_file()
 
 
 @pytest.mark.usefixtures("installed")

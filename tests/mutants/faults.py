@@ -32,7 +32,7 @@ ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
 GROUPS = "tests/core/run/execution/test_groups.py"
 ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
-TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
+TWO_PARTS = "tests/ray_execution/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
 IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
 PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault(
         "a train step with dropout says what the policy was",
-        "rlcore.run.loop_of_run",
+        "rlcore.run.training.loop_of_run",
         "has_dropout=plan.recipe.lora is not None and plan.recipe.lora.dropout > 0,",
         "has_dropout=False,",
         "tests/system/test_logprob_mismatch.py::test_dropout_neither_makes_a_lie_nor_hides_one[fsdp2]",
@@ -387,7 +387,7 @@ FAULTS = (
     ),
     Fault(
         "a refit may come before the generator has begun a stream",
-        "rlcore.run.rollout.background_stream",
+        "rlcore.run.rollout.episode_run",
         "self._feed.looked_at.wait()",
         "pass",
         "tests/core/run/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
@@ -401,31 +401,31 @@ FAULTS = (
     ),
     Fault(
         "a rank that falls silent in a stream is not named",
-        "rlcore.run.execution.ray.calls",
+        "rlcore_ray.calls",
         "wait = PendingCall(name=name, pending=references, watch=self._watch(name))",
         "wait = PendingCall(name=name, pending=references)",
-        "tests/core/run/execution/ray/test_heartbeat.py::test_a_stopped_rank_is_named_and_the_run_goes_on_with_it[stream]",
+        "tests/ray_execution/test_heartbeat.py::test_a_stopped_rank_is_named_and_the_run_goes_on_with_it[stream]",
     ),
     Fault(
         "a rank that answers again is told as silent by the next call that looks",
-        "rlcore.run.execution.ray.heartbeat",
+        "rlcore_ray.heartbeat",
         "self._heard[rank] = suspend_aware_time()",
         "pass",
-        "tests/core/run/execution/ray/test_heartbeat.py::test_a_silent_rank_is_told_once_and_again_when_it_answers",
+        "tests/ray_execution/test_heartbeat.py::test_a_silent_rank_is_told_once_and_again_when_it_answers",
     ),
     Fault(
         "a driver that was stopped takes its ranks for silent",
-        "rlcore.run.execution.ray.suspend_aware_clock",
+        "rlcore_ray.suspend_aware_clock",
         "self._left_out_s += now - self._last - COUNTED_S",
         "pass",
-        "tests/core/run/execution/ray/test_heartbeat.py::test_no_rank_is_silent_while_the_driver_itself_stood_still",
+        "tests/ray_execution/test_heartbeat.py::test_no_rank_is_silent_while_the_driver_itself_stood_still",
     ),
     Fault(
         "a stream waits for a stopped rank as long as for a whole generation",
-        "rlcore.run.execution.ray.calls",
+        "rlcore_ray.calls",
         "self._check_late(wait)  # what is asked beside the calls is answered at once",
         "pass",
-        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
+        "tests/ray_execution/test_pool_failures.py::test_a_rank_that_lags_behind_the_others_in_a_stream_is_named",
     ),
     Fault(
         "an engine that stands still as it generates is waited for as long as for a whole generation",
@@ -436,16 +436,16 @@ FAULTS = (
     ),
     Fault(
         "the driver waits for ever for a raylet that stands still",
-        "rlcore.run.execution.ray.raylet_watchdog",
+        "rlcore_ray.raylet_watchdog",
         "signal.pidfd_send_signal(process, signal.SIGKILL)",
         "pass",
-        "tests/core/run/execution/ray/test_raylet_watchdog.py::test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be",
+        "tests/ray_execution/test_raylet_watchdog.py::test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be",
     ),
     Fault(
         "work that waits keeps the rest waiting",
-        "rlcore.run.rollout.task_pool",
-        "self._call()  # this work may wait, and the rest must not",
-        "pass",
+        "rlcore.run.rollout.environment_calls",
+        "self._queue.put_nowait(piece)",
+        "self._queue._queue.append(piece)",
         "tests/core/run/rollout/test_task_pool.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
     ),
     Fault(
@@ -464,10 +464,10 @@ FAULTS = (
     ),
     Fault(
         "all prompts of a request go to the host that had the least to do before it",
-        "rlcore.run.execution.ray.request_router",
+        "rlcore_ray.request_router",
         "while totals[idlest[0][1]] != idlest[0][0]:",
         "while False:",
-        "tests/core/run/execution/ray/test_request_router.py::test_every_prompt_goes_whole_to_a_host_with_the_least_work",
+        "tests/ray_execution/test_request_router.py::test_every_prompt_goes_whole_to_a_host_with_the_least_work",
     ),
     # The trainer as the loop sees it
     Fault(
@@ -515,24 +515,24 @@ FAULTS = (
     # Several ranks
     Fault(
         "ranks divide by the counts of one sequence",
-        "rlcore.run.execution.ray.pool_groups",
+        "rlcore_ray.pool_groups",
         "given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]",
         "given = [(self.model, evolve(request, counts=batch.select(sequences[:1]).counts()), *parts[r], True) for r in parts]",
-        "tests/core/run/execution/ray/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
+        "tests/ray_execution/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
     ),
     Fault(
         "what only keeps a rank busy counts in the loss",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "column[taken.offsets[filler] : taken.offsets[filler + 1]] = 0",
         "pass",
-        "tests/core/run/execution/ray/test_dispatch.py",
+        "tests/ray_execution/test_dispatch.py",
     ),
     Fault(
         "all ranks get the first one's microbatches",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]",
         "return [RankPart.of(taken, self.bounds[: size + 1]) for rank in range(self.num_ranks)]",
-        "tests/core/run/execution/ray/test_dispatch.py",
+        "tests/ray_execution/test_dispatch.py",
     ),
     Fault(
         "the two answers of a pair go to two microbatches",
@@ -543,10 +543,10 @@ FAULTS = (
     ),
     Fault(
         "half a pair keeps a rank busy",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "shortest = np.arange(parts[least], parts[least + 1])",
         "shortest = parts[least : least + 1]",
-        "tests/core/run/execution/ray/test_dispatch.py",
+        "tests/ray_execution/test_dispatch.py",
     ),
     Fault(
         "the reference's log-probabilities are found by the first token alone",
@@ -855,7 +855,7 @@ FAULTS = (
     ),
     Fault(
         "ranks are not told what samples were chosen among",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "sampling_mask=_part_of(batch.sampling_mask, tokens),",
         "sampling_mask=None,",
         "tests/oracle/test_grpo_oracle.py::test_truncated_sampling_on_two_ranks[fsdp2-4-updates-generation-kl-top-p-masked-two-ranks]",
@@ -890,7 +890,7 @@ FAULTS = (
     ),
     Fault(
         "ranks get the smallest margins first",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "sequence_columns={name: column[sequences] for name, column in batch.sequence_columns.items()},",
         "sequence_columns={name: np.sort(column)[sequences] for name, column in batch.sequence_columns.items()},",
         MARGINS.format("fsdp2-two-margins"),
@@ -1095,21 +1095,21 @@ FAULTS = (
     ),
     Fault(
         "a rank's microbatches have its first images",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "images=None if self.images is None else self.images[start:end],",
         "images=None if self.images is None else self.images[: end - start],",
         TWO_PARTS,
     ),
     Fault(
         "every rank has the first one's images",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "images=None if batch.images is None else batch.images[sequences],",
         "images=None if batch.images is None else batch.images[: sequences.stop - sequences.start],",
         TWO_PARTS,
     ),
     Fault(
         "a generator's share of prompts has the request's first images",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "tuple(request.images[prompt] for prompt in prompts.tolist())",
         "request.images[: len(prompts)]",
         TWO_PARTS,
@@ -1187,14 +1187,14 @@ FAULTS = (
     ),
     Fault(
         "a teacher's ranks have the student's layout",
-        "rlcore.run.execution.ray.pool",
+        "rlcore_ray.pool",
         "trainer_config=prepared.reference_config,",
         'trainer_config=prepared.config("trainer"),',
         TEACHER_APART,
     ),
     Fault(
         "ranks compute at temperature 1",
-        "rlcore.run.execution.ray.pool",
+        "rlcore_ray.pool",
         "temperature=prepared.recipe.rollout.temperature,",
         "temperature=1.0,",
         TEACHER_APART,
@@ -1315,31 +1315,31 @@ FAULTS = (
     ),
     Fault(
         "an update takes what ranks hold for another one",
-        "rlcore.run.execution.ray.step_data_cache",
+        "rlcore_ray.step_data_cache",
         "microbatches = slice(int(self._updates[number]), int(self._updates[number + 1]) + 1)",
         "microbatches = slice(int(self._updates[0]), int(self._updates[1]) + 1)",
-        "tests/core/run/execution/ray/test_step_data_cache.py",
+        "tests/ray_execution/test_step_data_cache.py",
     ),
     Fault(
         "log-probabilities that stay with a rank begin with its first update",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "num_before = int(self.offsets[self.bounds[first]] - self.offsets[0])",
         "num_before = 0",
-        "tests/core/run/execution/ray/test_step_data_cache.py",
+        "tests/ray_execution/test_step_data_cache.py",
     ),
     Fault(
         "samples that are dealt again have the seeds of the first ones",
-        "rlcore.run.execution.ray.dispatch",
+        "rlcore_ray.dispatch",
         "seeds=request.seeds[samples],",
         "seeds=request.seeds[: len(samples)],",
-        "tests/core/run/execution/ray/test_request_router.py",
+        "tests/ray_execution/test_request_router.py",
     ),
     Fault(
         "engines that are out fail again whenever memory moves",
-        "rlcore.run.execution.ray.engines",
+        "rlcore_ray.engines",
         "for rank in sorted(failed.keys() & set(self.living)):",
         "for rank in sorted(failed):",
-        "tests/core/run/execution/ray/test_engines.py::test_engines_that_are_out_cost_nothing_when_memory_moves",
+        "tests/ray_execution/test_engines.py::test_engines_that_are_out_cost_nothing_when_memory_moves",
     ),
     Fault(
         "samples that have been handed out are still owed",
@@ -1350,53 +1350,52 @@ FAULTS = (
     ),
     Fault(
         "an engine is blamed for an error of the driver's",
-        "rlcore.run.execution.ray.pool_stream",
+        "rlcore_ray.pool_stream",
         "except BaseException as error:  # which would be lost in this thread",
         "except BaseException as error:\n            self._give_way(host, error)\n            return",
-        "tests/core/run/execution/ray/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
+        "tests/ray_execution/test_engines.py::test_memory_that_the_driver_lacks_is_no_engines_failure_and_loses_no_sample",
     ),
     Fault(
         "a rank whose engine is out dies unnoticed",
-        "rlcore.run.execution.ray.pool_stream",
+        "rlcore_ray.pool_stream",
         "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
         "idle = sorted(set(range(len(self._calls.workers))).difference(self._hosts))",
-        "tests/core/run/execution/ray/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
+        "tests/ray_execution/test_engines.py::test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream",
     ),
     Fault(
         "a rank without a generator dies unnoticed",
-        "rlcore.run.execution.ray.pool_stream",
+        "rlcore_ray.pool_stream",
         "idle = sorted(set(range(len(self._calls.workers))).difference(self._engines.living))",
         "idle = sorted(set(self._hosts).difference(self._engines.living))",
-        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
+        "tests/ray_execution/test_pool_failures.py::test_a_rank_without_a_generator_that_dies_ends_the_stream",
     ),
     Fault(
         "a rank of the reference dies unnoticed",
-        "rlcore.run.execution.ray.pool",
+        "rlcore_ray.pool",
         'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)',
         'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)',
-        "tests/core/run/execution/ray/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
+        "tests/ray_execution/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
     ),
     Fault(
         "a pool that is gone keeps the last lines of its rank to itself",
-        "rlcore.run.execution.ray.calls",
+        "rlcore_ray.calls",
         "self.lose(reason)  # whoever finds the pool gone says as much: it may be the first to be heard",
         "self.lose(str(worker))",
-        "tests/core/run/execution/ray/test_pool_failures.py::"
-        "test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
+        "tests/ray_execution/test_pool_failures.py::test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much",
     ),
     Fault(
         "nodes that are slower to load their plugins are not named beside the first that could not",
-        "rlcore.run.execution.ray.pending_call",
+        "rlcore_ray.pending_call",
         'return has_left or self.name == "prepare"',
         "return has_left",
-        "tests/core/run/execution/ray/test_placement.py::test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too",
+        "tests/ray_execution/test_placement.py::test_a_rank_that_is_slower_to_load_its_plugins_is_heard_too",
     ),
     Fault(
         "an engine that died after its own refit is taken for one that came back",
-        "rlcore.run.execution.ray.pool_groups",
+        "rlcore_ray.pool_groups",
         "if rank in were_out and not one.is_starting]",
         "if not one.is_starting]",
-        "tests/core/run/execution/ray/test_pool_groups_refit.py",
+        "tests/ray_execution/test_pool_groups_refit.py",
     ),
     Fault(
         "a program that a stop of the whole job reaches first has failed for good",
@@ -1444,17 +1443,17 @@ FAULTS = (
     ),
     Fault(
         "what a killed rank has started is taken for gone with its main thread",
-        "rlcore.run.execution.ray.orphan_processes",
+        "rlcore_ray.orphan_processes",
         "return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or living_threads(process.pid)))",
         "return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)",
-        "tests/core/run/execution/ray/test_orphan_processes.py::test_a_process_whose_main_thread_has_ended_is_killed",
+        "tests/ray_execution/test_orphan_processes.py::test_a_process_whose_main_thread_has_ended_is_killed",
     ),
     Fault(
         "a process is taken for gone once it shows its environment no more",
-        "rlcore.run.execution.ray.orphan_processes",
+        "rlcore_ray.orphan_processes",
         "started = set(filter(lives, {*started, *marked(MARK, pool)}))",
         "started = set(marked(MARK, pool))",
-        "tests/core/run/execution/ray/test_orphan_processes.py::test_one_that_shows_its_environment_no_more_is_waited_for",
+        "tests/ray_execution/test_orphan_processes.py::test_one_that_shows_its_environment_no_more_is_waited_for",
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",
@@ -1696,10 +1695,10 @@ FAULTS = (
     ),
     Fault(
         "tensors are looked for at the start of a buffer's memory",
-        "rlcore_vllm.channels.packing",
+        "rlcore_torchkit.channels.packing",
         "starts[dtype] + start)",
         "start)",
-        "tests/vllm_generation/channels/test_packing.py::test_a_part_of_a_larger_buffer",
+        "tests/torchkit/channels/test_packing.py::test_a_part_of_a_larger_buffer",
     ),
     Fault(
         "whatever is announced is taken for what was announced before",

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
 
 from .cases import ALPHABET, MAX_LENGTH, RECIPE, Case
 from .recorded import RecordedRun
@@ -48,7 +48,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def local_ray(recorder: None) -> Iterator[None]:
     """One Ray for all runs in several processes."""
-    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+    with ray_session(RayConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
         yield
 
 

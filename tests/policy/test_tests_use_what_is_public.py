@@ -8,8 +8,8 @@ ELSEWHERE = {"self", "cls", "os", "sys"}
 """A test class's own attributes, and the interpreter's."""
 
 REACHES = {
-    "core/run/execution/ray/test_commands.py": {"_require_same"},
-    "core/run/execution/ray/test_worker.py": {"_plugins"},
+    "ray_execution/test_commands.py": {"_require_same"},
+    "ray_execution/test_worker.py": {"_plugins"},
     "transformers_generation/test_engine_streams.py": {"_cache", "_generation", "_kinds"},
     "vllm_generation/test_backend.py": {"_changed", "_core", "_hand_out", "_num_starts", "_replicas", "_waiting"},
     "vllm_generation/test_backend_start_order.py": {"_start"},

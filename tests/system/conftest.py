@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
 
 from .system_support import DIGITS, SITE_MODULES, Site, Workplace  # type: ignore[import-not-found]
 
@@ -29,7 +29,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
     """One Ray for the runs of a module, of two ranks of a CPU and, in some, a generator apart."""
-    with ray_session(ClusterConfig(gpus_per_node=3, object_store_mib=100), "cpu", None):
+    with ray_session(RayConfig(gpus_per_node=3, object_store_mib=100), "cpu", None):
         yield
 
 

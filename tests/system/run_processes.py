@@ -12,7 +12,7 @@ from typing import Literal
 
 import psutil
 
-from rlcore.run.execution.ray import orphan_processes
+from rlcore_ray import orphan_processes
 
 Role = Literal["driver", "rank", "engine", "raylet", "gcs", "other"]
 """`other` is what Ray starts beside the raylet and its store of addresses, and processes of environments."""

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
 
 from .system_support import DIGITS, STEPS_ALONE, Workplace, read_metrics  # type: ignore[import-not-found]
 
@@ -50,7 +50,7 @@ def on_devices(name: str) -> object:
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[None]:
     """One Ray for the module's runs."""
-    with ray_session(ClusterConfig(gpus_per_node=NUM_DEVICES, object_store_mib=1000), "cuda", None):
+    with ray_session(RayConfig(gpus_per_node=NUM_DEVICES, object_store_mib=1000), "cuda", None):
         yield
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
 from rlcore_serve.serving import find_target, prepare_serving, served_model
 
 from .system_support import Workplace, checkpoints, close, read_metrics  # type: ignore[import-not-found]
@@ -36,7 +36,7 @@ LEGS = (
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[None]:
     """One Ray for the module's runs."""
-    with ray_session(ClusterConfig(gpus_per_node=4, object_store_mib=100), "cpu", None):
+    with ray_session(RayConfig(gpus_per_node=4, object_store_mib=100), "cpu", None):
         yield
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
 
 from .system_support import Workplace  # type: ignore[import-not-found]
 from .test_cluster import assert_close, math  # type: ignore[import-not-found]  # noqa: F401
@@ -21,7 +21,7 @@ PLAIN_WEIGHTS = (Path(__file__).parent / "plain_weights", Path(__file__).parents
 def ray_of_plain_weights() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, PLAIN_WEIGHTS)), prepend=os.pathsep)
-        with ray_session(ClusterConfig(gpus_per_node=3, object_store_mib=100), "cpu", None):
+        with ray_session(RayConfig(gpus_per_node=3, object_store_mib=100), "cpu", None):
             yield
 
 

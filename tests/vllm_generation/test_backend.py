@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.spi import (
     ADVANTAGES,
-    CHANNELS,
     CloseRequest,
     ContractError,
     ExportWeightsRequest,
@@ -31,6 +30,8 @@ from rlcore.spi import (
     TrainerContext,
     TrainStepRequest,
     WorkerError,
+    find_channel,
+    installed_channels,
 )
 from rlcore_conformance.generators.feeds import ScriptedFeed
 from rlcore_conformance.references.probe import ProbeConfig
@@ -429,7 +430,7 @@ def test_an_in_process_engine_is_alone(backend, two_models):
 
 
 def test_every_channel_that_reaches_the_trainers_process_has_the_engine_there(two_models, monkeypatch):
-    monkeypatch.setitem(CHANNELS, "handover", evolve(CHANNELS["in_process"], name="handover"))
+    monkeypatch.setitem(installed_channels(), "handover", evolve(find_channel("in_process"), name="handover"))
     (replica,) = make_replicas(two_models.context("handover"), VllmConfig())
     assert isinstance(replica, LocalReplica)
     with pytest.raises(ContractError, match="refit.channel: found handover "):

@@ -23,14 +23,13 @@ from vllm_refit_support import (
     with_buckets,
 )
 
-from rlcore.spi import CHANNELS, NamedTensor, RefitChannel, RefitError, WeightBucket, tensor_digest
+from rlcore.spi import ChannelProvider, NamedTensor, RefitError, WeightBucket, installed_channels, tensor_digest
 from rlcore.testing.models import make_model
 
 pytest.importorskip("vllm")
 
 from vllm_refitted import Refitted
 
-from rlcore_vllm import channels
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.setup.settings import engine_settings
 
@@ -69,10 +68,10 @@ import tempfile
 
 import torch
 
-from rlcore_vllm.channels import channel
+from rlcore import spi
 
 
-class Sender(channel.Sender):
+class Sender(spi.ChannelSender):
     def connect(self, places):
         return [{"answer": 42} for _ in {place.replica for place in places}]
 
@@ -83,20 +82,29 @@ class Sender(channel.Sender):
         return {"file": file}
 
 
-class Receiver(channel.Receiver):
+class Receiver(spi.ChannelReceiver):
     def receive(self, where, specs):
         assert self.options == {"answer": 42}
         tensors = torch.load(where["file"])
         os.unlink(where["file"])
-        return channel.Received(tensors=tensors, stable=True)
+        return spi.ReceivedBucket(tensors=tensors, stable=True)
 """
 
 
-def test_a_channel_is_a_row_and_a_file(engine, tmp_path, monkeypatch):
+def test_a_channel_is_a_description_and_two_classes(engine, tmp_path, monkeypatch):
     """Neither the driver's choice nor the engine knows it otherwise."""
-    monkeypatch.setitem(CHANNELS, "saved_buckets", RefitChannel(name="saved_buckets", devices={"cpu"}, reach="process"))
+    provider = ChannelProvider(
+        name="saved_buckets",
+        spi=(2, 0),
+        cost=5,
+        devices={"cpu"},
+        reach="process",
+        sender="saved_buckets:Sender",
+        receiver="saved_buckets:Receiver",
+    )
+    monkeypatch.setitem(installed_channels(), "saved_buckets", provider)
     (tmp_path / "saved_buckets.py").write_text(SAVED_BUCKETS)
-    monkeypatch.setattr(channels, "__path__", [*channels.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     context = evolve(engine.context, channel="saved_buckets")
     assert engine_settings(context, CONFIG) == engine_settings(engine.context, CONFIG)

@@ -20,11 +20,11 @@ from vllm_refit_faults import FAULT_VARIABLE
 from vllm_refit_receiver import serve
 from vllm_refit_support import CONFIG, checkpoint, context_of, errors, export_of, policy, refit, reusing, sample, with_buckets
 
-from rlcore.spi import RefitError, WorkerError
+from rlcore.spi import ReceiverRank, RefitError, WorkerError
 from rlcore.testing.models import make_model
+from rlcore_torchkit.channels import cuda_ipc
 from rlcore_torchkit.refit.digest import tensor_digests
-from rlcore_vllm.channels import cuda_ipc, make_sender
-from rlcore_vllm.channels.channel import EngineRank
+from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.manifest import Manifest
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.process import ProcessReplica
@@ -93,7 +93,7 @@ def manifest_of(tensors, persistent):
 
 def place_of(device_index):
     uuid = str(torch.cuda.get_device_properties(device_index).uuid)
-    return EngineRank(replica=0, rank=0, pid=0, host=os.uname().nodename, device="cuda", uuid=uuid)
+    return ReceiverRank(replica=0, rank=0, pid=0, host=os.uname().nodename, device="cuda", uuid=uuid)
 
 
 @pytest.mark.parametrize("device_index", [0, pytest.param(1, marks=two_devices)])
@@ -108,7 +108,7 @@ def test_ipc_to_another_process(persistent, device_index, other_process):
     tensors += [base[1000:2000].view(10, 100), base[3000:]]
     for _ in range(3):
         manifest = manifest_of(tensors, persistent)
-        sender.begin(manifest)
+        sender.begin(manifest.specs, persistent=manifest.persistent)
         ask("begin", persistent)
         for tensor in tensors:
             tensor += 1
@@ -132,7 +132,7 @@ def test_ipc_copies_nothing_of_a_persistent_export_and_lets_its_memory_go(other_
     manifest = manifest_of(tensors, True)
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
-    sender.begin(manifest)
+    sender.begin(manifest.specs, persistent=manifest.persistent)
     ask("begin", True)
     where = sender.put(0, tensors)
     assert torch.cuda.max_memory_allocated() - held < 2**20
@@ -147,11 +147,11 @@ def test_ipc_copies_nothing_of_a_persistent_export_and_lets_its_memory_go(other_
 def test_ipc_refuses_expandable_segments():
     code = """
         import torch
-        from rlcore_vllm.channels.cuda_ipc import Sender
-        from rlcore_vllm.setup.config import VllmConfig
+        from rlcore.spi import ChannelOptions
+        from rlcore_torchkit.channels.cuda_ipc import Sender
         kept = torch.ones(1, device="cuda")
         try:
-            Sender(VllmConfig(), kept.device).connect([])
+            Sender(ChannelOptions(), kept.device).connect([])
         except Exception as error:
             print(type(error).__name__, error)
     """
@@ -178,7 +178,7 @@ def test_nccl_to_another_process(other_process):
     for refit_number in range(2):
         tensors = tensors_of(refit_number, 12)
         manifest = manifest_of(tensors, False)
-        sender.begin(manifest)
+        sender.begin(manifest.specs, persistent=manifest.persistent)
         ask("begin", False)
         under_way = None
         for index in range(6):
@@ -206,10 +206,10 @@ def test_nccl_gives_a_dead_receiver_up(other_process):
     sender.join()
     ask.answer()
     ask.process.kill()
-    sender.options["timeout_s"] = 3.0  # too short for connecting
+    sender.group["timeout_s"] = 3.0  # too short for connecting
     # Little would fit into NCCL's own buffers, and be sent without a receiver.
     large = [torch.zeros(2**27, dtype=torch.bfloat16, device=DEVICE)]
-    sender.begin(manifest_of(large, False))
+    sender.begin(manifest_of(large, False).specs, persistent=False)
     sender.put(0, large)
     with pytest.raises(Exception, match="(?i)nccl"):
         sender.acknowledged(0)

@@ -37,13 +37,13 @@ from vllm_refit_support import (
 
 from rlcore.spi import ExportWeightsRequest, RefitError, SamplingParams, WorkerError, tensor_digest
 from rlcore.testing.models import make_model
+from rlcore_torchkit.channels import directory, shared_memory
 from rlcore_torchkit.refit.delta_encoding import encode
 from rlcore_torchkit.refit.shard_route import whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
 pytest.importorskip("vllm")
 
-from rlcore_vllm.channels import directory, shared_memory
 from rlcore_vllm.engines.environment import omp_threads_bind
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.process import ProcessReplica

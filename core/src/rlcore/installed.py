@@ -11,8 +11,9 @@ from itertools import accumulate
 from attrs import frozen
 from packaging.utils import canonicalize_name
 
-from rlcore import __version__
+from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
+from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
@@ -32,10 +33,10 @@ GROUPS = (
     SESSION_SERVER_GROUP,
     CHECKPOINT_EVALUATOR_GROUP,
     COMMAND_GROUP,
+    CHANNEL_GROUP,
+    DATASET_GROUP,
 )
 """Every group of rlcore's."""
-CORE_ENTRY_POINTS = (EntryPoint("python", "rlcore.run.plan.python_environment:PROVIDER", ENTRY_POINT_GROUPS["environment"]),)
-"""The core's own plugins, which are there in every registry, also one that tests make."""
 
 
 @frozen(kw_only=True)
@@ -48,13 +49,18 @@ class Installed:
 
 
 def installed_entry_points() -> Installed:
-    """Every entry point, the core's own too; where the file of one distribution cannot be read, those of all others."""
+    """Every entry point; where the file of one distribution cannot be read, those of all others."""
     try:
         found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
-    points = (point for group in found.groups for point in found.select(group=group))
-    return Installed(entry_points=EntryPoints((*points, *CORE_ENTRY_POINTS)))
+    return Installed(entry_points=EntryPoints(point for group in found.groups for point in found.select(group=group)))
+
+
+@lru_cache
+def core_entry_points() -> EntryPoints:
+    """The core's own entry points."""
+    return metadata.distribution("rlcore").entry_points
 
 
 def is_installed(module: str) -> bool:
@@ -90,14 +96,12 @@ def missing_module(module: str) -> str | None:
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     """Name and version of the distribution that an entry point belongs to."""
-    if entry_point in CORE_ENTRY_POINTS:
-        return "rlcore", __version__
     return ("unknown", "unknown") if entry_point.dist is None else _name_and_version(entry_point.dist)
 
 
 def _one_by_one() -> Installed:
     seen: set[str] = set()
-    points = list(CORE_ENTRY_POINTS)
+    points: list[EntryPoint] = []
     warnings: list[str] = []
     for distribution in metadata.distributions():
         name, version = _name_and_version(distribution)

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 import rlcore.run.plan.prepare
-from rlcore.config.cluster import ClusterConfig
+from rlcore.spi import ClusterConfig
 
 from .conftest import prepared
 

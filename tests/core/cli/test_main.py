@@ -24,7 +24,7 @@ def test_every_command_explains_itself(invoke, command: str) -> None:
 
 @pytest.mark.parametrize("entry", COMMANDS.values(), ids=COMMANDS)
 def test_the_description_of_a_command_is_the_first_line_of_its_help(entry) -> None:
-    assert entry.load().help.partition("\n")[0] == entry.spec.help
+    assert entry.load().help.partition("\n")[0] == entry.provider.help
 
 
 def test_the_group_lists_every_command_by_priority(invoke) -> None:

@@ -1,6 +1,6 @@
 """What follows from the section of a cluster."""
 
-from rlcore.config.cluster import ClusterConfig
+from rlcore.spi import ClusterConfig
 
 
 def test_the_trainers_ranks_are_the_gpus_that_do_not_only_generate() -> None:

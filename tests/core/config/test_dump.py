@@ -9,7 +9,6 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlcore.config.cluster import ClusterConfig
 from rlcore.config.convert import convert
 from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.dump import dump_toml
@@ -25,7 +24,7 @@ from rlcore.config.recipe import (
     TrainingConfig,
 )
 from rlcore.schema.describe import key_of
-from rlcore.spi import ConfigError, LoraSpec, Problem
+from rlcore.spi import ClusterConfig, ConfigError, LoraSpec, Problem
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20).filter(
     lambda text: text.strip() and not text.startswith("~")  # a home of nobody
@@ -85,7 +84,7 @@ def recipes(sections):
         logging=st.builds(LoggingConfig, rollouts_every_n_steps=numbers),
         sinks=st.builds(SinksConfig, names=st.lists(names.map("s".__add__), max_size=3, unique=True).map(tuple)),
         lora=st.none() | st.builds(LoraSpec, rank=numbers, alpha=positive, targets=st.just(("q_proj", "layers.0.mlp.up_proj"))),
-        cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
+        cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, execution=st.just("threads")),
         observers=st.builds(
             ObserversConfig,
             names=st.lists(names.map("o".__add__), max_size=3).map(tuple),

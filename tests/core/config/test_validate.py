@@ -9,8 +9,11 @@ from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.config.validate import RULES, value_at
+from rlcore.installed import is_installed
 from rlcore.schema import describe, types
 from rlcore.spi import ConfigError
+
+WITH_DATASETS = pytest.mark.skipif(not is_installed("rlcore_datasets"), reason="reads Parquet by rlcore-datasets")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ from rlcore.spi import ConfigError
         "evaluation.top_p=2",
         "checkpoint.every_n_steps=-1",
         "checkpoint.keep=0",
-        "cluster.object_store_mib=74",
+        "cluster.max_restarts=-1",
         "logging.rollouts_every_n_steps=-1",
         "data.train.limit=0",
         "data.train.prompt_field=",
@@ -132,10 +135,17 @@ def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:
     ("overrides", "path", "remedy"),
     [
         (("data.train.path=x.jsonl",), "data.train.path", 'Set data.train.source = "jsonl".'),
-        (("data.train.path=x.parquet",), "data.train.path", 'Set data.train.source = "parquet".'),
+        pytest.param(
+            ("data.train.path=x.parquet",), "data.train.path", 'Set data.train.source = "parquet".', marks=WITH_DATASETS
+        ),
         (("data.train.path=org/set",), "data.train.path", 'Set data.train.source = "huggingface".'),
         (("data.evaluation.source=jsonl",), "data.evaluation.path", ""),
-        (("data.train.source=jsonl", "data.train.path=x.parquet"), "data.train.source", 'source = "parquet", or rename'),
+        pytest.param(
+            ("data.train.source=jsonl", "data.train.path=x.parquet"),
+            "data.train.source",
+            'source = "parquet", or rename',
+            marks=WITH_DATASETS,
+        ),
         (
             ("data.evaluation={}", "evaluation.top_k=1", "evaluation.temperature=1", "evaluation.samples_per_prompt=2"),
             "evaluation.samples_per_prompt",

@@ -150,7 +150,7 @@ def test_no_command_but_the_one_that_runs_is_imported(arguments) -> None:
     code = (
         "import sys\nfrom rlcore.registry.commands import commands\nfrom rlcore.cli.main import cli\n"
         f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
-        "others = [state.entry.spec.command.partition(':')[0] for state in commands() if state.entry.name != sys.argv[1]]\n"
+        "others = [state.entry.provider.command.partition(':')[0] for state in commands() if state.entry.name != sys.argv[1]]\n"
         "found = [name for name in others if name in sys.modules]\nassert not found, found"
     )
     subprocess.run([sys.executable, "-c", code, arguments[0]], check=True, capture_output=True, timeout=60)

@@ -26,8 +26,8 @@ def test_a_good_plugin_is_found_with_name_distribution_and_version(installer):
 
 
 def test_every_role_has_its_group(installer):
-    source = "from rlcore.spi import Provider\nimport attrs\n@attrs.frozen(kw_only=True)\nclass C: pass\n"
-    source += "P = Provider(name='x', spi=(2, 0), config=C, backend='m:B')\n"
+    source = "from rlcore.spi import ClusterConfig, Provider\nimport attrs\n@attrs.frozen(kw_only=True)\n"
+    source += "class C(ClusterConfig): pass\nP = Provider(name='x', spi=(2, 0), config=C, backend='m:B')\n"
     groups = {f"rlcore.{role}s": {"x": "all_roles:P"} for role in ROLES}
     installer.add("acme", groups, all_roles=source)
     registry = discover()

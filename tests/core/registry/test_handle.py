@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlcore.registry.plugin_errors import add_ending
 from rlcore.spi import (
     CloseRequest,
     ContractError,
@@ -169,11 +170,22 @@ def test_what_close_raises_is_seen_and_close_is_not_repeated(make):
     handle.close()
 
 
-def test_ray_may_end_a_worker_in_the_midst_of_a_hook(make):
-    raylet = pytest.importorskip("ray._raylet")
-    handle = make(set_residency=lambda self, request: raylet.raise_sys_exit_with_custom_error_message("SIGTERM"))
-    with pytest.raises(SystemExit):
-        handle.set_residency(ON_HOST)
+class Ordered(SystemExit):
+    """With which an execution ends its worker."""
+
+
+def is_end(error):
+    return isinstance(error, Ordered)
+
+
+def test_an_execution_may_end_a_worker_in_the_midst_of_a_hook(make):
+    add_ending(is_end)
+
+    def ends(self, request):
+        raise Ordered
+
+    with pytest.raises(Ordered):
+        make(set_residency=ends).set_residency(ON_HOST)
 
 
 def test_a_hook_that_ends_the_process_is_an_error(make):

@@ -3,6 +3,7 @@
 import pytest
 
 from rlcore.registry.plugin_errors import (
+    add_ending,
     attributed,
     blame,
     exit_error,
@@ -15,11 +16,15 @@ from rlcore.registry.plugin_errors import (
 from rlcore.spi import PluginError
 
 
-def ordered() -> SystemExit:
-    """The SystemExit with which Ray ends a worker."""
-    error = SystemExit(15)
-    error.ray_terminate_msg = b"SIGTERM"
-    return error
+class Ordered(SystemExit):
+    """With which an execution ends a worker."""
+
+
+def is_end(error: BaseException) -> bool:
+    return isinstance(error, Ordered)
+
+
+add_ending(is_end)  # as a worker process of that execution says
 
 
 class Wordless(Exception):
@@ -34,8 +39,8 @@ def test_every_problem_has_a_line() -> None:
     assert str(listing_error("2 plugins", ["a", "b"])) == "2 plugins:\n  - a\n  - b"
 
 
-def test_what_came_from_outside_is_ctrl_c_or_the_end_that_ray_orders() -> None:
-    errors = [KeyboardInterrupt(), ordered(), SystemExit(0), GeneratorExit(), ValueError()]
+def test_what_came_from_outside_is_ctrl_c_or_the_end_that_an_execution_orders() -> None:
+    errors = [KeyboardInterrupt(), Ordered(), SystemExit(0), GeneratorExit(), ValueError()]
     assert [is_outside(error) for error in errors] == [True, True, False, False, False]
     assert [is_ordered(error) for error in errors] == [False, True, False, False, False]
 
@@ -71,7 +76,7 @@ def test_an_error_of_a_plugin_passes_with_its_owner_and_what_it_was_doing(error:
     assert error.__notes__ == ["raised by the check of generator 'acme'"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ordered()])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Ordered()])
 def test_what_came_from_outside_is_nobodys(error: BaseException) -> None:
     with pytest.raises(type(error)), attributed("raised by the check of", "generator 'acme'"):
         raise error

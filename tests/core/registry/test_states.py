@@ -11,7 +11,7 @@ from rlcore.registry.selection import explain, select
 from rlcore.registry.states import entries_by_name, named_state, states_of
 from rlcore.run.plan.choice import choose_plugins
 from rlcore.run.plan.sections import sections, unchecked
-from rlcore.spi import ROLES, ConfigError, PluginError
+from rlcore.spi import ROLES, ClusterConfig, ConfigError, PluginError
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -26,13 +26,22 @@ class OtherConfig:
     """Required."""
 
 
+@frozen(kw_only=True)
+class OtherCluster(ClusterConfig):
+    """A section of an execution with other keys."""
+
+    elsewhere: int
+    """Required."""
+
+
 def raising():
     raise OSError("driver library not found")
 
 
 def entry(role, owner="acme", **changes):
     """An entry called "fake" of another distribution, with another config class."""
-    provider = evolve(FAKES.get(role, FAKE_ALGORITHM), config=OtherConfig, priority=90, **changes)
+    config = OtherCluster if role == "execution" else OtherConfig
+    provider = evolve(FAKES.get(role, FAKE_ALGORITHM), config=config, priority=90, **changes)
     return Entry(role=role, name="fake", distribution=owner, version="1.0").holding(provider)
 
 
@@ -112,7 +121,7 @@ def test_each_state_is_called_the_same_everywhere(role, kind, text):
     assert plain["state"] == name
     section = "sinks" if role == "sink" else role
     named = {"names": ["fake"]} if role == "sink" else {"name": "fake"}
-    if kind not in (
+    if role != "execution" and kind not in (
         "probe",
         "probe raises",
         "module",

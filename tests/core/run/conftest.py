@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.installed import is_installed
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan import checks
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
@@ -48,23 +46,34 @@ every_n_steps = 4
 every_n_steps = 2
 """
 
-FAKES = {"trainer": FAKE_TRAINER, "generator": FAKE_GENERATOR, "algorithm": FAKE_ALGORITHM, "environment": FAKE_ENVIRONMENT}
+FAKES = {
+    "trainer": FAKE_TRAINER,
+    "generator": FAKE_GENERATOR,
+    "algorithm": FAKE_ALGORITHM,
+    "environment": FAKE_ENVIRONMENT,
+}
 MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second")
 """Metrics that depend on the clock."""
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
-    """Prepare the recipe with overrides; runs go below tmp_path/runs. Plans of clusters are made without Ray too."""
-    monkeypatch.setattr(checks, "is_installed", lambda name: name == "ray" or is_installed(name))
+def prepared(tmp_path: Path) -> Callable[..., RunPlan]:
+    """Prepare the recipe with overrides; runs go below tmp_path/runs."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
 
     def prepare_with(*overrides: str, registry: Any = None) -> RunPlan:
         directory = f"run.directory={tmp_path / 'runs'}"
-        return prepare(recipe, [directory, *overrides], registry=registry or fake_registry())
+        return prepare(recipe, [directory, *overrides], registry=with_execution(registry or fake_registry()))
 
     return prepare_with
+
+
+def with_execution(registry: Registry) -> Registry:
+    """The registry with the fake execution, which plans of several ranks need, and each of its plugins once."""
+    executions = {entry.name: entry for entry in (*fake_registry().of("execution"), *registry.of("execution"))}
+    others = [entry for entry in registry.entries if entry.role != "execution"]
+    return evolve(registry, entries=(*others, *executions.values()))
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ class LateEvent(threading.Event):
 
 def test_3410_what_comes_between_a_look_and_a_wait_is_seen(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the wake-up was lost. Nothing looks again by itself here for longer than the test may take."""
-    monkeypatch.setattr(episode_run, "threading", SimpleNamespace(Event=LateEvent))
+    monkeypatch.setattr(episode_run, "threading", SimpleNamespace(Event=LateEvent, Thread=threading.Thread))
     monkeypatch.setattr(episode_run, "POLL_S", 100.0)
     run(*ahead(1, *QUIET))
     assert set(prompts(tmp_path / "runs" / "run").values()) == {1}

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.protocols import Minibatch
 from rlcore.spi import TokenBatch
 from rlcore.spi.arrays import offsets_of
+from rlcore.spi.execution import Minibatch
 
 
 @settings(deadline=None)

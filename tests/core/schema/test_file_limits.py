@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from data_support import require_source
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.load import read_raw
@@ -109,7 +110,8 @@ def extended(path: Path) -> None:
 
 def rows(source: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        load_rows(DatasetConfig(source=source, path=str(path)), "train", None)  # type: ignore[arg-type]
+        require_source(source)
+        load_rows(DatasetConfig(source=source, path=str(path)), "train", None)
 
     read.__name__ = source
     return read

@@ -1,17 +1,44 @@
-"""The table of refit channels."""
+"""Which trainers and generators a channel fits, and what is installed."""
 
-from rlcore.spi import CHANNELS, channel_capabilities
+from collections.abc import Set
+from typing import Any
 
+import pytest
 
-def test_every_channel_has_its_own_name_and_capability_and_a_device():
-    assert all(name == channel.name and channel.devices for name, channel in CHANNELS.items())
-    assert len({channel.capability for channel in CHANNELS.values()}) == len(CHANNELS)
-
-
-def test_trainers_that_export_whole_tensors_declare_no_channel_for_parts():
-    assert channel_capabilities() == {f"refit.{name}" for name in CHANNELS} - {"refit.shards"}
+from rlcore.spi import ChannelProvider, PluginError, find_channel, installed_channels
 
 
-def test_every_device_has_a_channel_that_finds_the_generator_anywhere():
-    for device in ("cpu", "cuda"):
-        assert any(channel.reach == "any" for channel in CHANNELS.values() if device in channel.devices)
+def channel(**changes: Any) -> ChannelProvider:
+    form = {"name": "pipe", "spi": (2, 0), "cost": 1, "devices": {"cpu"}, "reach": "anywhere"}
+    return ChannelProvider(**{**form, "sender": "m:S", "receiver": "m:R", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "declared", "fits", "fits_separate"),
+    [
+        ({}, {"refit.pipe"}, True, True),
+        ({"sender": None}, {"refit.pipe"}, True, True),
+        ({}, {"refit.other"}, False, False),
+        ({}, {"anywhere_channels"}, True, True),
+        ({}, {"process_channels"}, True, False),
+        ({}, {"shared_channels", "separate_channels"}, False, False),
+        ({"sender": None}, {"anywhere_channels", "process_channels"}, False, False),
+        ({"reach": "separate"}, {"separate_channels"}, True, True),
+        ({"reach": "shared"}, {"process_channels", "anywhere_channels"}, False, False),
+    ],
+)
+def test_a_channel_fits_who_knows_it_or_any_of_its_reach(
+    changes: dict[str, Any], declared: Set[str], fits: bool, fits_separate: bool
+) -> None:
+    made = channel(**changes)
+    assert made.fits(frozenset(declared)) is fits
+    assert made.fits(frozenset(declared), separate=True) is fits_separate
+
+
+def test_every_installation_hands_tensors_over_within_a_process() -> None:
+    assert find_channel("in_process").reach == "process"
+    assert all(name == found.name for name, found in installed_channels().items())
+    with pytest.raises(PluginError, match=r"refit.channel: 'pipe' is not installed .*in_process"):
+        find_channel("pipe")
+    with pytest.raises(PluginError, match="has no ends of its own"):
+        find_channel("in_process").make_sender(None, None)  # type: ignore[arg-type]

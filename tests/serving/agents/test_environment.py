@@ -368,7 +368,7 @@ def test_a_function_may_use_what_lies_beside_it_and_dataclasses(agent: Any, tmp_
 
 def test_a_client_without_the_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(PluginError, match="pip install openai"):
+    with pytest.raises(PluginError, match=r"rlcore\[agents\]"):
         _ = AgentClient(SESSION).openai
 
 

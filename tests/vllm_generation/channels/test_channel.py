@@ -1,21 +1,23 @@
 """Every channel for whole tensors that reaches a CPU: what one side puts, the other receives."""
 
 import pytest
+from channel_support import CPU, assert_same, begin, here, specs_of, tensors_of
+from rlcore_vllm.config import VllmConfig
 
-from rlcore.spi import CHANNELS
+from rlcore.spi import installed_channels
 from rlcore_vllm.channels import make_receiver, make_sender
 
-from .channel_support import CONFIG, CPU, assert_same, here, manifest_of, specs_of, tensors_of
 
-
-@pytest.mark.parametrize("channel", [name for name, row in CHANNELS.items() if "cpu" in row.devices and not row.sharded])
+@pytest.mark.parametrize(
+    "channel", [name for name, row in sorted(installed_channels().items()) if "cpu" in row.devices and not row.sharded]
+)
 def test_buckets_arrive(channel):
-    sender = make_sender(channel, CONFIG, CPU)
+    sender = make_sender(channel, VllmConfig(), CPU)
     options = sender.connect([here(), here(rank=1)])
     assert len(options) == 1
     receivers = [make_receiver(channel, CPU, rank, options[0]) for rank in range(2)]
     for refit in range(2):
-        sender.begin(manifest_of(tensors_of(0)))
+        begin(sender, tensors_of(0))
         for receiver in receivers:
             receiver.begin(False)
         for index in range(5):

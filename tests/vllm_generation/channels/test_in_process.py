@@ -1,12 +1,12 @@
 """Tensors that stay where they are."""
 
-from rlcore_vllm.channels import in_process
+from channel_support import CPU, OPTIONS, specs_of, tensors_of
 
-from .channel_support import CONFIG, CPU, specs_of, tensors_of
+from rlcore_vllm.channels import in_process
 
 
 def test_in_process_hands_over_the_tensors_themselves():
-    sender, receiver = in_process.Sender(CONFIG, CPU), in_process.Receiver(CPU, 0, {})
+    sender, receiver = in_process.Sender(OPTIONS, CPU), in_process.Receiver(CPU, 0, {})
     tensors = tensors_of(0)
     for persistent in (True, False):
         receiver.begin(persistent)

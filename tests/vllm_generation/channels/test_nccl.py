@@ -1,16 +1,15 @@
 """What NCCL's broadcasts refuse without GPUs; with them, test_transfer_gpu has them."""
 
 import pytest
+from channel_support import CPU, OPTIONS, here
 
 from rlcore.spi import RefitError
 from rlcore_vllm.channels import nccl
 
-from .channel_support import CONFIG, CPU, here
-
 
 def test_it_needs_a_trainer_on_a_gpu():
     with pytest.raises(RefitError, match="trainer on CUDA; .* CPU"):
-        nccl.Sender(CONFIG, CPU).connect([here()])
+        nccl.Sender(OPTIONS, CPU).connect([here()])
 
 
 def test_nccl_needs_a_device_for_each_rank():

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from attrs import evolve
+from channel_support import CPU, here, specs_of, tensors_of
 
 from rlcore.spi import ExportWeightsRequest, RefitError
 from rlcore_torchkit.refit import shard_route
@@ -14,8 +15,6 @@ from rlcore_torchkit.refit.shard_sender import ShardSender
 from rlcore_torchkit.refit.shard_slices import whole_slice
 from rlcore_vllm.channels import shards
 from rlcore_vllm.channels.manifest import Manifest
-
-from .channel_support import CPU, here, specs_of, tensors_of
 
 LOOPBACK = "127.0.0.1"
 REQUEST = ExportWeightsRequest(weight_version=1, dtype="float32", max_bucket_bytes=64, sharded=True)

@@ -7,11 +7,12 @@ from importlib import metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from rlcore.spi import capabilities, channel_capabilities
+from rlcore.spi import capabilities
 
 REQUIRED = {"torch": ">=2.11", "transformers": ">=5.17,<5.20"}
 """Distribution to the versions that serve, as in this distribution's requirements."""
-TRAINER_CAPABILITIES = channel_capabilities() | {
+TRAINER_CAPABILITIES = capabilities.ANY_CHANNEL | {
+    capabilities.IN_PROCESS,
     capabilities.REFERENCE_POLICY,
     capabilities.REFERENCE_MODEL,
     capabilities.REFERENCE_ALONE,

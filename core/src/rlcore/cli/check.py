@@ -10,8 +10,8 @@ from rlcore.cli.arguments import recipe_arguments
 from rlcore.schema.homes import expanded
 
 if TYPE_CHECKING:
-    from rlcore.config.cluster import ClusterConfig
     from rlcore.run.plan.run_plan import RunPlan
+    from rlcore.spi import ClusterConfig, Role
 
 
 DATA = {"train": "train data", "evaluation": "held-out data"}
@@ -65,7 +65,7 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
     recipe = prepared.recipe
     for role in ("trainer", "generator", "algorithm", "environment"):
         if role in prepared.chosen:
-            yield role, _plugin(prepared, role)
+            yield role, _plugin(prepared, role, getattr(recipe, role).name)
     for sink in prepared.sinks:
         yield "sink", f"{sink.name} {sink.version} of {sink.distribution}"
     for observer in prepared.observers:
@@ -74,6 +74,8 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
     where = "" if expanded(recipe.model.path).exists() else ", not a directory here: to be fetched from the Hub"
     yield "model", f"{recipe.model.path}{where} ({prepared.model.dtype} on {prepared.device})"
     if recipe.cluster is not None:
+        if "execution" in prepared.chosen:
+            yield "execution", _plugin(prepared, "execution", recipe.cluster.execution)
         yield "cluster", _cluster(prepared, recipe.cluster)
     if prepared.channel is not None:
         yield "refit", prepared.channel
@@ -89,10 +91,9 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
     yield "run directory", str(RunDirectory.of(recipe.run).path)
 
 
-def _plugin(prepared: "RunPlan", role: str) -> str:
-    """A chosen plugin and how it was chosen."""
-    entry = next(entry for name, entry in prepared.chosen.items() if name == role)
-    wanted = getattr(prepared.recipe, role).name
+def _plugin(prepared: "RunPlan", role: "Role", wanted: str) -> str:
+    """A chosen plugin and how it was chosen, given what the recipe says."""
+    entry = prepared.chosen[role]
     how = "named"
     if wanted == "auto" and entry.provider is not None:
         how = f"auto, priority {entry.provider.priority}"

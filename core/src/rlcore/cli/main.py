@@ -23,7 +23,7 @@ class LazyGroup(ReportingGroup):
         from rlcore.registry.commands import commands
 
         rows = [
-            (state.entry.name, state.entry.spec.help if state.is_usable and state.entry.spec else state.text)
+            (state.entry.name, state.entry.provider.help if state.is_usable and state.entry.provider else state.text)
             for state in commands()
             if state.kind != "disabled"
         ]

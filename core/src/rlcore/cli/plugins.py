@@ -13,7 +13,8 @@ from attrs import frozen
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.commands import CommandEntry, commands
-from rlcore.registry.discovery import Installed, ObserverEntry, Registry, discover
+from rlcore.registry.discovery import ObserverEntry, Registry, discover
+from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.registry.states import Kind, PluginState, states_of
@@ -38,6 +39,8 @@ def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> di
         "plugins": [_row_json(row) for role in ROLES for row in explain(registry, role, device)],
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
         "missing": _missing_json(registry, device),
+        "channels": [_channel_json(state) for state in _channel_states(registry)],
+        "datasets": [_state_json(state) for state in states_of(registry.data_sources)],
         "observers": [_observer_json(state) for state in states_of(registry.observer_entries)],
         "commands": [_state_json(state) for state in added],
         "warnings": list(registry.warnings),
@@ -120,6 +123,10 @@ def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tup
     for role in ROLES:
         if rows := explain(registry, role, device):
             yield role, [_listed_row(row) for row in rows]
+    if registry.channels:
+        yield "channel", [_listed_channel(state) for state in _channel_states(registry)]
+    if registry.data_sources:
+        yield "dataset", [_listed_source(state) for state in states_of(registry.data_sources)]
     if registry.observer_entries:
         yield "observer", [_listed_observer(state) for state in states_of(registry.observer_entries)]
     if added:
@@ -158,10 +165,38 @@ def _listed_observer(state: PluginState[ObserverEntry]) -> _Listed:
     return _Listed(observer.name, mark, status, {}, (origin,))
 
 
+def _channel_states(registry: Registry) -> list[PluginState[ChannelEntry]]:
+    """Return the state of each channel, the cheapest first."""
+    return sorted(states_of(registry.channels), key=lambda state: _cost(state.entry) or 0)
+
+
+def _cost(entry: ChannelEntry) -> int | None:
+    return None if entry.provider is None or entry.error is not None else entry.provider.cost
+
+
+def _listed_channel(state: PluginState[ChannelEntry]) -> _Listed:
+    channel = state.entry.provider
+    if not state.is_usable or channel is None:
+        return _listed_described(state, "")
+    form = f"cost {channel.cost}, reach {channel.reach}, devices {', '.join(sorted(channel.devices))}"
+    return _listed_described(state, form)
+
+
+def _listed_source(state: PluginState[DataSourceEntry]) -> _Listed:
+    source = state.entry.provider
+    if not state.is_usable or source is None:
+        return _listed_described(state, "")
+    return _listed_described(state, f"priority {source.priority}, {', '.join(sorted(source.suffixes)) or source.path}")
+
+
 def _listed_command(state: PluginState[CommandEntry]) -> _Listed:
-    entry = state.entry
+    return _listed_described(state, f"priority {state.entry.priority}")
+
+
+def _listed_described(state: PluginState[Any], form: str) -> _Listed:
+    entry: DescribedEntry = state.entry
     status, style = ("usable", {}) if state.is_usable else _unusable(entry.origin, state.kind, state.reason)
-    return _Listed(entry.name, "", status, style, (f"{entry.origin}, priority {entry.priority}",))
+    return _Listed(entry.name, "", status, style, (", ".join(filter(None, (entry.origin, form))),))
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -192,6 +227,10 @@ def _auto_json(registry: Registry, role: Any, device: Device) -> dict[str, str |
 def _missing_json(registry: Registry, device: Device) -> dict[str, Any]:
     roles = missing_roles(registry, device)
     return {"roles": list(roles), "install": install_line(roles)}
+
+
+def _channel_json(state: PluginState[ChannelEntry]) -> dict[str, Any]:
+    return {**_state_json(state), "cost": _cost(state.entry)}
 
 
 def _observer_json(state: PluginState[ObserverEntry]) -> dict[str, Any]:

@@ -16,27 +16,34 @@ from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key
 from rlcore.schema.suggestions import nearest
 from rlcore.schema.types import table_class
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ClusterConfig, ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
-"""Section of Recipe, which is a role, "sinks" or "observers" -> plugin -> the class of its section."""
+"""Section of Recipe, which is a role, "sinks" or "observers" -> plugin -> the class of its section. Those of "execution" are
+classes of [cluster]."""
 Unchecked = Mapping[str, Mapping[str, str]]
 """Section -> plugin whose options nothing can check -> what it is instead of usable."""
 Choice: TypeAlias = PluginChoice | NamedPluginChoice | SinksConfig | ObserversConfig
 """A section that chooses plugins, and holds a table for each."""
-SINKS, OBSERVERS = "sinks", "observers"
+SINKS, OBSERVERS, CLUSTER, EXECUTION = "sinks", "observers", "cluster", "execution"
 
 
-def convert(raw: RawRecipe, sections: Sections, unchecked: Unchecked | None = None) -> Recipe:
-    """Check a recipe whole and convert it. `sections` has each installed plugin's config class, by role and name. Tables of
-    `unchecked` plugins are kept as they are: whether one of these is selected is for the selection to judge.
+def convert(
+    raw: RawRecipe,
+    sections: Sections,
+    unchecked: Unchecked | None = None,
+    cluster: type[ClusterConfig] | None = ClusterConfig,
+) -> Recipe:
+    """Check a recipe whole and convert it. `sections` has each installed plugin's config class, by role and name, and `cluster`
+    is that of [cluster], None where no usable execution has one. Tables of `unchecked` plugins are kept as they are: whether
+    one of these is selected is for the selection to judge.
 
     In the result, `options` of a role holds an object for every plugin in `sections`, but for those whose class refuses to be
     made without keys and that the recipe neither selects by name nor gives a table.
 
     Raises ConfigError with every unknown key, wrong type, missing key, value out of range and impossible combination.
     """
-    recipe, problems = _Conversion(raw, sections, unchecked or {}).run()
+    recipe, problems = _Conversion(raw, sections, unchecked or {}, cluster).run()
     if problems or recipe is None:
         raise ConfigError([_with_origin(problem, raw) for problem in problems])
     return recipe
@@ -81,6 +88,7 @@ class _Conversion:
     raw: RawRecipe
     sections: Sections
     unchecked: Unchecked
+    cluster: type[ClusterConfig] | None
     problems: list[Problem] = field(factory=list)
     unknown_names: list[Problem] = field(factory=list)
     """Names without a usable plugin. Reported along with other problems; alone, plugin selection reports them in detail."""
@@ -97,6 +105,8 @@ class _Conversion:
                     parts[name] = self._choice(name, choice, {})
             elif choice:
                 parts[name] = self._choice(name, choice, self.raw.values[name])
+            elif name == CLUSTER:
+                parts[name] = self._cluster(self.raw.values[name])
             else:
                 parts[name] = self._section(name, attribute.type)
         for name in self.raw.values.keys() - describe.fields(Recipe).keys():
@@ -109,6 +119,16 @@ class _Conversion:
 
     def _section(self, name: str, cls: Any) -> Any:
         value, problems = structure(self.raw.values[name], cls, name)
+        self.problems.extend(self._hinted(problem) for problem in problems)
+        return value
+
+    def _cluster(self, table: object) -> Any:
+        """`[cluster]` by the class of the execution that runs it. Where none is usable, which selection reports, keys that only
+        that may know are left out."""
+        cls: Any = self.cluster or ClusterConfig
+        if self.cluster is None and isinstance(table, Mapping):
+            table = {key: value for key, value in table.items() if key in describe.fields(cls)}
+        value, problems = structure(table, cls, CLUSTER)
         self.problems.extend(self._hinted(problem) for problem in problems)
         return value
 
@@ -216,7 +236,8 @@ class _Conversion:
         for name, attribute in describe.fields(Recipe).items():
             if not _choice_class(attribute.type):
                 tables |= _tables_below(name, attribute.type)
-        tables |= {f"{role}.{plugin}": cls for role, plugins in self.sections.items() for plugin, cls in plugins.items()}
+        for role, plugins in self.sections.items():
+            tables |= {CLUSTER if role == EXECUTION else f"{role}.{plugin}": cls for plugin, cls in plugins.items()}
         places = [f"[{key}]"] if key in describe.fields(Recipe) else []
         places += [f"{path}.{key}" for path, cls in tables.items() if key in describe.fields(cls)]
         places += [f'"{key}" in {role}.names' for role in (SINKS, OBSERVERS) if key in self.sections.get(role, {})]

@@ -15,16 +15,17 @@ NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.
 class RowsConfig:
     """Where rows are, and what their fields are called."""
 
-    source: Literal["environment", "jsonl", "csv", "parquet", "huggingface", "python"] = "environment"
-    """The environment's own rows, a file, a name on the Hub (needs `rlcore[datasets]`), or the rows that a program hands over
-    (rlcore.train(…, dataset=rows)). The first line of a "csv" names its columns, whose fields are all text."""
+    source: Text = "environment"
+    """The environment's own rows, or a data source that `rlcore plugins` lists: "jsonl"; with `rlcore[datasets]` "csv",
+    "parquet" and "huggingface", a data set on the Hub. "python" stands for the rows that a program hands over
+    (rlcore.train(…, dataset=rows))."""
     path: PathText | None = None
-    """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment" and
+    """The file that the source reads, looked up from the recipe that names it, or a name on the Hub. None for "environment" and
     "python"."""
     subset: str | None = None
-    """Configuration of a Hub data set; only for "huggingface"."""
+    """Configuration of a Hub data set; for "huggingface" and other sources that read it."""
     split: str | None = None
-    """Split of a Hub data set, "train" where None; only for "huggingface"."""
+    """Split of a Hub data set, "train" where None; for "huggingface" and other sources that read it."""
     prompt_field: Text = "prompt"
     """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
     completion_field: Text = "completion"

@@ -6,39 +6,30 @@ from pathlib import Path
 import attrs
 
 from rlcore.config.data import DatasetConfig, RowsConfig
-from rlcore.config.load import FILE_SOURCES
 from rlcore.config.recipe import Recipe
 from rlcore.schema import describe
-from rlcore.spi import Problem
+from rlcore.spi import Problem, installed_data_sources, source_of_suffix
 
-SOURCE_OF_SUFFIX = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+NO_FILES = {"environment": "the environment makes", "python": "a program brings"}
+"""Sources of rows that are read from nowhere, with who brings the rows."""
 
 
 def source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
-    """`source` and the keys that belong to some sources alone."""
-    named = SOURCE_OF_SUFFIX.get(Path(config.path or "").suffix.lower())
-    has_no_path = config.source in ("environment", "python")
-    if has_no_path and config.path is not None:
-        maker = "the environment makes" if config.source == "environment" else "a program brings"
+    """`source` and the keys that belong to some sources alone. The plan refuses a source that is not installed."""
+    named = source_of_suffix(Path(config.path or "").suffix.lower())
+    provider = installed_data_sources().get(config.source)
+    if config.source in NO_FILES and config.path is not None:
         yield Problem(
             path=f"{path}.path",
             found=f'{describe.toml_literal(config.path)}, with source = "{config.source}"',
-            expected=f'no path, since {maker} these rows, or source = "jsonl", "csv", "parquet" or "huggingface"',
+            expected=f"no path, since {NO_FILES[config.source]} these rows, or a source that reads it",
             remedy=f'Set {path}.source = "{named or "huggingface"}".',
         )
-    elif not has_no_path and not (config.path or "").strip():
-        expected = (
-            "the name of a data set on the Hub" if config.source == "huggingface" else f"the path of a {config.source} file"
-        )
+    elif config.source not in NO_FILES and not (config.path or "").strip():
+        is_name = provider is not None and provider.path == "name"
+        expected = "the name of a data set" if is_name else f"the path of a {config.source} file"
         yield Problem(path=f"{path}.path", found=f'nothing, with source = "{config.source}"', expected=expected)
-    elif config.source in FILE_SOURCES and named not in (None, config.source):
+    elif provider is not None and provider.path == "file" and named not in (None, config.source):
         yield Problem(
             path=f"{path}.source",
             found=f'"{config.source}", with the path {config.path}',
@@ -46,11 +37,12 @@ def source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
             remedy=f'Set {path}.source = "{named}", or rename the file.',
         )
     for key in ("subset", "split"):
-        if getattr(config, key) is not None and config.source != "huggingface":
+        is_read = provider is not None and key in provider.keys
+        if getattr(config, key) is not None and not is_read and (provider is not None or config.source in NO_FILES):
             yield Problem(
                 path=f"{path}.{key}",
                 found=f'{describe.toml_literal(getattr(config, key))}, with source = "{config.source}"',
-                expected='no such key: it is only for source = "huggingface"',
+                expected="no such key: this source does not read it",
             )
 
 

@@ -14,7 +14,7 @@ from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded, has_home
 from rlcore.schema.suggestions import similar_path
 from rlcore.secrets import keep_secrets
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, Problem, installed_data_sources
 
 Key = tuple[str, ...]
 
@@ -27,7 +27,6 @@ COMMAND_LINE = "the command line"
 MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"), ("critic", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
-FILE_SOURCES = ("jsonl", "csv", "parquet")
 
 
 @frozen(kw_only=True)
@@ -259,10 +258,15 @@ def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> 
         if not isinstance(value, str) or not value or key not in origins or not has_home(value):
             continue
         candidate = origins[key].directory / expanded(value)
-        is_file = key == ADAPTER_PATH or section.get("source") in FILE_SOURCES or value.startswith(("~", "./", "../"))
+        is_file = key == ADAPTER_PATH or _is_of_files(section.get("source")) or value.startswith(("~", "./", "../"))
         is_model = key in MODEL_PATHS and "/" in value and candidate.parent.is_dir()
         if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
+
+
+def _is_of_files(source: Any) -> bool:
+    provider = installed_data_sources().get(source) if isinstance(source, str) else None
+    return provider is not None and provider.path == "file"
 
 
 def _table_at(tables: Mapping[str, Any], key: Key) -> dict[str, Any]:

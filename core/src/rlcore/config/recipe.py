@@ -1,6 +1,6 @@
 """The recipe: every option of the core, its default and its meaning.
 
-The sections of the model, of data, of a cluster, and those that choose plugins have modules of their own.
+The sections of the model, of data, and those that choose plugins have modules of their own. Executions add keys to [cluster].
 """
 
 import re
@@ -10,7 +10,6 @@ from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.config.cluster import ClusterConfig
 from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.data import DataConfig, NumRows
 from rlcore.config.model import ModelConfig, ReferenceConfig
@@ -28,7 +27,7 @@ from rlcore.schema.constraints import (
     at_least,
 )
 from rlcore.schema.describe import WORDS
-from rlcore.spi import CHANNELS, LoraSpec, OptimizerSpec, ScheduleSpec
+from rlcore.spi import ClusterConfig, LoraSpec, OptimizerSpec, ScheduleSpec
 
 _FOLDER = Constraint(
     "that names one folder",
@@ -53,7 +52,6 @@ Repository: TypeAlias = Annotated[str, _REPOSITORY]
 Mismatch: TypeAlias = Annotated[float, _MISMATCH]
 TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
 TopK: TypeAlias = Annotated[int, at_least(0, "0 samples from all tokens.")]
-ChannelName: TypeAlias = Literal[("auto", *CHANNELS)]  # type: ignore[valid-type]  # mypy cannot read the table
 TopP: TypeAlias = Annotated[float, above_at_most(0, 1, "1.0 samples from all tokens.")]
 
 
@@ -178,8 +176,9 @@ class TrainingConfig:
 class RefitConfig:
     """`[refit]`: how weights get from the trainer to the generator."""
 
-    channel: ChannelName = "auto"
-    """"auto" takes the cheapest that both sides declare for where they run."""
+    channel: Text = "auto"
+    """The name of a channel that `rlcore plugins` lists. "auto" takes the cheapest that trainer and generator both have where
+    they run."""
     adapters: Literal["auto", "merged", "apart"] = "auto"
     """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "apart": without these, which the
     generator keeps; only its first refit, and each after it slept or was started anew, brings the weights too. "auto" is

@@ -369,13 +369,6 @@ def _cluster_layout(recipe: Recipe) -> Iterator[Problem]:
     cluster = recipe.cluster
     if cluster is None:
         return
-    if cluster.address is None and cluster.nodes > 1:
-        yield Problem(
-            path="cluster.nodes",
-            found=f"{cluster.nodes}, without an address",
-            expected="1, since a local cluster is this machine alone, or the address of a running cluster",
-            remedy='Start Ray on every machine and set cluster.address = "auto".',
-        )
     generating = cluster.generator_gpus_per_node
     if cluster.placement == "colocated" and generating > 0:
         yield Problem(

@@ -5,6 +5,7 @@ A fresh pluggy manager per role holds the one backend and the observers around i
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -34,6 +35,7 @@ from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, ModelSpec, TrainerContext
 from rlcore.spi.environment import AgentEnvironment, Environment
 from rlcore.spi.errors import ContractError, Note, PluginError, Problem
+from rlcore.spi.execution import OpenBackends
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
 from rlcore.spi.observer import ObserverContext
@@ -174,6 +176,14 @@ def build_sink(entry: Entry, context: SinkContext, config: object) -> Sink:
     return cast("Sink", _build(entry, "sink", context, config))
 
 
+def build_execution(entry: Entry, context: object, config: object) -> AbstractContextManager[OpenBackends]:
+    """Call an execution for a run. `context` is an rlcore.execution.ExecutionContext."""
+    made = _build(entry, "execution", context, config)
+    if not isinstance(made, AbstractContextManager):
+        raise PluginError(f"{entry.label} returned a {type(made).__name__}; expected a context manager of an OpenBackends")
+    return made
+
+
 def build_observers(
     entries: Sequence[ObserverEntry], context: ObserverContext, options: Mapping[str, object]
 ) -> tuple[ObserverEntry, ...]:
@@ -274,7 +284,7 @@ def import_object(entry: Entry, path: str) -> Any:
 def _build(entry: Entry, role: Role, context: object, config: object) -> object:
     provider = _provider(entry)
     cls = import_object(entry, provider.backend)
-    if not isinstance(cls, type):
+    if not (isinstance(cls, type) or (role == "execution" and callable(cls))):
         raise PluginError(f"{entry.label}: backend {provider.backend!r} is a {type(cls).__name__}; expected a class")
     if entry.role != role:
         raise ContractError(f"{entry.label} cannot be built as a {role}")
@@ -322,6 +332,8 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
         has_values = role == "trainer" and capabilities.VALUE_HEAD in provider.capabilities
         if has_values and not hasattr(cls, "get_values"):
             yield f"get_values: missing; expected it beside the capability {capabilities.VALUE_HEAD!r}"
+    elif role == "execution":
+        return
     elif role == "environment" and capabilities.AGENT in provider.capabilities:
         yield from method_problems(cls, AgentEnvironment, ("run", "rows"))
     else:

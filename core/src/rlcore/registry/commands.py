@@ -5,70 +5,53 @@ from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import click
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from rlcore.published_plugins import how_to_install, published
-from rlcore.registry.discovery import Installed, load_group, load_object
-from rlcore.registry.module_source import path_problem
-from rlcore.registry.provider_checks import OBJECT_PATH, spi_mismatch
+from rlcore.registry.discovery import load_group, load_object
+from rlcore.registry.entries import DescribedEntry
 from rlcore.registry.states import PluginState, named_state, states_of
 from rlcore.spi.command import COMMAND_GROUP, CommandSpec
 from rlcore.spi.errors import PluginError
 
 
 @frozen(kw_only=True, eq=False)
-class CommandEntry(Installed):
+class CommandEntry(DescribedEntry):
     """One installed command."""
 
+    described_by: ClassVar[type] = CommandSpec
     is_of_recipes: ClassVar[bool] = False
     role: str = field(default="command", init=False)
-    spec: CommandSpec | None = None
-    """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
+    provider: CommandSpec | None = None
 
-    def holding(self, loaded: object) -> "CommandEntry":
-        """Return this entry with the object that it names, and with the object's error."""
-        if not isinstance(loaded, CommandSpec):
-            found = f"the entry point names a {type(loaded).__name__}"
-            return evolve(self, error=f"{found}; expected an instance of rlcore.spi.CommandSpec")
-        error = spi_mismatch(loaded.spi) or "; ".join(_problems(loaded, self.name)) or None
-        return evolve(self, spec=loaded, error=error)
+    def problems(self) -> Iterator[str]:
+        """Yield the faults of the description."""
+        yield from super().problems()
+        spec = self.provider
+        assert spec is not None
+        if not isinstance(spec.help, str) or not spec.help.strip() or "\n" in spec.help:
+            yield f"help is {spec.help!r}; expected one line"
+        if type(spec.priority) is not int:
+            yield f"priority is {spec.priority!r}; expected an integer"
 
-    @property
-    def is_of_another_interface(self) -> bool:
-        """True where it is written for another version of the SPI."""
-        return self.spec is not None and spi_mismatch(self.spec.spi) is not None
+    def paths(self) -> dict[str, str]:
+        """Return the path of the command."""
+        return {} if self.provider is None else {"command": self.provider.command}
 
     @property
     def priority(self) -> int:
         """The priority that it asks for; 0 where its description cannot be trusted."""
-        return self.spec.priority if self.spec is not None and self.error is None else 0
-
-    def unavailable(self) -> str | None:
-        """Return the fault of its command's path. The command itself is not imported."""
-        if self.spec is None or (problem := path_problem(self.spec.command, quick=True)) is None:
-            return self.error
-        return f"it names {problem}"
+        return self.provider.priority if self.provider is not None and self.error is None else 0
 
     def load(self) -> click.Command:
         """Import the command. PluginError where that fails."""
-        assert self.spec is not None
-        loaded, problem = load_object(EntryPoint(self.name, self.spec.command, COMMAND_GROUP), self.label)
+        assert self.provider is not None
+        loaded, problem = load_object(EntryPoint(self.name, self.provider.command, COMMAND_GROUP), self.label)
         if problem is None and not isinstance(loaded, click.Command):
-            problem = f"{self.spec.command!r} is a {type(loaded).__name__}; expected a click.Command"
+            problem = f"{self.provider.command!r} is a {type(loaded).__name__}; expected a click.Command"
         if problem is not None:
             raise PluginError(f"{self.label} cannot be used: {problem}")
         return loaded  # type: ignore[no-any-return]
-
-
-def _problems(spec: CommandSpec, name: str) -> Iterator[str]:
-    if spec.name != name:
-        yield f"the command calls itself {spec.name!r}, its entry point {name!r}; expected one name"
-    if not isinstance(spec.help, str) or not spec.help.strip() or "\n" in spec.help:
-        yield f"help is {spec.help!r}; expected one line"
-    if not isinstance(spec.command, str) or not OBJECT_PATH.fullmatch(spec.command):
-        yield f"command is {spec.command!r}; expected 'package.module:name'"
-    if type(spec.priority) is not int:
-        yield f"priority is {spec.priority!r}; expected an integer"
 
 
 def commands() -> tuple[PluginState[CommandEntry], ...]:

@@ -1,78 +1,36 @@
 """Find the installed plugins: every entry point of every role, with its provider or with its error."""
 
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import EntryPoint, EntryPoints
-from inspect import iscoroutine
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
+from rlcore.installed import GROUPS, core_entry_points, distribution_of, installed_entry_points
+from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, Installed, probed, quietly
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
 from rlcore.registry.states import named_state, states_of
 from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
+from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
+from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
 from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
 from rlcore.spi.sessions import SESSION_SERVER_GROUP
 from rlcore.spi.sink import CHART_GROUP
-from rlcore.time_limit import LateError, loading
+from rlcore.time_limit import LateError
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
-
-_LATE_PROBES: list[tuple[object, str]] = []
-"""Probes that were late, each with its message. No later listing waits for them again."""
-
-
-@frozen(kw_only=True, eq=False)
-class Installed:
-    """An installed entry point of any role."""
-
-    is_of_recipes: ClassVar[bool] = True
-    """False where no recipe can name or disable it, as it is used before one is read."""
-    role: Role | str
-    name: str
-    distribution: str
-    version: str
-    error: str | None = None
-    """The fault that makes it unfit for use on every machine."""
-    disabled: bool = False
-    """True where the user disables it; nothing of it is imported."""
-
-    def holding(self: "AnyEntry", loaded: object) -> "AnyEntry":  # noqa: ARG002 - an entry of a role keeps it
-        """Return this entry with the object that it names, and with the object's error."""
-        return self
-
-    @property
-    def origin(self) -> str:
-        """Name and version of its distribution."""
-        return f"{self.distribution} {self.version}"
-
-    @property
-    def label(self) -> str:
-        """The name that messages use for it."""
-        return f"{self.role} {self.name!r} ({self.origin})"
-
-    @property
-    def is_of_another_interface(self) -> bool:
-        """True where it is written for another version of the SPI."""
-        return False
-
-    def unavailable(self) -> str | None:
-        """Return the reason why it cannot run on this machine, by its own probe."""
-        return None
 
 
 @frozen(kw_only=True)
@@ -88,7 +46,7 @@ class Entry(Installed):
     def holding(self, loaded: object) -> "Entry":
         """Return this entry with the object that it names, and with the object's error."""
         provider = loaded if isinstance(loaded, Provider) else None
-        return evolve(self, provider=provider, error=provider_error(loaded, self.name))
+        return evolve(self, provider=provider, error=provider_error(loaded, self.name, self.role))
 
     @property
     def is_of_another_interface(self) -> bool:
@@ -99,26 +57,7 @@ class Entry(Installed):
         """Return the reason that the provider's own probe gives, the fault of the probe, or the path that names nothing."""
         if self.provider is None:
             return self.error
-        return self._probed(self.provider) or self._misnamed(self.provider)
-
-    @staticmethod
-    def _probed(provider: Provider) -> str | None:
-        for probe, told in _LATE_PROBES:
-            if probe is provider.unavailable:
-                return told
-        try:
-            with _loading("its probe `unavailable`"):
-                reason = provider.unavailable()
-                if reason is None or (isinstance(reason, str) and reason):
-                    return reason and str(reason)
-                if iscoroutine(reason):
-                    reason.close()  # or Python prints a warning of its own
-                return f"its probe `unavailable` returned {reason!r}; expected a reason or None"
-        except LateError as error:
-            _LATE_PROBES.append((provider.unavailable, str(error)))
-            return str(error)
-        except BaseException as error:
-            return f"its probe `unavailable` raised {fault_of(error)}"
+        return probed(self.provider.unavailable) or self._misnamed(self.provider)
 
     @staticmethod
     def _misnamed(provider: Provider) -> str | None:
@@ -170,9 +109,6 @@ class ImporterEntry(FunctionEntry):
     function: Callable[[Path, Sequence[str]], ImportedRecipe] | None = None
 
 
-AnyEntry = TypeVar("AnyEntry", bound=Installed)
-
-
 @frozen(kw_only=True)
 class Registry:
     """All installed plugins."""
@@ -181,12 +117,17 @@ class Registry:
     """Ordered by role, name and distribution."""
     observer_entries: tuple[ObserverEntry, ...] = ()
     """The observers that recipes name, then the global ones, each ordered by name and distribution."""
+    channels: tuple[ChannelEntry, ...] = ()
+    """Ordered by name and distribution."""
+    data_sources: tuple[DataSourceEntry, ...] = ()
+    """Ordered by name and distribution."""
     warnings: tuple[str, ...] = ()
     """Warnings for the user: of a name to disable that no plugin has, and of an unknown entry point group."""
 
     @classmethod
     def from_providers(cls, providers: Mapping[Role, Sequence[Provider]], observers: Sequence[object] = ()) -> "Registry":
-        """Return a registry of these providers and observers, and of the core's own plugins.
+        """Return a registry of these providers and observers, of the core's own plugins, and of the installed channels and data
+        sources.
 
         Providers and observers are checked like installed ones. Observers are global.
         """
@@ -196,12 +137,17 @@ class Registry:
             for provider in providers.get(role, ())
         ]
         roles = {group: role for role, group in ENTRY_POINT_GROUPS.items()}
-        entries += [load_entry(roles[entry_point.group], entry_point) for entry_point in CORE_ENTRY_POINTS]
+        entries += [load_entry(roles[point.group], point) for point in core_entry_points() if point.group in roles]
         named = [
             ObserverEntry(name=f"observer-{index}", distribution="in-process", version="0", is_global=True).holding(observer)
             for index, observer in enumerate(observers)
         ]
-        return cls(entries=tuple(entries), observer_entries=tuple(named))
+        return cls(
+            entries=tuple(entries),
+            observer_entries=tuple(named),
+            channels=load_group(ChannelEntry, CHANNEL_GROUP),
+            data_sources=load_group(DataSourceEntry, DATASET_GROUP),
+        )
 
     def of(self, role: Role) -> tuple[Entry, ...]:
         """Return every installed plugin of a role, broken and disabled ones too."""
@@ -268,10 +214,18 @@ def discover(disable: Sequence[str] = ()) -> Registry:
         for group in (OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
         for entry_point in _sorted(installed.select(group=group))
     ]
-    known = {name for entry in (*entries, *observers) for name in (entry.name, entry.distribution)}
+    channels = load_group(ChannelEntry, CHANNEL_GROUP, disabled)
+    sources = load_group(DataSourceEntry, DATASET_GROUP, disabled)
+    known = {name for entry in (*entries, *observers, *channels, *sources) for name in (entry.name, entry.distribution)}
     disabled.matched.update(_matched_before_recipes(installed))
     warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
-    return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=warnings)
+    return Registry(
+        entries=tuple(entries),
+        observer_entries=tuple(observers),
+        channels=channels,
+        data_sources=sources,
+        warnings=warnings,
+    )
 
 
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
@@ -296,9 +250,12 @@ def importers(name: str) -> tuple[ImporterEntry, ...]:
     return load_group(ImporterEntry, IMPORTER_GROUP, name=name)
 
 
-def load_group(kind: type[AnyEntry], group: str, **selected: Any) -> tuple[AnyEntry, ...]:
-    """Import what the entry points of a group name, and check it. The environment variable alone disables some of them."""
-    disabled = _disable_list(())
+def load_group(
+    kind: type[AnyEntry], group: str, disabled: "_DisableList | None" = None, **selected: Any
+) -> tuple[AnyEntry, ...]:
+    """Import what the entry points of a group name, and check it. Without `disabled`, the environment variable alone disables
+    some of them."""
+    disabled = disabled or _disable_list(())
     points = _sorted(installed_entry_points().entry_points.select(group=group, **selected))
     return tuple(_loaded(_named(kind, point), point, disabled) for point in points)
 
@@ -328,19 +285,12 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     if problem is not None:
         return evolve(entry, error=problem)
     try:
-        with _loading(f"the description of {entry.label}"):  # whose defaults are computed
+        with quietly(f"the description of {entry.label}"):  # whose defaults are computed
             return entry.holding(loaded)
     except LateError as error:
         return evolve(entry, error=str(error))
     except BaseException as error:  # whatever its objects raise where they are shown
         return evolve(entry, error=f"its description raised {fault_of(error)}")
-
-
-@contextmanager
-def _loading(what: str) -> Iterator[None]:
-    """Limits what a plugin does while it is listed. What it prints is no part of what a command tells."""
-    with redirect_stdout(sys.stderr), loading(what):
-        yield
 
 
 def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
@@ -350,7 +300,7 @@ def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
     if EntryPoint.pattern.match(entry_point.value) is None:
         return None, f"the entry point names {entry_point.value!r}; expected package.module:attribute"
     try:
-        with _loading(f"the import of {label}"):
+        with quietly(f"the import of {label}"):
             return entry_point.load(), None
     # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:

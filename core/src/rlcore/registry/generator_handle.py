@@ -14,6 +14,7 @@ from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
 from rlcore.registry.sample_checks import ExpectedSamples, check_samples, check_vocabulary
 from rlcore.spi import capabilities
+from rlcore.spi.channels import installed_channels
 from rlcore.spi.errors import ContractError, RefitError, WorkerError
 from rlcore.spi.generator import (
     DraftCounts,
@@ -87,8 +88,9 @@ class GeneratorHandle(BackendHandle):
     def refit(self, request: RefitRequest) -> RefitResult:
         """Bring the generator to an export's weights. RefitError, naming the tensors, where it does not hold them after."""
         self._require_legal("refit", request, RefitRequest)
+        channel, provider = installed_channels().get(request.channel), self.entry.provider
         needed = {
-            f"refit.{request.channel}": True,
+            f"refit.{request.channel}": channel is None or provider is None or not channel.fits(provider.capabilities),
             capabilities.IN_FLIGHT_REFIT: self._num_generating > 0,
             capabilities.DELTA_REFIT: request.delta != "off",
         }

@@ -1,8 +1,9 @@
 """Errors of plugins: whose one is, what ends a process where a plugin should have returned, and a list of what is wrong."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
+from typing import TypeAlias
 
 from rlcore.spi.errors import PluginError
 from rlcore.time_limit import LateError, loading
@@ -20,13 +21,22 @@ def exit_error(where: str, error: SystemExit) -> PluginError:
     return PluginError(f"{where}: found {found}; expected a return, or an error raised")
 
 
+Check: TypeAlias = Callable[[BaseException], bool]
+_ENDS_PROCESS: set[Check] = set()
+
+
+def add_ending(ends_process: Check) -> None:
+    """Have an execution say by which errors it ends this process, at any line of code: no plugin is to blame for them."""
+    _ENDS_PROCESS.add(ends_process)
+
+
 def is_ordered(error: BaseException) -> bool:
-    """Return whether an error is the SystemExit with which Ray ends a worker on SIGTERM, at any line of code."""
-    return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
+    """Return whether the execution ends this process by an error."""
+    return any(ends_process(error) for ends_process in _ENDS_PROCESS)
 
 
 def is_outside(error: BaseException) -> bool:
-    """Return whether an error comes from outside of the running code: from Ctrl-C, or from Ray ending a worker."""
+    """Return whether an error comes from outside of the running code: from Ctrl-C, or from the execution ending the process."""
     return isinstance(error, KeyboardInterrupt) or is_ordered(error)
 
 

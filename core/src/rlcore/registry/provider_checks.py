@@ -31,8 +31,9 @@ from rlcore.schema.types import (
     origin,
     plain,
 )
-from rlcore.spi.capabilities import KNOWN
-from rlcore.spi.provider import Provider
+from rlcore.spi.capabilities import KNOWN, is_known
+from rlcore.spi.cluster import ClusterConfig
+from rlcore.spi.provider import Provider, Role
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
 
@@ -56,14 +57,14 @@ OBJECT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The form `package.module:Name`."""
 
 
-def provider_error(provider: object, name: str) -> str | None:
-    """Return all faults of the object that the entry point `name` names, in one text; None without any."""
+def provider_error(provider: object, name: str, role: Role | None = None) -> str | None:
+    """Return all faults of the object that the entry point `name` of a role names, in one text; None without any."""
     if not isinstance(provider, Provider):
         return f"the entry point names {_kind(provider)}; expected an instance of rlcore.spi.Provider"
     mismatch = spi_mismatch(provider.spi)
     if mismatch:
         return mismatch
-    return "; ".join(_problems(provider, name)) or None
+    return "; ".join([*_problems(provider, name), *_execution_problems(provider.config, role)]) or None
 
 
 def observer_error(observer: object, name: str) -> str | None:
@@ -149,7 +150,7 @@ def _capability_problems(capabilities: frozenset[str]) -> Iterator[str]:
     for capability in sorted(capabilities, key=str):
         if not isinstance(capability, str):
             yield f"capability {capability!r} is not a string"
-        elif capability not in KNOWN and ":" not in capability:
+        elif not is_known(capability):
             hint = did_you_mean(capability, KNOWN) or f"; known are {', '.join(sorted(KNOWN))}, one's own contain a colon"
             yield f"unknown capability {capability!r}{hint}"
 
@@ -164,6 +165,11 @@ def _config_problems(config: object) -> Iterator[str]:
     if positional:
         yield f"config class {config.__qualname__} takes {', '.join(positional)} by position; define it with kw_only=True"
     yield from field_problems(config)
+
+
+def _execution_problems(config: object, role: Role | None) -> Iterator[str]:
+    if role == "execution" and isinstance(config, type) and not issubclass(config, ClusterConfig):
+        yield f"config is {_kind(config)}; expected a class derived from rlcore.spi.ClusterConfig, of keys in [cluster]"
 
 
 def _is_frozen(config: type) -> bool:

@@ -7,8 +7,9 @@ from attrs import evolve, frozen
 
 from rlcore.gpu import Device
 from rlcore.installed import distribution_of, installed_entry_points
-from rlcore.published_plugins import first_published, how_to_install, pip_line
+from rlcore.published_plugins import first_published, how_to_install, pip_line, published
 from rlcore.registry.discovery import Entry, Registry, load_entry
+from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import Kind, PluginState, named_state, states_of
 from rlcore.spi.errors import PluginError
@@ -16,7 +17,8 @@ from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
 from rlcore.spi.weights import DtypeName
 
 AUTO = "auto"
-AUTO_ROLES: tuple[Role, ...] = ("trainer", "generator")
+BACKEND_ROLES: tuple[Role, ...] = ("trainer", "generator")
+AUTO_ROLES: tuple[Role, ...] = (*BACKEND_ROLES, "execution")
 """Roles whose plugins do the same work, so that "auto" may choose; each algorithm and environment does something else."""
 State: TypeAlias = PluginState[Entry]
 
@@ -120,6 +122,18 @@ def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
     return None
 
 
+def require_named(key: str, name: str, entries: Sequence[Installed]) -> None:
+    """PluginError where the recipe's key names something that is not installed, or cannot be used."""
+    states = states_of(entries)
+    state = named_state(states, name)
+    if state is None:
+        role = entries[0].role if entries else ""
+        hint = how_to_install(role, name, [one.entry.name for one in states])
+        raise PluginError(f"{key}: {name!r} is not installed. {hint}".rstrip(". "))
+    if not state.is_usable:
+        raise PluginError(f"{key}: {name!r} is {state.text}")
+
+
 def load_chosen(chosen: ChosenPlugin) -> Entry:
     """Load, in a worker, the plugin that the driver chose. PluginError where the worker has another version or none."""
     group = ENTRY_POINT_GROUPS[chosen.role]
@@ -179,7 +193,7 @@ def _select_auto(role: Role, states: Sequence[State], device: Device) -> Entry:
         state for state in states if state.kind in ("usable", "a duplicate name") and not _wrong_device(state.entry, device)
     ]
     if not able:
-        headline = f"no usable {role} is installed for device {device}; install, enable or repair one"
+        headline = f"no usable {role} is installed for device {device}; install, enable or repair one{_hint(role, states)}"
         raise _error(role, headline, states, device)
     highest = max(_priority(state.entry) for state in able)
     top = [state for state in able if _priority(state.entry) == highest]
@@ -206,6 +220,14 @@ def _error(role: Role, headline: str, states: Sequence[State], device: Device | 
         other = _wrong_device(entry, device) if device and state.is_usable else None
         lines.append(f"{entry.name} ({entry.origin}{priority}): {other or state.text}")
     return listing_error(f"{headline}\nInstalled {role}s", lines)
+
+
+def _hint(role: Role, states: Sequence[State]) -> str:
+    """Return the command for a role's recommended plugin where it is not installed, to follow a headline; "" otherwise."""
+    recommended = next(iter(published().get(role, {}).items()), None)
+    if recommended is None or recommended[0] in {state.entry.name for state in states}:
+        return ""
+    return f". Run: {pip_line([recommended[1]])}"
 
 
 def _wrong_device(entry: Entry, device: Device) -> str | None:

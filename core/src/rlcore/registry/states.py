@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from attrs import evolve, frozen
 
 if TYPE_CHECKING:
-    from rlcore.registry.discovery import Installed
+    from rlcore.registry.entries import Installed
 
 InstalledT = TypeVar("InstalledT", bound="Installed")
 Kind: TypeAlias = Literal["usable", "disabled", "not usable", "of another interface", "a duplicate name"]

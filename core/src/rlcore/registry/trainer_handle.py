@@ -19,7 +19,6 @@ from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
-from rlcore.spi.channels import CHANNELS
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.trainer import (
@@ -34,7 +33,6 @@ from rlcore.spi.trainer import (
 )
 from rlcore.spi.weights import Head, WeightExport
 
-SHARDED = frozenset(channel.capability for channel in CHANNELS.values() if channel.sharded)
 _NO_TOKENS = 'a trainer with the head "value" has no distribution over tokens'
 
 _NO_POLICY = "expected get_logprobs of the reference alone: it was built without a policy (context.needs_policy = False)"
@@ -109,8 +107,9 @@ class TrainerHandle(BackendHandle):
         needed = {
             capabilities.ADAPTER_REFIT: request.adapters != "merged",
             capabilities.DELTA_REFIT: request.delta != "off",
+            capabilities.SHARDS: request.sharded,
         }
-        self._require_capabilities("export_weights", needed | dict.fromkeys(SHARDED, request.sharded))
+        self._require_capabilities("export_weights", needed)
         self._state.require_version("export_weights", request.weight_version)
         export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
         self._state.weight_version = export.weight_version

@@ -40,7 +40,6 @@ def evaluate(
         raise _nothing_to_evaluate()
     state = None if checkpoint is None else checked_state(prepared, checkpoint)
     clock = PhaseClock(progress)
-    prepared = prepared.observed(None)
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, ExitStack() as stack:
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)

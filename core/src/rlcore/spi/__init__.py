@@ -17,9 +17,14 @@ _NAMES = {
         "ADVANTAGES EPISODE_IDS GENERATION_LOGPROBS GROUP_IDS MARGINS PREVIOUS_LOGPROBS REFERENCE_LOGPROBS "
         "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts PackedTokens RaggedTokens TokenBatch"
     ),
-    "channels": "CHANNELS RefitChannel channel_capabilities",
+    "channels": (
+        "CHANNEL_GROUP ChannelOptions ChannelProvider ChannelReceiver ChannelSender ReceivedBucket ReceiverRank find_channel "
+        "installed_channels"
+    ),
+    "cluster": "ClusterConfig",
     "command": "COMMAND_GROUP CommandSpec",
     "context": "AlgorithmContext CheckContext EnvironmentContext GeneratorContext ModelSpec RankInfo TrainerContext",
+    "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
     "derivatives": "LossGradients loss_gradients total_loss",
     "environment": (
         "AgentEnvironment Environment EpisodeResult Message Observation ResetResult Row SessionEndpoint StepResult Turn"
@@ -27,6 +32,10 @@ _NAMES = {
     "errors": (
         "BoundError CheckpointError ConfigError ContractError DataError InterruptedRun ModelError NonFiniteError Note "
         "PluginError Problem RefitError RewardError RlcoreError StorageError WorkerError"
+    ),
+    "execution": (
+        "BackendGroup Backends EngineLimitError ExecutionProgress GeneratorGroup LogprobsColumn Minibatch OpenBackends "
+        "RefitCommand Refitted ResponseFeed Responses TextDecoder TrainerGroup WeightRoute"
     ),
     "generator": (
         "DraftCounts FinishReason GenerateRequest GenerateResult GeneratorSpec RefitRequest RefitResult RoutedExperts "
@@ -86,9 +95,16 @@ if TYPE_CHECKING:
     from rlcore.spi.batch import PackedTokens as PackedTokens
     from rlcore.spi.batch import RaggedTokens as RaggedTokens
     from rlcore.spi.batch import TokenBatch as TokenBatch
-    from rlcore.spi.channels import CHANNELS as CHANNELS
-    from rlcore.spi.channels import RefitChannel as RefitChannel
-    from rlcore.spi.channels import channel_capabilities as channel_capabilities
+    from rlcore.spi.channels import CHANNEL_GROUP as CHANNEL_GROUP
+    from rlcore.spi.channels import ChannelOptions as ChannelOptions
+    from rlcore.spi.channels import ChannelProvider as ChannelProvider
+    from rlcore.spi.channels import ChannelReceiver as ChannelReceiver
+    from rlcore.spi.channels import ChannelSender as ChannelSender
+    from rlcore.spi.channels import ReceivedBucket as ReceivedBucket
+    from rlcore.spi.channels import ReceiverRank as ReceiverRank
+    from rlcore.spi.channels import find_channel as find_channel
+    from rlcore.spi.channels import installed_channels as installed_channels
+    from rlcore.spi.cluster import ClusterConfig as ClusterConfig
     from rlcore.spi.command import COMMAND_GROUP as COMMAND_GROUP
     from rlcore.spi.command import CommandSpec as CommandSpec
     from rlcore.spi.context import AlgorithmContext as AlgorithmContext
@@ -98,6 +114,11 @@ if TYPE_CHECKING:
     from rlcore.spi.context import ModelSpec as ModelSpec
     from rlcore.spi.context import RankInfo as RankInfo
     from rlcore.spi.context import TrainerContext as TrainerContext
+    from rlcore.spi.data_source import DATASET_GROUP as DATASET_GROUP
+    from rlcore.spi.data_source import DataSourceProvider as DataSourceProvider
+    from rlcore.spi.data_source import DataSourceRequest as DataSourceRequest
+    from rlcore.spi.data_source import installed_data_sources as installed_data_sources
+    from rlcore.spi.data_source import source_of_suffix as source_of_suffix
     from rlcore.spi.derivatives import LossGradients as LossGradients
     from rlcore.spi.derivatives import loss_gradients as loss_gradients
     from rlcore.spi.derivatives import total_loss as total_loss
@@ -127,6 +148,21 @@ if TYPE_CHECKING:
     from rlcore.spi.errors import RlcoreError as RlcoreError
     from rlcore.spi.errors import StorageError as StorageError
     from rlcore.spi.errors import WorkerError as WorkerError
+    from rlcore.spi.execution import BackendGroup as BackendGroup
+    from rlcore.spi.execution import Backends as Backends
+    from rlcore.spi.execution import EngineLimitError as EngineLimitError
+    from rlcore.spi.execution import ExecutionProgress as ExecutionProgress
+    from rlcore.spi.execution import GeneratorGroup as GeneratorGroup
+    from rlcore.spi.execution import LogprobsColumn as LogprobsColumn
+    from rlcore.spi.execution import Minibatch as Minibatch
+    from rlcore.spi.execution import OpenBackends as OpenBackends
+    from rlcore.spi.execution import RefitCommand as RefitCommand
+    from rlcore.spi.execution import Refitted as Refitted
+    from rlcore.spi.execution import ResponseFeed as ResponseFeed
+    from rlcore.spi.execution import Responses as Responses
+    from rlcore.spi.execution import TextDecoder as TextDecoder
+    from rlcore.spi.execution import TrainerGroup as TrainerGroup
+    from rlcore.spi.execution import WeightRoute as WeightRoute
     from rlcore.spi.generator import DraftCounts as DraftCounts
     from rlcore.spi.generator import FinishReason as FinishReason
     from rlcore.spi.generator import GenerateRequest as GenerateRequest

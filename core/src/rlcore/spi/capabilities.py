@@ -1,10 +1,9 @@
 """Capability names: what a recipe may need and a provider declares.
 
 A declared capability must pass its part of the conformance kit; a recipe that needs an undeclared one is refused before
-anything is allocated. A third party's own names contain a colon (`acme:speculative`); any other unknown name is an error.
+anything is allocated. `refit.NAME` is a channel's. A third party's own names contain a colon (`acme:speculative`); any other
+unknown name is an error.
 """
-
-from rlcore.spi.channels import CHANNELS
 
 # trainers
 REFERENCE_POLICY = "reference_policy"
@@ -89,7 +88,27 @@ DELTA_REFIT = "delta_refit"
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 
-KNOWN: frozenset[str] = frozenset(channel.capability for channel in CHANNELS.values()) | {
-    value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)
-}
-"""All capabilities: the constants of this module, and of each channel in rlcore.spi.channels its `refit.NAME`."""
+IN_PROCESS = "refit.in_process"
+"""The channel "in_process": tensors are handed over within a process."""
+SHARDS = "refit.shards"
+"""The channel "shards" and, of trainers, ExportWeightsRequest.sharded: ranks send the parts that they hold."""
+PROCESS_CHANNELS = "process_channels"
+"""Refits by any channel that has a sender and a receiver and the reach "process". A trainer exports torch tensors on its own
+device, which every sender takes; a generator builds and calls both ends. A generator in the trainer's process takes those of
+the reach "anywhere" too."""
+SHARED_CHANNELS = "shared_channels"
+"""Likewise, by any channel of the reach "shared"."""
+SEPARATE_CHANNELS = "separate_channels"
+"""Likewise, by any channel of the reach "separate"."""
+ANYWHERE_CHANNELS = "anywhere_channels"
+"""Likewise, by any channel of the reach "anywhere"."""
+ANY_CHANNEL = frozenset({PROCESS_CHANNELS, SHARED_CHANNELS, SEPARATE_CHANNELS, ANYWHERE_CHANNELS})
+"""What trainers and generators that torch is the language of declare."""
+
+KNOWN: frozenset[str] = frozenset(value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str))
+"""The constants of this module. Beside them there is `refit.NAME` for each channel that a trainer or a generator knows."""
+
+
+def is_known(capability: str) -> bool:
+    """Return whether a capability is one of rlcore's, or of a channel, or a third party's own."""
+    return capability in KNOWN or capability.startswith("refit.") or ":" in capability

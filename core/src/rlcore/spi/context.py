@@ -89,9 +89,9 @@ class GeneratorContext:
     max_sequence_length: int
     """Prompt and response together, in tokens."""
     channel: str | None = "in_process"
-    """How weights will come, by a name of rlcore.spi.CHANNELS. Where the channel's reach is "process", what holds the weights
-    lives in the process that built the backend, where the trainer is. None where none will come: the generator begins with the
-    weights that `model` names, as version 0. Needs the capability `own_weights`."""
+    """How weights will come, by the name of an installed channel (`find_channel`). Where the channel's reach is "process", what
+    holds the weights lives in the process that built the backend, beside the trainer. None where none will come: the generator
+    begins with the weights that `model` names, as version 0. Needs the capability `own_weights`."""
     devices: tuple[int, ...] | None = None
     """CUDA devices to generate on, counted among those that this process sees: those that only generate, or the devices of
     several trainer ranks that it spans. None where it shares that of `rank_info.local_rank` alone, or its section of the recipe

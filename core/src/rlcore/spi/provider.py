@@ -1,13 +1,16 @@
 """What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias, get_args
+from contextlib import suppress
+from importlib import metadata
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import field, frozen
 
 from rlcore.spi.weights import DtypeName
 
-Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink"]
+DescriptionT = TypeVar("DescriptionT")
+Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink", "execution"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}
@@ -20,9 +23,25 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-def _frozen(names: Iterable[str]) -> frozenset[str]:
+def as_frozen(names: Iterable[str]) -> frozenset[str]:
     # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
     return names if isinstance(names, str) else frozenset(names)  # type: ignore[return-value]
+
+
+def available() -> str | None:
+    """The probe of what can be used everywhere."""
+    return None
+
+
+def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT]:
+    """Return what the entry points of a group name, by their names. What cannot be imported, or is of another class, is left
+    out: the driver lists it with its error."""
+    found = {}
+    for entry_point in metadata.entry_points(group=group):
+        with suppress(BaseException):  # an import may raise anything
+            if isinstance(loaded := entry_point.load(), kind):
+                found[entry_point.name] = loaded
+    return found
 
 
 def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
@@ -60,18 +79,19 @@ class Provider:
     config: type
     """Frozen, keyword-only attrs class of its recipe section, every field with a docstring beneath it."""
     backend: str
-    """`package.module:Class`, imported only when selected and called as Class(context, config)."""
+    """`package.module:Class`, imported only when selected and called as Class(context, config). That of an execution may be a
+    function, and returns a context manager (rlcore.spi.execution)."""
     priority: int = 0
     """`auto` takes the highest; 20 for embedded defaults, 50 general, 80 specialised. A recipe that names no sinks uses each
     one above 0."""
-    capabilities: frozenset[str] = field(default=frozenset(), converter=_frozen)
+    capabilities: frozenset[str] = field(default=frozenset(), converter=as_frozen)
     """Names from rlcore.spi.capabilities."""
-    devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
+    devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=as_frozen)
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can. Empty where it has to be
     named, such as one that has options without defaults."""
-    dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=_frozen)
+    dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=as_frozen)
     """The values of `model.dtype` that a trainer or generator computes in."""
-    unavailable: Callable[[], str | None] = lambda: None
+    unavailable: Callable[[], str | None] = available
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
     disabled_capabilities: Callable[[Any], frozenset[str]] = _nothing
     """Capabilities that a section of the recipe takes away, such as a way to refit that its layout rules out."""
@@ -102,7 +122,7 @@ class Provider:
     For environments: one option, of which `memory` alone is asked: what the environment has all the time on the first device
     that the driver sees, such as a model that judges. An empty one says in `assumptions` why it is not known; no option, that
     nothing is there."""
-    planned_options: frozenset[str] = field(default=frozenset(), converter=_frozen)
+    planned_options: frozenset[str] = field(default=frozenset(), converter=as_frozen)
     """For generators with a `plan`: keys of its section for which "auto" stands for what the plan says in PlanOption.options.
     Before a run on GPUs the planner (PLANNER_GROUP) asks trainer and generator for the layout of the recipe
     (PlanContext.as_configured), with what the trainer leaves of a device as `free_bytes`, and puts these values into the

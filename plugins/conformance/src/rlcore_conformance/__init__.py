@@ -1,4 +1,4 @@
-"""The conformance kit: what every trainer, generator, algorithm, environment and sink has to pass.
+"""The conformance kit: what every trainer, generator, algorithm, environment, sink and refit channel has to pass.
 
     from rlcore_conformance import TrainerConformance
 
@@ -17,14 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlcore_conformance.algorithm import AlgorithmConformance
+    from rlcore_conformance.channel import ChannelConformance
     from rlcore_conformance.environment import EnvironmentConformance
     from rlcore_conformance.generator import GeneratorConformance
     from rlcore_conformance.sink import SinkConformance
     from rlcore_conformance.trainer import TrainerConformance
 
-__all__ = ["AlgorithmConformance", "EnvironmentConformance", "GeneratorConformance", "SinkConformance", "TrainerConformance"]
+__all__ = [
+    "AlgorithmConformance",
+    "ChannelConformance",
+    "EnvironmentConformance",
+    "GeneratorConformance",
+    "SinkConformance",
+    "TrainerConformance",
+]
 
-_CHECKS = ("algorithms", "environment", "environments", "generators", "references", "sink", "trainers")
+_CHECKS = ("algorithms", "channel", "environment", "environments", "generators", "references", "sink", "trainers")
 
 
 def _show_values_of_asserts() -> None:

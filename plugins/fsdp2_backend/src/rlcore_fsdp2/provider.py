@@ -1,6 +1,6 @@
 """The entry point: describes the trainer without importing torch."""
 
-from rlcore.spi import CHANNELS, Provider, capabilities
+from rlcore.spi import Provider, capabilities
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES, missing_requirement
@@ -22,7 +22,7 @@ PROVIDER = Provider(
     priority=50,
     capabilities=TRAINER_CAPABILITIES
     | {
-        CHANNELS["shards"].capability,
+        capabilities.SHARDS,
         capabilities.LORA,
         capabilities.ADAPTER_REFIT,
         capabilities.DELTA_REFIT,

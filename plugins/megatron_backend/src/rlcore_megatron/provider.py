@@ -1,6 +1,6 @@
 """The entry point: describes the trainer without importing torch or Megatron."""
 
-from rlcore.spi import CHANNELS, Provider, capabilities
+from rlcore.spi import Provider, capabilities
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import missing_requirement
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
@@ -18,7 +18,7 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=80,
     capabilities=TRAINER_CAPABILITIES
-    | {CHANNELS["shards"].capability, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT},
+    | {capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

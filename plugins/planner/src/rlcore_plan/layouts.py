@@ -153,7 +153,7 @@ def _candidate(
         "cluster.gpus_per_node": devices.per_node + work.reference_per_node,
         "trainer.name": name,
     }
-    if devices.nodes > 1 and not work.has_address:
+    if devices.nodes > 1 and not work.reaches_machines:
         overrides["cluster.address"] = "auto"
     overrides |= {f"trainer.{name}.{key}": value for key, value in option.options.items()}
     is_shared = generator is not None and "cluster.placement" not in keys

@@ -15,7 +15,7 @@ from rlcore.run.plan.generator_placement import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.schema.problem import ProblemsError
 from rlcore.schema.structure import structure
-from rlcore.spi import CHANNELS, DeviceSpec, Note, PlanContext, PlanOption, PluginError, RlcoreError, capabilities
+from rlcore.spi import DeviceSpec, Note, PlanContext, PlanOption, PluginError, RlcoreError, capabilities, find_channel
 from rlcore_plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room
 from rlcore_plan.environment_memory import environment_memory
 from rlcore_plan.step_work import on_part, step_context
@@ -153,7 +153,7 @@ def _delta_copies(plan: RunPlan) -> Any:
     """PlanContext.delta_copies of the channel that was chosen."""
     if plan.channel is None or plan.recipe.refit.delta != "device":
         return "none"
-    return "parts" if CHANNELS[plan.channel].sharded else "whole"
+    return "parts" if find_channel(plan.channel).sharded else "whole"
 
 
 def _has(entry: Entry, capability: str) -> bool:

@@ -11,7 +11,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.model_files import CONFIG_FILE, is_hub_name, read_object
 from rlcore.run.data.tokenizer import model_file
 from rlcore.schema.homes import expanded
-from rlcore.spi import CHANNELS, AlgorithmNeeds, DeviceSpec, DtypeName, ModelError, PlanContext, Problem
+from rlcore.spi import AlgorithmNeeds, DeviceSpec, DtypeName, ModelError, PlanContext, Problem, installed_channels
 from rlcore_plan.lengths import response_lengths
 
 PROMPT_SHARE, RESPONSE_SHARE = 0.5, 0.5
@@ -83,7 +83,7 @@ def _delta_copies(recipe: Recipe) -> Literal["none", "parts", "whole"]:
     """Where generators have devices of their own."""
     if recipe.refit.delta != "device":
         return "none"
-    named = CHANNELS.get(recipe.refit.channel)
+    named = installed_channels().get(recipe.refit.channel)
     return "whole" if named is not None and not named.sharded else "parts"
 
 

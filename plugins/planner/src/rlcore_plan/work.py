@@ -24,8 +24,8 @@ class Work:
     offload: Offload
     """residency.offload_trainer of the recipe."""
     max_staleness: int
-    has_address: bool = False
-    """Whether the recipe says where Ray runs, as several machines need."""
+    reaches_machines: bool = False
+    """Whether the recipe says how to reach several machines."""
     generator_sleeps: bool = True
     """residency.generator_sleeps of the recipe."""
     is_separate: bool = False
@@ -74,7 +74,7 @@ def work_of(
         generates=needs.source == "rollouts",
         offload=recipe.residency.offload_trainer,
         max_staleness=recipe.async_.max_staleness,
-        has_address=recipe.cluster is not None and recipe.cluster.address is not None,
+        reaches_machines=recipe.cluster is not None and recipe.cluster.reaches_machines,
         generator_sleeps=recipe.residency.generator_sleeps,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
         reference_per_node=apart,

@@ -113,7 +113,7 @@ def check(context: CheckContext | None, config: JudgeConfig) -> list[Problem]:
     """Return what is wrong with the section."""
     problems = prompt_problems(SECTION, config)
     if not is_installed("openai"):
-        found, remedy = "the section, without the package openai", "Run: pip install 'rlcore-rewards[judge]'"
+        found, remedy = "the section, without the package openai", "Run: pip install 'rlcore[rewards]'"
         problems.append(Problem(path=SECTION, found=found, expected="the package", remedy=remedy))
     if not config.base_url.startswith(("http://", "https://")):
         problems.append(_problem("base_url", repr(config.base_url), "an address that begins with http:// or https://"))

@@ -210,7 +210,7 @@ def _bare(target: Target) -> dict[str, Any]:
     return {
         "model": {"path": target.model},
         "algorithm": {"name": "none"},
-        "data": {"train": {"source": "huggingface", "path": "none"}},
+        "data": {"train": {"source": "jsonl", "path": "none.jsonl"}},
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from rlcore import spi
 from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
 from rlcore_torchkit.architectures.decoders import has_states, is_described
+from rlcore_torchkit.channels.local import LocalChannel
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_torchkit.huggingface.models import (
     architecture_of,
@@ -47,6 +48,7 @@ class TransformersBackend:
         self._config: Any = model.config
         self._decoder = self._make_decoder(model)
         self._weights = HeldWeights(checkpoint_shapes(model) | self._adapter_shapes(), self._dtype, self._device)
+        self._channel = _local_channel(context.channel, self._device)
         if context.channel is None:
             self._weights.adopt(checkpoint_tensors(model))
             self._bind()
@@ -81,8 +83,9 @@ class TransformersBackend:
     def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         """Take over weights. After a failure there are none, until a refit succeeds."""
         self._decoder.unbind()
+        weights = request.weights if self._channel is None else self._channel.received(request.weights)
         with torch.no_grad():
-            digests = self._weights.receive(request.weights, request.may_alias)
+            digests = self._weights.receive(weights, request.may_alias)
         self._bind()
         return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
@@ -110,6 +113,8 @@ class TransformersBackend:
         del request
         self._decoder.unbind()
         self._weights.drop()
+        if self._channel is not None:
+            self._channel.close()
         self._cache = self._tokenizer = None
 
     def _make_decoder(self, model: Any) -> Decoder:
@@ -166,6 +171,12 @@ class TransformersBackend:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._context.model)
         return self._tokenizer
+
+
+def _local_channel(name: str | None, device: torch.device) -> LocalChannel | None:
+    """Return the channel that weights come by; None where none do, or where they are handed over as they are."""
+    channel = None if name is None else spi.find_channel(name)
+    return None if channel is None or channel.sender is None else LocalChannel(channel, device)
 
 
 def _raise_problems(problems: Sequence[spi.Problem]) -> None:

@@ -1,19 +1,14 @@
 """The entry point: describes the generator without importing torch or vLLM."""
 
 from operator import attrgetter
-from pathlib import Path
 
-from rlcore.spi import CHANNELS, Provider, capabilities
+from rlcore.spi import ChannelProvider, Provider, capabilities
 from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
 from rlcore_vllm.setup.config import ROUNDING_ARGUMENTS, VllmConfig
 from rlcore_vllm.setup.requirements import meant_for, unavailable
 from rlcore_vllm.setup.speculation import lost_capabilities
 
 TRAINER_DEVICE = 0
-CHANNEL_CAPABILITIES = frozenset(
-    channel.capability for channel in CHANNELS.values() if (Path(__file__).parent / "channels" / f"{channel.name}.py").is_file()
-)
-"""The capability of each channel whose two ends have their file here."""
 ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for() else frozenset()
 """Empty in builds for CPUs: vLLM reads experts off in the runner that needs Triton."""
 
@@ -24,13 +19,14 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     over too, and what guessing leaves no place for."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
-        "process": config.replicas > 1 or config.tensor_parallel > 1,
+        (capabilities.IN_PROCESS, capabilities.PROCESS_CHANNELS): config.replicas > 1 or config.tensor_parallel > 1,
         # Every engine has to see the trainer's device.
-        "shared": config.devices is not None and not (shares_device and len(config.devices) == config.tensor_parallel),
-        "separate": shares_device,
-        "any": False,
+        (capabilities.SHARED_CHANNELS,): (
+            config.devices is not None and not (shares_device and len(config.devices) == config.tensor_parallel)
+        ),
+        (capabilities.SHARDS, capabilities.SEPARATE_CHANNELS): shares_device,
     }
-    names = {channel.capability for channel in CHANNELS.values() if is_out_of_reach[channel.reach]}
+    names = {name for lost, is_lost in is_out_of_reach.items() if is_lost for name in lost}
     if config.quantization != "none" or config.followers:
         names.add(capabilities.ADAPTER_REFIT)  # followers have no room for adapters
     if config.is_quantized or any(map(config.engine.get, ROUNDING_ARGUMENTS)):
@@ -60,7 +56,9 @@ PROVIDER = Provider(
         capabilities.ADAPTER_REFIT,
         capabilities.DELTA_REFIT,
         *ROUTED_EXPERTS,
-        *CHANNEL_CAPABILITIES,
+        *capabilities.ANY_CHANNEL,
+        capabilities.IN_PROCESS,
+        capabilities.SHARDS,
     },
     config=VllmConfig,
     # On CPU it can be named; what fits a CPU generates faster without an engine around it.
@@ -76,3 +74,14 @@ PROVIDER = Provider(
     tool_parser="rlcore_vllm.engines.tool_calls:tool_parser",
 )
 """What the entry point names."""
+NCCL = ChannelProvider(
+    name="nccl",
+    spi=(2, 0),
+    # Buckets are broadcast from the trainer's GPU to every receiver at once.
+    cost=20,
+    devices={"cuda"},
+    reach="separate",
+    sender="rlcore_vllm.channels.nccl:Sender",
+    receiver="rlcore_vllm.channels.nccl:Receiver",
+)
+"""The channel nccl, whose communicator is vLLM's."""

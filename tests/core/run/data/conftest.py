@@ -3,15 +3,12 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from rlcore.spi import Row
 from rlcore.testing.models import make_tokenizer
 
 
@@ -35,8 +32,3 @@ def write_jsonl(tmp_path: Path) -> Callable[[Sequence[Mapping[str, Any]]], str]:
         return str(path)
 
     return write
-
-
-def rows_of_file(source: Literal["jsonl", "csv", "parquet"], path: Path | str, **options: Any) -> Sequence[Row]:
-    """The rows that `[data.train]` takes from a file; `options` are further keys of that section."""
-    return load_rows(DatasetConfig(source=source, path=str(path), **options), "train", None)

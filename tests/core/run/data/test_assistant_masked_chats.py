@@ -6,6 +6,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_support import require_source
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
@@ -157,6 +158,7 @@ def test_calls_and_tools_are_the_same_tokens_in_every_source_and_form(calling, t
         given = given_rows(datasets.Dataset.from_list(rows), DatasetConfig(source="python"), "data.train", may_be_chats=True)
         assert render(given, calling).tokens.tokens.tolist() == expected
         return
+    require_source(source)
     path = tmp_path / f"rows.{source}"
     if source == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))

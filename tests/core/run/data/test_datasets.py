@@ -1,7 +1,5 @@
 """Rows from every source, and every way in which a data set can be bad."""
 
-import builtins
-import json
 import sys
 import time
 from types import SimpleNamespace
@@ -11,13 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from attrs import frozen
+from data_support import rows_of_file
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import owner_of
-from rlcore.run.data.datasets import load_rows
-from rlcore.spi import ContractError, DataError, PluginError
-
-from .conftest import rows_of_file
+from rlcore.run.data.datasets import load_rows, row_name
+from rlcore.spi import ContractError, DataError, DataSourceProvider, PluginError, installed_data_sources
 
 
 class RowEnvironment:
@@ -46,14 +43,6 @@ def test_late_rows_of_an_environment_are_named(monkeypatch, function):
     monkeypatch.setattr(LateRows, function, lambda *_: time.sleep(60))
     with pytest.raises(PluginError, match=r"rows\('train'\) .* 0\.05 s"):
         load_rows(DatasetConfig(), "train", LateRows())
-
-
-@pytest.fixture
-def hub_cache(tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
 
 
 def test_environment_rows_are_limited_and_missing_ones_named():
@@ -148,41 +137,57 @@ def test_empty_files(tmp_path):
         rows_of_file("parquet", tmp_path / "rows.parquet")
 
 
-@pytest.mark.usefixtures("hub_cache")
-def test_huggingface_directory(tmp_path):
-    folder = tmp_path / "set"
-    folder.mkdir()
-    rows = [{"question": f"{i}+1=", "answer": i} for i in range(4)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "test.jsonl").write_text(json.dumps({"question": "9+9=", "answer": 18}) + "\n")
-    config = DatasetConfig(source="huggingface", path=str(folder), prompt_field="question", limit=3)
-    loaded = load_rows(config, "train", None)
-    assert [dict(row) for row in loaded] == [{**row, "prompt": row["question"]} for row in rows[:3]]
-    held_out = DatasetConfig(source="huggingface", path=str(folder), prompt_field="question", split="test")
-    assert load_rows(held_out, "evaluation", None)[0]["prompt"] == "9+9="
-    unknown = DatasetConfig(source="huggingface", path=str(folder), prompt_field="question", split="dev")
-    with pytest.raises(DataError, match=r"data\.evaluation\.path: .*\(split 'dev'\) .* ValueError"):
-        load_rows(unknown, "evaluation", None)
+class Squares:
+    """Rows of another package, which knows its lines."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return {"question": f"{number}*{number}="}
+
+    def line(self, number):
+        return 10 + number
 
 
-@pytest.mark.usefixtures("hub_cache")
-def test_huggingface_name_that_is_none(tmp_path):
-    config = DatasetConfig(source="huggingface", path=str(tmp_path / "nothing"))
-    with pytest.raises(DataError, match=r"data\.train\.path: .*nothing.* load"):
-        load_rows(config, "train", None)
-    with pytest.raises(DataError, match=r"data\.train\.path: found nothing"):
-        load_rows(DatasetConfig(source="huggingface"), "train", None)
+def squares(request):
+    assert (request.path, request.key, request.split, request.prompt_field) == ("db:squares", "data.train", "odd", "question")
+    return Squares()
 
 
-def test_huggingface_without_its_package(monkeypatch):
-    monkeypatch.delitem(sys.modules, "datasets", raising=False)
-    real_import = builtins.__import__
+def source(monkeypatch, read, **changes):
+    """Install a data source whose function is in this module."""
+    provider = DataSourceProvider(**{"name": "db", "spi": (2, 0), "path": "name", "read": f"{__name__}:{read}", **changes})
+    monkeypatch.setitem(installed_data_sources(), "db", provider)
 
-    def without_datasets(name, *args, **kwargs):
-        if name == "datasets":
-            raise ImportError("No module named 'datasets'")
-        return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without_datasets)
-    with pytest.raises(DataError, match=r"data\.train\.source.*pip install 'rlcore\[datasets\]'"):
-        load_rows(DatasetConfig(source="huggingface", path="any/name"), "train", None)
+def test_rows_of_another_packages_source(monkeypatch):
+    source(monkeypatch, "squares", keys={"split"})
+    config = DatasetConfig(source="db", path="db:squares", split="odd", prompt_field="question", limit=3)
+    rows = load_rows(config, "train", None)
+    expected = [{"question": f"{number}*{number}=", "prompt": f"{number}*{number}="} for number in range(3)]
+    assert [dict(row) for row in rows] == [dict(rows[number]) for number in range(3)] == expected
+    assert [dict(row) for row in rows[1:]] == expected[1:]
+    assert row_name(rows, 1) == "row 1 (the first is 0; line 11 of the file)"
+    assert row_name(rows[1:], 0) == "row 0 (the first is 0; line 11 of the file)"
+
+
+@pytest.mark.parametrize(
+    ("read", "error", "expected"),
+    [
+        (lambda request: iter([{"prompt": "a"}]), ContractError, "'db' returned a list_iterator; expected a sequence of rows"),
+        (lambda request: ["a"], ContractError, "'db' returned rows of str; expected mappings of fields"),
+        (lambda request: [], DataError, "found no rows in name"),
+        (lambda request: [{"text": "a"}], DataError, "name lacks the field 'prompt'"),
+        (lambda request: [{"prompt": 3}], DataError, "row 0 .*the field 'prompt' holds"),
+        (lambda request: 1 / 0, ZeroDivisionError, "zero"),
+    ],
+    ids=["iterator", "texts", "none", "no prompt", "no text", "raises"],
+)
+def test_what_a_source_must_not_return(monkeypatch, read, error, expected):
+    monkeypatch.setattr(sys.modules[__name__], "faulty", read, raising=False)
+    source(monkeypatch, "faulty")
+    with pytest.raises(error, match=expected) as raised:
+        list(load_rows(DatasetConfig(source="db", path="name"), "train", None))
+    if error is ZeroDivisionError:
+        assert owner_of(raised.value) == "the data source 'db'"

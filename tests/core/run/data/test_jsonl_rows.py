@@ -4,10 +4,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from data_support import rows_of_file
 
 from rlcore.spi import DataError
-
-from .conftest import rows_of_file
 
 
 def test_jsonl_rows_are_those_of_the_file(write_jsonl):

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
+from data_support import require_source
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,7 @@ def test_answers_that_cannot_be_compared_are_named(calling, row, fault):
 
 @pytest.mark.parametrize("source", ["jsonl", "parquet"])
 def test_files_need_no_prompts_and_name_their_fields_freely(tmp_path, chatml, source):
+    require_source(source)
     row = {"chosen": [QUESTION, answer("3")], "good": [QUESTION, answer("2")]}
     path = tmp_path / f"rows.{source}"
     if source == "jsonl":

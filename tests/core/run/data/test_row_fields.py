@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_support import require_source
 
 from rlcore.chat.conversation import behind_prompt
 from rlcore.chat.public_fields import FIELDS
@@ -37,6 +38,7 @@ def load(source, rows, folder, form, **config):
         return list(given_rows(rows, DatasetConfig(source=source, **config), "data.train", **form))
     if source == "environment":
         return list(load_rows(DatasetConfig(**config), "train", OwnRows(rows), **form))
+    require_source(source)
     if source == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif source == "csv":

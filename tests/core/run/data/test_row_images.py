@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_support import require_source
 from pyarrow import parquet
 
 from rlcore.config.data import DatasetConfig
@@ -86,6 +87,7 @@ def test_a_column_of_parquet(tmp_path, tokenizer):
     for _, answer in messages:  # a column has one type
         answer["content"] = [{"type": "text", "text": answer["content"]}]
     parquet.write_table(pa.table({"messages": messages, "images": images}), tmp_path / "rows.parquet")
+    require_source("parquet")
     config = DatasetConfig(source="parquet", path=str(tmp_path / "rows.parquet"))
     assert learned(load(config), config, tokenizer).images == ((RED, BLUE), (BLUE,))
 

@@ -1,4 +1,4 @@
-"""Where trainer and generator run: in this process, as often as they are opened, or on Ray where the recipe has a cluster."""
+"""What starts trainer and generator: the execution that the recipe chooses, called with what it builds them with."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.config.cluster import ClusterConfig
+from rlcore.registry.discovery import Registry
 from rlcore.run.execution.backends import execution
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
-from rlcore.testing.fakes import FakeTokenizer
+from rlcore.spi import ClusterConfig, PluginError
+from rlcore.testing.fakes import FAKE_EXECUTION, FakeTokenizer, fake_registry
 
 Prepare = Callable[..., RunPlan]
 
@@ -31,27 +32,58 @@ def test_without_a_cluster_each_opening_builds_backends_in_this_process(prepared
     assert trainers[0].handle is not trainers[1].handle
 
 
-def test_with_a_cluster_pools_are_opened_within_one_session(
+def with_backend(monkeypatch: pytest.MonkeyPatch, backend: Any) -> Registry:
+    """The fakes, with this in place of what the execution's provider names."""
+    module = ModuleType("stand_in_execution")
+    module.backend = backend  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stand_in_execution", module)
+    provider = evolve(FAKE_EXECUTION, backend="stand_in_execution:backend")
+    others = [entry for entry in fake_registry().entries if (entry.role, entry.name) != ("execution", "fake")]
+    (own,) = (entry for entry in Registry.from_providers({"execution": [provider]}).entries if entry.name == "fake")
+    return evolve(fake_registry(), entries=(*others, own))
+
+
+def test_an_execution_is_called_once_with_its_section_and_what_it_builds_backends_with(
     prepared: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    events: list[tuple[str, Any]] = []
+    events: list[Any] = []
 
     @contextmanager
-    def context(name: str, *arguments: Any) -> Iterator[str]:
-        events.append((name, arguments))
-        yield name
-        events.append((f"{name} ends", ()))
+    def backend(context: Any, config: Any) -> Iterator[Any]:
+        events.append((context, config))
+        yield lambda: "opened"
+        events.append("left")
 
-    for module, function in (("pool", "open_pool"), ("session", "ray_session")):
-        stand_in = ModuleType(module)
-        setattr(stand_in, function, lambda *arguments, name=module: context(name, *arguments))
-        monkeypatch.setitem(sys.modules, f"rlcore.run.execution.ray.{module}", stand_in)
-    cluster, tokenizer, progress, plain = ClusterConfig(gpus_per_node=2), FakeTokenizer(), Progress(), prepared()
-    plan = evolve(plain, recipe=evolve(plain.recipe, cluster=cluster))
-    with execution(plan, tokenizer, tmp_path, progress) as opened:
-        for _ in range(2):
-            with opened() as backends:
-                assert backends == "pool"
-    assert [name for name, _ in events] == ["session", "pool", "pool ends", "pool", "pool ends", "session ends"]
-    assert events[0][1] == (cluster, plan.device, tmp_path)
-    assert events[1][1] == (plan, tokenizer, tmp_path, progress)
+    registry = with_backend(monkeypatch, backend)
+    plan = prepared("cluster.gpus_per_node=1", registry=registry)
+    tokenizer, progress = FakeTokenizer(), Progress()
+    with execution(plan, tokenizer, tmp_path / "run" / "logs", progress) as opened:
+        assert opened() == "opened"
+    (context, config), left = events
+    assert left == "left"
+    assert config == ClusterConfig()
+    assert context.progress is progress
+    assert (context.arguments.decoder, context.arguments.log_directory) == (tokenizer, tmp_path / "run" / "logs")
+    assert context.arguments.trainer.context.seed == plan.recipe.run.seed
+    assert context.plugins.chosen().run_directory == tmp_path / "run"
+
+
+def not_a_context(context: Any, config: Any) -> list[Any]:
+    return [context, config]
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        (not_a_context, "returned a list; expected a context manager of an OpenBackends"),
+        (3, "is a int; expected a class"),
+        (lambda context: context, "takes"),
+    ],
+)
+def test_what_is_no_execution_is_refused_by_name(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch, backend: Any, told: str
+) -> None:
+    plan = prepared("cluster.execution=fake", registry=with_backend(monkeypatch, backend))
+    with pytest.raises(PluginError, match=r"execution 'fake' \(in-process 0\)") as raised:
+        execution(plan, FakeTokenizer(), None, Progress())
+    assert told in str(raised.value)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.protocols import LogprobsColumn, Minibatch
 from rlcore.run.rollout.episode import Completion, CompletionRequest
 from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import (
@@ -37,6 +36,7 @@ from rlcore.spi import (
     hookimpl,
 )
 from rlcore.spi.arrays import offsets_of
+from rlcore.spi.execution import LogprobsColumn, Minibatch
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.generator import FakeGeneratorConfig
 from rlcore.testing.fakes.loss import FakePolicyGradientConfig
@@ -224,6 +224,6 @@ def test_a_generators_responses_come_with_their_texts() -> None:
             for seed in range(4)
         ]
     )
-    InProcessGenerator(handle=handle, tokenizer=FakeTokenizer()).stream(feed, 0)
+    InProcessGenerator(handle=handle, decoder=FakeTokenizer()).stream(feed, 0)
     assert [one.text for one in found] == [FakeTokenizer().decode(one.tokens) for one in found]
     assert all(len(one.tokens) for one in found)

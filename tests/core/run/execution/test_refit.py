@@ -11,15 +11,14 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
-from rlcore.run.execution.engine_limit import EngineLimitError
-from rlcore.run.execution.in_process import in_process
+from rlcore.run.execution import in_process
+from rlcore.run.execution.in_process import open_backends
 from rlcore.run.execution.refit import Refitter
-from rlcore.run.protocols import RefitCommand, Refitted
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import CheckpointError, Delta, DraftCounts, RefitError, SampleFeed, WorkerError, hookimpl
+from rlcore.spi.execution import EngineLimitError, RefitCommand, Refitted
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
@@ -143,17 +142,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     doomed: list[str] = []
 
     @contextmanager
-    def execution(prepared: Any, tokenizer: Any, log_directory: Path, progress: Any) -> Iterator[Any]:
-        @contextmanager
-        def opened() -> Iterator[Any]:
-            if doomed:
-                raise WorkerError(f"build: {doomed.pop()} died")
-            with in_process(prepared, tokenizer, log_directory) as backends:
-                yield backends
+    def opened(*arguments: Any) -> Iterator[Any]:
+        if doomed:
+            raise WorkerError(f"build: {doomed.pop()} died")
+        with open_backends(*arguments) as backends:
+            yield backends
 
-        yield opened
-
-    monkeypatch.setattr(train_module, "execution", execution)
+    monkeypatch.setattr(in_process, "open_backends", opened)
     return doomed
 
 

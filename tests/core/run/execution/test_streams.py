@@ -59,7 +59,7 @@ def generator(request: pytest.FixtureRequest) -> InProcessGenerator:
         FakeGeneratorConfig(),
     )
     handle.refit(RefitRequest(weight_version=0, channel="in_process", weights=export, may_alias=False))
-    return InProcessGenerator(handle=handle, tokenizer=FakeTokenizer())
+    return InProcessGenerator(handle=handle, decoder=FakeTokenizer())
 
 
 class Ending(RequestFeed):
@@ -98,7 +98,7 @@ def alone(generator: InProcessGenerator, one: CompletionRequest) -> tuple[list[i
         weight_version=0,
     )
     tokens = generator.handle.generate(request).tokens
-    return tokens.tolist(), generator.tokenizer.decode(tokens)
+    return tokens.tolist(), generator.decoder.decode(tokens)
 
 
 def test_samples_are_those_of_generate_with_their_texts(generator: InProcessGenerator) -> None:
@@ -148,7 +148,7 @@ def test_a_tokenizer_that_fails_ends_the_stream_with_its_error(generator: InProc
     feed.begin(0)
     feed.ask([wanted(0, 0, 3)])
     with pytest.raises(OverflowError):
-        evolve(generator, tokenizer=Failing()).stream(feed, 0)
+        evolve(generator, decoder=Failing()).stream(feed, 0)
     assert not feed.found
     feed.requeue()
     assert feed.num_outstanding == 1

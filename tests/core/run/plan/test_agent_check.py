@@ -53,7 +53,7 @@ def test_agents_without_a_session_server_are_refused(prepared: Prepare, monkeypa
     with pytest.raises(ConfigError) as raised:
         prepared(registry=agents())
     (problem,) = raised.value.problems
-    assert (problem.path, problem.remedy) == ("environment", "Run: pip install rlcore-serve")
+    assert (problem.path, problem.remedy) == ("environment", "Run: pip install 'rlcore[serve]'")
 
 
 def test_a_history_that_only_agents_have_is_refused(prepared: Prepare) -> None:

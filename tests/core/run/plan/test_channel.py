@@ -1,21 +1,25 @@
 """Which channel weights take: the cheapest that both sides declare on the device, as configured, or the one that is forced."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.entries import ChannelEntry
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import CHANNELS, PluginError, Provider, RefitChannel, capabilities
+from rlcore.spi import ChannelProvider, PluginError, Provider, capabilities, installed_channels
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
 """What the providers of these tests declare: a channel that is added changes none of these choices."""
 THERE_ON_CPU = "On cpu there are " + ", ".join(
-    name for name, row in CHANNELS.items() if "cpu" in row.devices and not row.sharded
+    one.name
+    for one in sorted(installed_channels().values(), key=attrgetter("cost"))
+    if "cpu" in one.devices and not one.sharded
 )
 
 
@@ -72,18 +76,50 @@ def test_a_layout_takes_channels_away(prepared: Callable[..., RunPlan]) -> None:
     assert "refit.in_process" not in provider.capabilities
 
 
-def test_a_channel_is_a_row(prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Added to the table, it is chosen, ruled out and counted among the devices that are shared, by its row alone."""
-    row = RefitChannel(name="pipe", devices=frozenset({"cuda"}), reach="separate")
-    monkeypatch.setitem(CHANNELS, "pipe", row)
-    # The set was made of the table when it was imported.
-    monkeypatch.setattr("rlcore.registry.provider_checks.KNOWN", capabilities.KNOWN | {row.capability})
-    both = registry(declaring(FAKE_TRAINER, *EVERY, "pipe"), declaring(FAKE_GENERATOR, "pipe"))
-    found = prepared("run.device=cuda", "model.dtype=float32", registry=both)
-    assert found.channel == "pipe"
-    assert not found.shares_devices
-    with pytest.raises(PluginError, match=THERE_ON_CPU):
-        prepared("run.device=cpu", registry=both)
+def test_a_channel_is_chosen_by_its_description_alone(
+    prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is chosen, ruled out and counted among the devices that are shared."""
+    pipe = ChannelProvider(
+        name="pipe", spi=(2, 0), cost=5, devices={"cuda"}, reach="separate", sender="json:loads", receiver="json:loads"
+    )
+    monkeypatch.setitem(installed_channels(), "pipe", pipe)
+    entry = ChannelEntry(name="pipe", distribution="pipes", version="1").holding(pipe)
+    for trainer, generator in (("refit.pipe",) * 2, ("separate_channels",) * 2, ("separate_channels", "refit.pipe")):
+        both = registry(*(with_names(one, name) for one, name in ((FAKE_TRAINER, trainer), (FAKE_GENERATOR, generator))))
+        both = evolve(both, channels=(*both.channels, entry))
+        found = prepared("run.device=cuda", "model.dtype=float32", registry=both)
+        assert found.channel == "pipe"
+        assert not found.shares_devices
+        with pytest.raises(PluginError, match=THERE_ON_CPU):
+            prepared("run.device=cpu", registry=both)
+
+
+def with_names(provider: Provider, *names: str) -> Provider:
+    return evolve(declaring(provider), capabilities=declaring(provider).capabilities | {*names})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("in_proces", r"refit.channel: 'in_proces' is not installed. Did you mean \"in_process\"\?"),
+        ("elsewhere", "refit.channel: 'elsewhere' is not installed$"),
+        ("broken", "refit.channel: 'broken' is not usable: it names"),
+        ("absent", "refit.channel: 'absent' is not usable: no such driver"),
+        ("off", "refit.channel: 'off' is disabled"),
+    ],
+)
+def test_a_named_channel_that_cannot_be_used(prepared: Callable[..., RunPlan], name: str, expected: str) -> None:
+    form: dict[str, Any] = {"spi": (2, 0), "cost": 5, "devices": {"cpu"}, "reach": "process"}
+    described = (
+        ChannelProvider(name="broken", sender="not_there:S", receiver="not_there:R", **form),
+        ChannelProvider(name="absent", unavailable=lambda: "no such driver", **form),
+    )
+    entries = [ChannelEntry(name=one.name, distribution="pipes", version="1").holding(one) for one in described]
+    off = ChannelEntry(name="off", distribution="pipes", version="1", disabled=True)
+    both = registry(FAKE_TRAINER, FAKE_GENERATOR)
+    with pytest.raises(PluginError, match=expected):
+        prepared(f"refit.channel={name}", registry=evolve(both, channels=(*both.channels, *entries, off)))
 
 
 def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
+from rlcore.registry.entries import DataSourceEntry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
@@ -17,6 +18,7 @@ from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,
     ConfigError,
+    DataSourceProvider,
     PluginError,
     Provider,
     Role,
@@ -115,6 +117,48 @@ def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
     notes.clear()
     run("run.num_steps=1", "run.name=named", 'trainer.name="fake"', progress=progress, registry=registry)
     assert not any("absent" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "taken"),
+    [
+        ((), "in_process"),
+        (("cluster.gpus_per_node=1",), "fake"),
+        (("cluster.execution=in_process",), "in_process"),
+        (("cluster.execution=fake", "cluster.gpus_per_node=1"), "fake"),
+    ],
+)
+def test_a_section_of_several_ranks_or_without_a_name_takes_an_execution_that_has_ranks(
+    prepared: Callable[..., RunPlan], overrides: tuple[str, ...], taken: str
+) -> None:
+    plan = prepared(*overrides)
+    assert plan.chosen["execution"].name == taken
+    assert not plan.notes, "nobody expects one process to run several ranks"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("cluster.gpus_per_node=2", "cluster.call_timeout_s=5"),
+            "no usable execution is installed for device cpu; install, enable or repair one. Run: pip install 'rlcore[ray]'",
+        ),
+        (("cluster.execution=ray", "cluster.address=auto"), "execution 'ray' is not installed. Run: pip install 'rlcore[ray]'"),
+        (
+            ("cluster.execution=in_process", "cluster.gpus_per_node=2"),
+            "lacks the capability 'multi_rank' ([cluster] has 2 ranks)",
+        ),
+    ],
+)
+def test_ranks_without_an_execution_are_refused_with_the_line_that_installs_one(
+    tmp_path: Path, overrides: tuple[str, ...], told: str
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(WITHOUT_SINKS)
+    alone = [entry for entry in fake_registry().entries if (entry.role, entry.name) != ("execution", "fake")]
+    with pytest.raises(PluginError) as raised:
+        prepare(recipe, [*overrides, "run.device=cpu"], registry=evolve(fake_registry(), entries=tuple(alone)))
+    assert told in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -315,3 +359,30 @@ def test_a_trainer_that_rounds_and_lacks_what_the_algorithm_then_needs_is_passed
     assert plan.chosen["trainer"].name == ("fake" if rounds else "rounding")
     assert plan.algorithm.needs.previous_logprobs == rounds
     assert any("'rounding' (priority 99) cannot be" in note for note in plan.notes) == rounds
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("csv", r"data.train.source: 'csv' is not installed. Run: pip install rlcore-datasets"),
+        ("huggingface", r"data.train.source: 'huggingface' is not installed. Run: pip install 'rlcore-datasets\[hub\]'"),
+        ("jsonll", r"data.train.source: 'jsonll' is not installed. Did you mean \"jsonl\"\?$"),
+        ("elsewhere", "data.train.source: 'elsewhere' is not installed$"),
+        ("broken", "data.train.source: 'broken' is not usable: it names"),
+        ("absent", "data.train.source: 'absent' is not usable: no such driver"),
+    ],
+)
+def test_a_data_source_that_cannot_be_used_is_refused(prepared: Callable[..., RunPlan], source: str, expected: str) -> None:
+    """With everything else that is wrong, before anything is allocated."""
+    described = (
+        DataSourceProvider(name="jsonl", spi=SPI_VERSION, read="rlcore.run.data.jsonl_rows:read"),
+        DataSourceProvider(name="broken", spi=SPI_VERSION, read="not_there:read"),
+        DataSourceProvider(
+            name="absent", spi=SPI_VERSION, read="rlcore.run.data.jsonl_rows:read", unavailable=lambda: "no such driver"
+        ),
+    )
+    entries = [DataSourceEntry(name=one.name, distribution="sources", version="1").holding(one) for one in described]
+    registry = evolve(fake_registry(), data_sources=tuple(entries))
+    with pytest.raises(PluginError, match=re.compile(expected, re.MULTILINE)) as raised:
+        prepared(f"data.train.source={source}", "data.train.path=x", 'sinks.names=["none"]', registry=registry)
+    assert "sink 'none' is not installed" in str(raised.value)

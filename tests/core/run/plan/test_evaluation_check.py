@@ -45,7 +45,7 @@ def test_a_program_is_looked_for_where_it_would_be_started(recipe: Any, tmp_path
 def test_checkpoints_need_an_evaluator(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation_check, "only_function", lambda *_: None)
     (missing,) = problems(recipe, command=("sh",))
-    assert "Run: pip install rlcore-serve" in missing
+    assert "Run: pip install 'rlcore[serve]'" in missing
 
 
 def test_a_server_that_plans_with_the_devices_of_the_run_is_noted(prepared: Callable[..., Any]) -> None:

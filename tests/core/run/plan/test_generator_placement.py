@@ -9,7 +9,6 @@ from attrs import evolve, frozen
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.generator_placement import (
     generator_devices,
-    hosts_generator,
     ranks_per_generator,
     separate,
     sharing_problems,
@@ -20,7 +19,7 @@ from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 
 Prepare = Callable[..., RunPlan]
-NODES = ("cluster.nodes=2", "cluster.gpus_per_node=4", "cluster.address=auto")
+NODES = ("cluster.nodes=2", "cluster.gpus_per_node=4")
 SEPARATE = (*NODES, 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1", "run.device=cpu")
 
 
@@ -41,7 +40,7 @@ def registry(num_devices: Callable[[Any], Any] = lambda config: config.devices) 
         num_devices=num_devices,
         capabilities=FAKE_GENERATOR.capabilities | {"refit.directory"},
     )
-    others = tuple(entry for entry in fake_registry().entries if entry.role in ("algorithm", "environment"))
+    others = tuple(entry for entry in fake_registry().entries if entry.role in ("algorithm", "environment", "execution"))
     ours = Registry.from_providers({"trainer": [trainer], "generator": [generator]}).entries
     return evolve(fake_registry(), entries=(*others, *ours))
 
@@ -61,7 +60,7 @@ def test_in_one_process_a_generator_is_wherever_the_trainer_is(plan: Prepare) ->
 def test_neighbouring_ranks_share_a_generator_that_spans_them(plan: Prepare) -> None:
     found = plan(*NODES)
     assert found.ranks_per_generator == 2
-    assert [hosts_generator(found.recipe, 2, rank) for rank in range(8)] == [True, False] * 4
+    assert [found.recipe.cluster.hosts_generator(rank, 2) for rank in range(8)] == [True, False] * 4
     assert [generator_devices(found.recipe, "cuda", 2, rank) for rank in (0, 2)] == [(0, 1), (2, 3)]
     assert generator_devices(found.recipe, "cuda", 1, 2) is None
     assert generator_devices(found.recipe, "cpu", 2, 2) is None
@@ -71,7 +70,7 @@ def test_devices_that_only_generate_are_the_last_of_each_node(plan: Prepare) -> 
     found = plan(*SEPARATE)
     assert found.ranks_per_generator == 1, "it spans none of the trainer's"
     assert separate(found.recipe)
-    assert [hosts_generator(found.recipe, 1, rank) for rank in range(6)] == [True, False, False] * 2
+    assert [found.recipe.cluster.hosts_generator(rank, 1) for rank in range(6)] == [True, False, False] * 2
     assert generator_devices(found.recipe, "cuda", 1, 2) == (3,)
 
 

@@ -65,7 +65,7 @@ def test_a_function_and_rows_replace_those_of_the_recipe() -> None:
 
 def test_a_function_needs_an_environment_that_takes_it() -> None:
     handed = given(reward=(score,), rows={"train": ROWS})
-    with pytest.raises(PluginError, match=re.escape("Run: pip install rlcore-rewards")):
+    with pytest.raises(PluginError, match=re.escape("Run: pip install 'rlcore[rewards]'")):
         prepare(RECIPE, registry=fake_registry(), given=handed)
     with pytest.raises(PluginError, match="reward_functions"):
         prepare(RECIPE, registry=with_rewards(), given=handed)

@@ -38,7 +38,7 @@ def test_without_an_environment_none_is_built_and_nothing_generates(tmp_path) ->
     plan = prepare(recipe, registry=fake_registry())
     assert plan.environment is None
     assert plan.channel is None
-    assert set(plan.chosen) == {"algorithm", "trainer"}
+    assert set(plan.chosen) == {"algorithm", "trainer", "execution"}
 
 
 def test_who_evaluates_measures_whatever_the_recipe_says_of_a_training(tmp_path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from data_support import require_source
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.preview import preview
@@ -61,6 +62,7 @@ def test_an_environment_that_promises_nothing_is_not_asked_for_a_prompt(prepared
 
 
 def test_what_is_on_the_hub_is_not_fetched_and_a_note_says_so(prepared: Prepare) -> None:
+    require_source("huggingface")
     remote = ("data.train.source=huggingface", "data.train.path=someone/rows", "model.path=someone/model")
     found = preview(prepared(*remote))
     assert found.rows == {"evaluation": "16 rows of the environment"}

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
-from rlcore.spi import ObserverContext, RankInfo, hookimpl
-from rlcore.testing.fakes import fake_registry
+from rlcore.spi import RankInfo
 
 Prepare = Callable[..., RunPlan]
 
@@ -55,28 +53,3 @@ def test_trainer_and_generator_take_turns_where_one_gpu_holds_both(
     prepared: Prepare, device: str, channel: str | None, shares: bool
 ) -> None:
     assert evolve(prepared(), device=device, channel=channel).shares_devices == shares
-
-
-class Watch:
-    """Keeps what it is built with."""
-
-    def __init__(self, context: ObserverContext) -> None:
-        self.context = context
-
-    @hookimpl(wrapper=True)
-    def train_step(self, request):
-        return (yield)
-
-
-def test_observers_of_this_process_are_built_with_the_run_directory(
-    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    observers = Registry.from_providers({}, observers=[Watch]).observer_entries
-    plan = prepared(registry=evolve(fake_registry(), observer_entries=observers))
-    assert plan.observers == observers, "until the run begins they are not built"
-    (built,) = plan.observed(Path("runs")).observers
-    assert isinstance(built.observer, Watch)
-    assert built.observer.context.run_directory == tmp_path / "runs"
-    (measuring,) = plan.observed(None).observers
-    assert measuring.observer.context.run_directory is None

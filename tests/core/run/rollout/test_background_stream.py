@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.protocols import ResponseFeed
-from rlcore.run.rollout.background_stream import BackgroundStream
+from rlcore.run.rollout.episode_run import BackgroundStream
 from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.spi import WorkerError
+from rlcore.spi.execution import ResponseFeed
 
 
 class Waits:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 
-from rlcore.run.protocols import CollectedRollouts, ResponseFeed, Responses
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import NOT_GENERATED, RolloutCollector
@@ -31,6 +31,7 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.spi.arrays import offsets_of
+from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
 
 from .answering import answer_stream

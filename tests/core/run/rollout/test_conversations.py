@@ -8,7 +8,6 @@ from rlcore.chat.conversation import Conversation, opened_prompt
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
-from rlcore.run.protocols import Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
@@ -26,6 +25,7 @@ from rlcore.spi import (
     SamplingParams,
     StepResult,
 )
+from rlcore.spi.execution import Responses
 from rlcore.testing.models import make_tokenizer
 
 from ...chat.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]

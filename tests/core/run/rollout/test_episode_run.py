@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.protocols import ResponseFeed, Responses
 from rlcore.run.rollout import environment_calls, request_feed
 from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -41,6 +40,7 @@ from rlcore.spi import (
     Turn,
     WorkerError,
 )
+from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
 
 NUM_EPISODES, NUM_TURNS = 4, 3

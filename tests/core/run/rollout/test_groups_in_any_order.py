@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rlcore.registry.functions import session_server
-from rlcore.run.protocols import ResponseFeed, Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
@@ -42,6 +41,7 @@ from rlcore.spi import (
     Turn,
     WorkerError,
 )
+from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

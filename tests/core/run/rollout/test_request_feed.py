@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.run.protocols import Responses
 from rlcore.run.rollout import episode
 from rlcore.run.rollout.episode import CompletionRequest
 from rlcore.run.rollout.request_feed import RequestFeed
@@ -22,6 +21,7 @@ from rlcore.spi import (
     SamplingParams,
     StreamRequest,
 )
+from rlcore.spi.execution import Responses
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.policy import make_weights

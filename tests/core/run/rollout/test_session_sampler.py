@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.protocols import Responses
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import seed_after
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Sample, SampleRequest, SamplingParams
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Responses, Sample, SampleRequest, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

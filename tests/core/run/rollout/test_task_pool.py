@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from rlcore.run.rollout.environment_calls import EnvironmentCalls
-from rlcore.run.rollout.task_pool import TaskPool
+from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
 
 
 def run(task_pool: TaskPool, num_tasks: int) -> None:
@@ -33,7 +32,7 @@ def test_work_is_done_in_the_order_of_coming_and_so_many_at_once() -> None:
     assert max(together) == 3
 
 
-def test_lanes_of_an_event_loop_that_was_given_up_leave_the_work_to_those_of_the_next() -> None:
+def test_tasks_of_an_event_loop_that_was_given_up_leave_the_work_to_those_of_the_next() -> None:
     task_pool, done = TaskPool(), []
 
     async def work(item: int) -> None:
@@ -49,7 +48,7 @@ def test_lanes_of_an_event_loop_that_was_given_up_leave_the_work_to_those_of_the
     assert done == [1]
 
 
-def test_work_that_comes_later_wakes_a_lane() -> None:
+def test_work_that_comes_later_wakes_a_task() -> None:
     task_pool, done = TaskPool(), []
 
     async def last(item: str) -> None:
@@ -57,7 +56,7 @@ def test_work_that_comes_later_wakes_a_lane() -> None:
         task_pool.close()
 
     async def first(item: str) -> None:
-        await asyncio.sleep(0)  # the other lane is idle by then
+        await asyncio.sleep(0)  # the other task is idle by then
         done.append(item)
         task_pool.add(last, "last")
 
@@ -67,7 +66,7 @@ def test_work_that_comes_later_wakes_a_lane() -> None:
 
 
 @pytest.mark.parametrize("raised_by_work", [True, False])
-def test_an_error_ends_the_lanes(raised_by_work: bool) -> None:
+def test_an_error_ends_the_tasks(raised_by_work: bool) -> None:
     task_pool = TaskPool()
 
     async def work(_: None) -> None:
@@ -92,7 +91,7 @@ def test_an_error_from_outside_ends_work_that_waits() -> None:
         run(task_pool, 1)
 
 
-def test_held_lanes_end_their_work_and_begin_none() -> None:
+def test_held_tasks_end_their_work_and_begin_none() -> None:
     task_pool, done = TaskPool(), []
 
     async def work(item: int) -> None:
@@ -125,26 +124,6 @@ def test_of_errors_at_once_that_of_the_lowest_order_is_raised() -> None:
         task_pool.add(work, order, order)
     with pytest.raises(ValueError, match="piece 1"):
         run(task_pool, 3)
-
-
-def test_one_lane_does_all_the_work_that_never_waits() -> None:
-    task_pool, tasks_of = TaskPool(), set()
-
-    async def work(item: int) -> None:
-        tasks_of.add(asyncio.current_task())
-        if item == 99:
-            task_pool.close()
-
-    def begin() -> None:
-        for item in range(100):
-            task_pool.add(work, item)
-
-    async def later() -> None:
-        asyncio.get_running_loop().call_later(0.01, begin)  # all tasks are idle by then
-        await task_pool.run(EnvironmentCalls(timeout_s=60.0), 8)
-
-    asyncio.run(asyncio.wait_for(later(), 300))
-    assert len(tasks_of) == 1
 
 
 @pytest.mark.parametrize("num_tasks", [2, 3])
@@ -188,10 +167,10 @@ def test_work_that_is_added_while_all_others_wait_is_begun() -> None:
     assert last.is_set()
 
 
-def test_a_lane_that_its_work_ends_keeps_no_other_from_what_comes() -> None:
+def test_a_task_that_its_work_ends_keeps_no_other_from_what_comes() -> None:
     task_pool, done = TaskPool(), []
 
-    async def ends_its_lane(_: int) -> None:
+    async def ends_its_task(_: int) -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
@@ -207,7 +186,7 @@ def test_a_lane_that_its_work_ends_keeps_no_other_from_what_comes() -> None:
         for item in range(5):
             task_pool.add(work, item)
 
-    task_pool.add(ends_its_lane)
+    task_pool.add(ends_its_task)
     asyncio.run(asyncio.wait_for(task_pool.run(EnvironmentCalls(timeout_s=60.0), 4), 300))
     assert done == [0, 1, 2, 3, 4]
 

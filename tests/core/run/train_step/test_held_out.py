@@ -3,9 +3,9 @@
 import numpy as np
 
 from rlcore.run.data.examples import Examples
-from rlcore.run.protocols import Backends
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.spi import RaggedTokens
+from rlcore.spi.execution import Backends
 
 
 class Algorithm:

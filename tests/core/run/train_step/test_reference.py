@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends
 from rlcore.run.train_step.reference import Reference
 from rlcore.spi import ConfigError, RankInfo, TokenBatch
+from rlcore.spi.execution import Backends
 
 Prepare = Callable[..., RunPlan]
 COMPARES = "algorithm.fake.kl_coefficient=0.1"

@@ -1,30 +1,49 @@
-"""Data sets: rows from the environment, a JSONL, CSV or Parquet file or a Hub name.
+"""Data sets: rows from the environment, or from an installed data source.
 
 Whatever a data set calls its fields, rows carry the prompt as `prompt` and the completion as `completion`; all other fields
 stay as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import islice
 from typing import Any, Literal, TypeAlias
-
-import pyarrow as pa
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import attributed, in_time
-from rlcore.run.data.arrow_rows import arrow_rows
-from rlcore.run.data.csv_rows import CsvRows, csv_rows
-from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
 from rlcore.run.data.row_fields import RowReader
-from rlcore.schema.file_limits import require_tree
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
-from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, LazyRows, Row
+from rlcore.spi import AgentEnvironment, ContractError, DataError, DataSourceRequest, Environment, LazyRows, Row
+from rlcore.spi.data_source import installed_data_sources, read_rows
 
 Split: TypeAlias = Literal["train", "evaluation"]
 _TIMES = 10.0
 """Multiple of the usual time limit for an environment's rows, which may be downloaded."""
+
+
+class SourceRows(LazyRows):
+    """The rows of a data source, each in the core's form once it is taken."""
+
+    def __init__(self, rows: Sequence[Row], reader: RowReader) -> None:
+        limit = reader.config.limit
+        super().__init__(len(rows) if limit is None else min(limit, len(rows)), self._made)
+        self._rows, self._reader = rows, reader
+
+    def __iter__(self) -> Iterator[Row]:
+        if self.numbers.start != 0 or self.numbers.step != 1:
+            yield from super().__iter__()
+            return
+        for number, row in enumerate(islice(self._rows, len(self))):  # which may be faster than row by row
+            yield self._reader.read(row, _where(number))
+
+    def name_of(self, index: int) -> str:
+        """Return how errors call a row: by its number and, where the source knows it, by its line."""
+        line = getattr(self._rows, "line", None)
+        return _where(index) if line is None else f"row {index} (the first is 0; line {line(self.numbers[index])} of the file)"
+
+    def _made(self, number: int) -> Row:
+        return self._reader.read(self._rows[number], _where(number))
 
 
 def load_rows(
@@ -40,18 +59,14 @@ def load_rows(
 
     `form` are further fields of RowReader. `owner` is the environment's name in messages.
 
-    A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
-    its file, not of its objects.
+    Rows may be parsed when they are taken: a large data set then costs the memory of its file, not of its objects.
     """
     key = key or f"data.{split}"
-    folder = expanded(config.path or "").parent if config.source in ("jsonl", "parquet") else None
+    is_file = config.path is not None and expanded(config.path).is_file()
+    folder = expanded(config.path or "").parent if is_file else None
     reader = RowReader(config=config, key=key, folder=folder, **form)
-    if config.source == "environment":
-        rows = _environment_rows(reader, split, environment, owner)
-    elif config.source in ("jsonl", "csv"):
-        rows = (jsonl_rows if config.source == "jsonl" else csv_rows)(_existing_path(config, key), reader)
-    else:
-        rows = arrow_rows(_parquet_table(config, key) if config.source == "parquet" else _hub_table(config, key), reader)
+    is_own = config.source == "environment"
+    rows = _environment_rows(reader, split, environment, owner) if is_own else _source_rows(reader)
     if len(rows) == 0:
         where = f"the environment's {split!r} split" if config.path is None else f"{config.path}"
         limited = "" if config.limit is None else f" ({key}.limit is {config.limit})"
@@ -60,9 +75,45 @@ def load_rows(
 
 
 def row_name(rows: Sequence[Row], number: int) -> str:
-    """How errors call a row: by its number, and by its line in a JSONL or CSV file."""
-    line = f"; line {rows.line(number)} of the file" if isinstance(rows, JsonlRows | CsvRows) else ""
-    return f"row {number} (the first is 0{line})"
+    """How errors call a row: by its number, and by its line in a file that has lines."""
+    return rows.name_of(number) if isinstance(rows, SourceRows) else _where(number)
+
+
+def _where(number: int) -> str:
+    return f"row {number} (the first is 0)"
+
+
+def _source_rows(reader: RowReader) -> SourceRows:
+    """Read the rows of the section's source, and check what it returns."""
+    config, key = reader.config, reader.key
+    provider = installed_data_sources().get(config.source)
+    if provider is None:  # before a run, the plan has refused it with the line that installs it
+        raise DataError(f"{key}.source: the data source {config.source!r} is not installed")
+    if not config.path:
+        raise DataError(f"{key}.path: found nothing; expected the {provider.path} that {key}.source = {config.source!r} reads")
+    path = expanded(config.path)
+    if provider.path == "file" and not path.exists():
+        raise DataError(f"{key}.path: found no file {path}; expected a {config.source} file. {similar_path(path)}".rstrip(". "))
+    request = DataSourceRequest(
+        path=str(path) if provider.path == "file" or path.exists() else config.path,
+        key=key,
+        limit=config.limit,
+        subset=config.subset,
+        split=config.split,
+        prompt_field=config.prompt_field if reader.has_prompts else None,
+        check=reader.read,
+    )
+    owner = f"the data source {config.source!r}"
+    with attributed("raised as it read rows:", owner):
+        rows = read_rows(provider, request)
+        first = rows[0] if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) else {}
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+        raise ContractError(f"{owner} returned a {type(rows).__name__}; expected a sequence of rows")
+    if not isinstance(first, Mapping):
+        raise ContractError(f"{owner} returned rows of {type(first).__name__}; expected mappings of fields")
+    if first:
+        reader.require_prompt_field(list(first), f"{config.path}")
+    return SourceRows(rows, reader)
 
 
 def _environment_rows(
@@ -74,8 +125,8 @@ def _environment_rows(
     if rows is None:
         has = "the recipe names no environment" if environment is None else f"the environment brings no {split!r} rows"
         raise DataError(
-            f'{key}.source: found "environment", but {has}. Name a data set: {key}.source = "jsonl" (or "csv", "parquet", '
-            f'"huggingface") and {key}.path'
+            f'{key}.source: found "environment", but {has}. Name a data set: {key}.source = "jsonl", or another that '
+            f"`rlcore plugins` lists, and {key}.path"
         )
     own = rows if config.limit is None else rows[: config.limit]
     if not reader.maps and not reader.is_learned:
@@ -103,46 +154,3 @@ def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: s
     if not isinstance(first, Mapping):
         raise ContractError(f"{owner}: rows({split!r}) returned rows of {type(first).__name__}; {expected}")
     return rows
-
-
-def _existing_path(config: DatasetConfig, key: str) -> Path:
-    if config.path is None:
-        raise DataError(f"{key}.path: found nothing; expected the file that {key}.source = {config.source!r} reads")
-    path = expanded(config.path)
-    if not path.exists():
-        raise DataError(f"{key}.path: found no file {path}; expected a {config.source} file. {similar_path(path)}".rstrip(". "))
-    return path
-
-
-def _parquet_table(config: DatasetConfig, key: str) -> pa.Table:
-    from pyarrow import parquet
-
-    path = _existing_path(config, key)
-    try:
-        require_tree(path)
-        return parquet.read_table(path, memory_map=True)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{key}.path: {path} does not read as Parquet: {error}") from error
-
-
-def _hub_table(config: DatasetConfig, key: str) -> pa.Table:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise DataError(
-            f'{key}.source: found "huggingface", which needs the package `datasets` ({error}). Install it: '
-            "pip install 'rlcore[datasets]'"
-        ) from error
-    if config.path is None:
-        raise DataError(f"{key}.path: found nothing; expected a data set's name on the Hub, or a directory of the same form")
-    split = config.split or "train"
-    try:
-        if expanded(config.path).exists():
-            require_tree(expanded(config.path))
-        dataset = load_dataset(config.path, name=config.subset, split=split)
-    except Exception as error:  # not found, no such split or subset, offline, damaged files: each a class of its own
-        subset = "" if config.subset is None else f", subset {config.subset!r}"
-        raise DataError(
-            f"{key}.path: the data set {config.path!r} (split {split!r}{subset}) does not load: {type(error).__name__}: {error}"
-        ) from error
-    return dataset.data.table

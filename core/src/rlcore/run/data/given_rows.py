@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlcore.arrow_nulls import cleaner
 from rlcore.config.data import DatasetConfig
-from rlcore.run.data.arrow_nulls import cleaner
 from rlcore.run.data.row_fields import RowReader
 from rlcore.spi import DataError, LazyRows
 

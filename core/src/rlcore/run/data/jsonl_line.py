@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from rlcore.lone_surrogates import described
+from rlcore.text_file import MAX_LINE_BYTES
 
-MAX_LINE_BYTES = 64 * 2**20
-"""A row longer than any model's context is no row but a file without line ends."""
 _SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
 _NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 

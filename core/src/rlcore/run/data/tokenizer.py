@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ from rlcore.run.data.chat_template import (
 )
 from rlcore.run.data.hub_reach import absent_remedy, hub_problem, is_shown
 from rlcore.schema.homes import expanded
-from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
+from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import is_mark
 from rlcore.time_limit import loading
@@ -90,11 +89,6 @@ class Tokenizer(Protocol):
 
     def render_answered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Messages of which the last is the assistant's answer through the chat template, with what that puts behind it."""
-
-
-def texts_of(result: GenerateResult, tokenizer: Tokenizer) -> list[str]:
-    """[S]: the text of each sample, without special tokens."""
-    return tokenizer.decode_batch([result.tokens[start:end] for start, end in pairwise(result.offsets.tolist())])
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """What trainer and generator are made from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +27,12 @@ class BackendPlan(Protocol):
         """The plugin of each role that the recipe uses."""
 
     @property
-    def observers(self) -> Sequence[ObserverEntry]:
+    def observers(self) -> tuple[ObserverEntry, ...]:
         """The observers of trainer and generator."""
+
+    @property
+    def observer_options(self) -> Mapping[str, object]:
+        """The recipe's section of each observer in use that takes options."""
 
     @property
     def device(self) -> Device:
@@ -51,6 +55,18 @@ class BackendPlan(Protocol):
         """Whether the generator goes on while the trainer trains."""
 
     @property
+    def ranks_per_generator(self) -> int:
+        """Neighbouring ranks that share one generator."""
+
+    @property
+    def reference_is_apart(self) -> bool:
+        """Whether the reference has devices of its own."""
+
+    @property
+    def reference_config(self) -> Any:
+        """The options of the trainer's plugin for whatever holds the reference."""
+
+    @property
     def generator_lora(self) -> spi.LoraSpec | None:
         """The adapters that travel apart from the weights; None where there are none."""
 
@@ -59,6 +75,9 @@ class BackendPlan(Protocol):
 
     def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
         """What the trainer of a rank is built with."""
+
+    def reference_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
+        """What the reference of a rank is built with, where that has devices of its own."""
 
     def critic_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext | None:
         """What the critic of a rank is built with; None where none is trained."""

@@ -7,9 +7,10 @@ from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.run.execution.critic_residency import CriticResidency
-from rlcore.run.protocols import LoopPosition, Minibatch, TrainerGroup
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.metrics import training_metrics
+from rlcore.spi.execution import Minibatch, TrainerGroup
 
 
 @frozen(kw_only=True, eq=False)

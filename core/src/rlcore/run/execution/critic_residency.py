@@ -8,9 +8,9 @@ from attrs import define
 from rlcore.config.critic import Offload
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.residency import idle_trainer, offload_of_critic
-from rlcore.run.protocols import TrainerGroup
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import capabilities
+from rlcore.spi.execution import TrainerGroup
 from rlcore.spi.lifecycle import RESIDENT
 
 

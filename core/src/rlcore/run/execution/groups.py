@@ -11,11 +11,10 @@ from rlcore import spi
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.protocols import LogprobsColumn, Minibatch, ResponseFeed
 from rlcore.run.train_step.microbatches import group_offsets, plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
+from rlcore.spi.execution import LogprobsColumn, Minibatch, ResponseFeed, TextDecoder
 
 HandleT = TypeVar("HandleT", bound=BackendHandle)
 TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
@@ -178,7 +177,7 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
 class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     """One generator in the driver's own process."""
 
-    tokenizer: Tokenizer
+    decoder: TextDecoder
     lacks_weights: ClassVar[bool] = False
     """Its one engine either holds weights, or the generation has failed."""
 
@@ -188,7 +187,7 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends."""
-        run_stream(self.handle, self.tokenizer, feed, weight_version)
+        run_stream(self.handle, self.decoder, feed, weight_version)
 
 
 def read_by(loss: spi.LossSpec, batch: spi.TokenBatch) -> spi.TokenBatch:

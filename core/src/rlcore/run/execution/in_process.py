@@ -1,21 +1,24 @@
-"""Trainer and generator in the driver's own process."""
+"""Trainer and generator in one process: the driver's own, or a worker that holds them all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 from attrs import frozen
 
-from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.binding import build_generator, build_observers
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.arguments import BackendArguments
 from rlcore.run.execution.backend_plan import BackendPlan
+from rlcore.run.execution.context import ExecutionContext
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.execution.residency import make_room, room_beside_critic, room_for_generator
+from rlcore.run.execution.plugins import LoadedPlugins
+from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.protocols import Backends, RefitCommand, Refitted
-from rlcore.spi import RankInfo, RefitRequest
+from rlcore.spi import ObserverContext, RankInfo, RefitRequest
+from rlcore.spi.cluster import ClusterConfig
+from rlcore.spi.execution import Backends, OpenBackends, RefitCommand, Refitted, TextDecoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -37,52 +40,54 @@ class InProcessRoute:
 
 
 @contextmanager
-def in_process(prepared: BackendPlan, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
-    """Trainer and generator, closed at the end whatever happens."""
-    rank_info, observers = RankInfo(device=prepared.device), prepared.observers
-    context = prepared.trainer_context(rank_info)
-    trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
-    with closed_after(trainer), _critic(prepared, rank_info) as critic:
-        group = _group(prepared, trainer)
-        if "generator" not in prepared.chosen:
+def in_process(context: ExecutionContext, config: ClusterConfig) -> Iterator[OpenBackends]:  # noqa: ARG001 - an execution's
+    """The core's own execution: everything in the driver's process."""
+    yield partial(open_backends, context.arguments, context.plugins.load_here())
+
+
+@contextmanager
+def open_backends(arguments: BackendArguments, plugins: LoadedPlugins) -> Iterator[Backends]:
+    """Build all backends of a run in this process, and close them at the end whatever happens."""
+    trainer = plugins.build_trainer(arguments.trainer)
+    with closed_after(trainer), _critic(arguments, plugins) as critic:
+        group = _group(arguments, trainer)
+        if arguments.generator is None:
             yield Backends(trainer=group, generator=None, route=None)
             return
-        make_room(trainer, room_for_generator(prepared))
-        generator_context = prepared.generator_context(rank_info, log_directory)
-        entry = prepared.chosen["generator"]
-        generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
+        make_room(trainer, arguments.trainer.room)
+        generator = plugins.build_generator(arguments.generator)
         with closed_after(generator):
             route = InProcessRoute(trainer=trainer, generator=generator)
-            generators = InProcessGenerator(handle=generator, tokenizer=tokenizer)
+            generators = InProcessGenerator(handle=generator, decoder=arguments.decoder)
             yield Backends(trainer=group, generator=generators, route=route, critic=critic)
 
 
 @contextmanager
-def generator_alone(prepared: BackendPlan, tokenizer: Tokenizer) -> Iterator[InProcessGenerator]:
+def generator_alone(plan: BackendPlan, decoder: TextDecoder) -> Iterator[InProcessGenerator]:
     """A generator that answers with weights of its own, closed at the end whatever happens."""
-    context = prepared.generator_context(RankInfo(device=prepared.device), None)
-    generator = build_generator(prepared.chosen["generator"], context, prepared.config("generator"), prepared.observers)
+    context = plan.generator_context(RankInfo(device=plan.device), None)
+    observers = build_observers(plan.observers, ObserverContext(run_directory=None), plan.observer_options)
+    generator = build_generator(plan.chosen["generator"], context, plan.config("generator"), observers)
     with closed_after(generator):
-        yield InProcessGenerator(handle=generator, tokenizer=tokenizer)
+        yield InProcessGenerator(handle=generator, decoder=decoder)
 
 
 @contextmanager
-def _critic(prepared: BackendPlan, rank_info: RankInfo) -> Iterator[InProcessTrainer | None]:
+def _critic(arguments: BackendArguments, plugins: LoadedPlugins) -> Iterator[InProcessTrainer | None]:
     """The critic, which leaves the device to a generator that is to be started there; None where none is trained."""
-    context = prepared.critic_context(rank_info)
-    if context is None:
+    if arguments.critic is None:
         yield None
         return
-    handle = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), prepared.observers)
+    handle = plugins.build_trainer(arguments.critic)
     with closed_after(handle):
-        make_room(handle, room_beside_critic(prepared))
-        yield _group(prepared, handle)
+        make_room(handle, arguments.critic.room)
+        yield _group(arguments, handle)
 
 
-def _group(prepared: BackendPlan, handle: TrainerHandle) -> InProcessTrainer:
+def _group(arguments: BackendArguments, handle: TrainerHandle) -> InProcessTrainer:
     return InProcessTrainer(
         handle=handle,
-        max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
-        temperature=prepared.recipe.rollout.temperature,
-        whole_groups=prepared.algorithm.needs.whole_groups,
+        max_tokens_per_microbatch=arguments.max_tokens_per_microbatch,
+        temperature=arguments.temperature,
+        whole_groups=arguments.whole_groups,
     )

@@ -7,10 +7,10 @@ from attrs import define
 
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.execution.backend_plan import BackendPlan
-from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, Refitted, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import CHANNELS, Delta, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
+from rlcore.spi import Delta, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError, find_channel
+from rlcore.spi.execution import Backends, GeneratorGroup, RefitCommand, Refitted, WeightRoute
 
 ResultT = TypeVar("ResultT")
 
@@ -106,8 +106,8 @@ class Refitter:
             weight_version=weight_version,
             dtype=self.dtype,
             max_bucket_bytes=self.max_bucket_bytes,
-            sharded=CHANNELS[self.channel].sharded,
-            delta=self.delta if CHANNELS[self.channel].sharded else "off",
+            sharded=find_channel(self.channel).sharded,
+            delta=self.delta if find_channel(self.channel).sharded else "off",
             adapters="merged" if not self.apart else "apart" if lacks_weights else "alone",
         )
 

@@ -9,9 +9,9 @@ from rlcore.config.critic import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.refit import Refitter
-from rlcore.run.protocols import GeneratorGroup, TrainerGroup
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
+from rlcore.spi.execution import GeneratorGroup, TrainerGroup
 from rlcore.spi.lifecycle import RESIDENT
 
 GIB = 2**30

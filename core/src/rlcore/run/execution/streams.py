@@ -8,19 +8,18 @@ import numpy as np
 from attrs import evolve
 
 from rlcore.registry.generator_handle import GeneratorHandle
-from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import ResponseFeed, Responses
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, RoutedExperts, StreamRequest, capabilities
 from rlcore.spi.arrays import Int64Array, offsets_of, take_rows
+from rlcore.spi.execution import ResponseFeed, Responses, TextDecoder
 
 
-def run_stream(generator: GeneratorHandle, tokenizer: Tokenizer, feed: ResponseFeed, weight_version: int) -> None:
+def run_stream(generator: GeneratorHandle, decoder: TextDecoder, feed: ResponseFeed, weight_version: int) -> None:
     """Generate what a feed brings until it ends.
 
     A generator without the capability `continuous` generates one request after another, at the version that it then holds: the
     stream has to end before it is refitted.
     """
-    decoded = DecodedFeed(feed, tokenizer)
+    decoded = DecodedFeed(feed, decoder)
     if generator.has(capabilities.CONTINUOUS):
         generator.stream(StreamRequest(feed=decoded, weight_version=weight_version))
     else:
@@ -43,9 +42,9 @@ def not_begun(num_samples: int) -> Responses:
 class DecodedFeed:
     """A stream's feed as the generator's handle sees it: samples get their texts on the way."""
 
-    def __init__(self, feed: ResponseFeed, tokenizer: Tokenizer) -> None:
+    def __init__(self, feed: ResponseFeed, decoder: TextDecoder) -> None:
         self._feed = feed
-        self._tokenizer = tokenizer
+        self._decoder = decoder
         self._error: Exception | None = None
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
@@ -53,10 +52,10 @@ class DecodedFeed:
         return self._feed.take(wait=wait)
 
     def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
-        """Hand out samples with their texts. An error of the tokenizer's ends the stream: it would be lost in the generator's
+        """Hand out samples with their texts. An error of the decoder's ends the stream: it would be lost in the generator's
         thread."""
         try:
-            responses = Responses.of(result, self._tokenizer)
+            responses = Responses.of(result, self._decoder)
         except Exception as error:
             self._error = self._error or error
             self._feed.end()
@@ -72,7 +71,7 @@ class DecodedFeed:
         self._feed.end()
 
     def finish(self) -> None:
-        """Raise what the tokenizer raised."""
+        """Raise what the decoder raised."""
         if self._error is not None:
             raise self._error
 

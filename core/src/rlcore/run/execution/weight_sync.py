@@ -10,9 +10,10 @@ from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.protocols import Backends, ResultT, WeightSync, nothing
+from rlcore.run.protocols import ResultT, WeightSync, nothing
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.spi.execution import Backends
 
 
 def weight_sync_of(

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.selection import AUTO_ROLES
+from rlcore.registry.selection import AUTO, BACKEND_ROLES, require_named
+from rlcore.registry.states import states_of
 from rlcore.run.plan.generator_placement import separate
-from rlcore.spi import CHANNELS, PluginError, Role, capabilities
+from rlcore.spi import ChannelProvider, PluginError, Role, capabilities
 
 
 def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> str | None:
@@ -20,35 +21,46 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
             f"{chosen['generator'].label} takes no weights of a trainer: what it samples from never changes. Name another "
             "generator to train, or to measure a checkpoint; `rlcore eval` measures with it the model that it has"
         )
-    entries = [chosen[role] for role in AUTO_ROLES]
-    possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
+    entries = [chosen[role] for role in BACKEND_ROLES]
+    channels = _usable(recipe, declared)
+    possible = [channel for channel in channels if device in channel.devices]
     where: str = device
-    named = CHANNELS.get(recipe.refit.channel)
-    delta = recipe.refit.delta
-    if separate(recipe) and (device == "cuda" or delta != "off" or (named is not None and named.sharded)):
+    delta, is_named = recipe.refit.delta, recipe.refit.channel != AUTO
+    sharded = {channel.name for channel in channels if channel.sharded}
+    apart = separate(recipe) and (device == "cuda" or delta != "off" or recipe.refit.channel in sharded)
+    if apart:
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
-        entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
-        possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
+        entries = [entry for role in BACKEND_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
+        possible = [channel for channel in possible if channel.reach in ("separate", "anywhere")]
         where = f"{device}, between devices"
     else:
-        possible = [name for name in possible if not CHANNELS[name].sharded]
+        possible = [channel for channel in possible if not channel.sharded]
     if delta != "off":
-        possible = [name for name in possible if CHANNELS[name].delta]
+        possible = [channel for channel in possible if channel.delta]
         where = f'{where} with refit.delta = "{delta}"'
     providers = [entry.provider for entry in entries if entry.provider is not None]
-    wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
-    for channel in wanted:
-        if channel in possible and all(f"refit.{channel}" in provider.capabilities for provider in providers):
-            return channel
+    for channel in possible:
+        is_wanted = not is_named or channel.name == recipe.refit.channel
+        if is_wanted and all(channel.fits(provider.capabilities, separate=apart) for provider in providers):
+            return channel.name
     found = "; ".join(
-        f"{provider.name}: {', '.join(sorted(name for name in provider.capabilities if 'refit.' in name)) or 'none'}"
+        f"{provider.name}: {', '.join(sorted(filter(_is_of_channels, provider.capabilities))) or 'none'}"
         for provider in providers
     )
+    names = ", ".join(channel.name for channel in possible)
     raise PluginError(
-        f"no channel brings weights from trainer to generator on {where}. Wanted: {', '.join(wanted) or 'any'}. Declared, as "
-        f"configured: {found}. On {where} there are {', '.join(possible) or 'none'}. "
-        "Choose another generator, or set refit.channel to one that both declare."
+        f"no channel brings weights from trainer to generator on {where}. "
+        f"Wanted: {recipe.refit.channel if is_named else names or 'any'}. Declared, as configured: {found}. "
+        f"On {where} there are {names or 'none'}. Choose another generator, or set refit.channel to one that both have."
     )
+
+
+def _usable(recipe: Recipe, registry: Registry) -> list[ChannelProvider]:
+    """Return the usable channels, the cheapest first. PluginError where the one that the recipe names is none of them."""
+    if recipe.refit.channel != AUTO:
+        require_named("refit.channel", recipe.refit.channel, registry.channels)
+    usable = [one.entry.provider for one in states_of(registry.channels) if one.is_usable and one.entry.provider is not None]
+    return sorted(usable, key=lambda channel: channel.cost)
 
 
 def has_other_model(entry: Entry) -> bool:
@@ -60,4 +72,8 @@ def has_other_model(entry: Entry) -> bool:
 def takes_weights(entry: Entry) -> bool:
     """Whether a generator declares a channel at all, or has none of its own to begin with."""
     declared = frozenset() if entry.provider is None else entry.provider.capabilities
-    return capabilities.OWN_WEIGHTS not in declared or bool(declared & {channel.capability for channel in CHANNELS.values()})
+    return capabilities.OWN_WEIGHTS not in declared or any(map(_is_of_channels, declared))
+
+
+def _is_of_channels(capability: str) -> bool:
+    return capability.startswith("refit.") or capability in capabilities.ANY_CHANNEL

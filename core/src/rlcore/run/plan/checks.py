@@ -7,10 +7,9 @@ from attrs import evolve
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
-from rlcore.installed import is_installed
 from rlcore.model_files import config_number, model_problems
 from rlcore.registry.binding import run_check, shared_kernels
-from rlcore.registry.selection import AUTO_ROLES
+from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.agent_check import agent_problems
 from rlcore.run.plan.auto_options import missing_planner
@@ -31,7 +30,6 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems: list[Problem | Note] = [
-        *_missing_ray(recipe),
         *hub_problems(recipe),
         *program_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
@@ -41,7 +39,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *batch_problems(plan),
         *missing_planner(plan),
     ]
-    if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
+    if any(entry.provider is not None and entry.role in BACKEND_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
         problems += judge_problems(recipe)
     context = CheckContext(
@@ -100,7 +98,7 @@ def _with_origin(plan: RunPlan, found: Problem | Note) -> Problem | Note:
 
 def _kernel_notes(plan: RunPlan) -> Iterator[Note]:
     """Kernels that a trainer or a generator has for the other's sake, which computes by others."""
-    backends = [entry for entry in plan.chosen.values() if entry.role in AUTO_ROLES]
+    backends = [entry for entry in plan.chosen.values() if entry.role in BACKEND_ROLES]
     names = {entry.role: entry.name for entry in backends}
     kernels = {entry.role: shared_kernels(entry, plugin_config(plan.recipe, entry)) for entry in backends}
     if len(kernels) < 2 or len(set(kernels.values())) == 1:
@@ -141,16 +139,6 @@ def raise_problems(found: Sequence[Problem | Note], model: ModelSpec) -> tuple[N
     if problems:
         raise ConfigError(problems)
     return tuple(one for one in found if isinstance(one, Note))
-
-
-def _missing_ray(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.cluster is not None and not is_installed("ray"):
-        yield Problem(
-            path="cluster",
-            found="the section, without the package ray",
-            expected="the package installed on every machine",
-            remedy="Run: pip install 'rlcore[ray]', or leave the section out to run in one process.",
-        )
 
 
 def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Iterator[Problem]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from attrs import evolve
 
+from rlcore.config.data import RowsConfig
+from rlcore.config.data_problems import NO_FILES
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.images import reads_images
@@ -15,11 +17,11 @@ from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.missing_roles import missing_text
 from rlcore.registry.plugin_errors import fault_of, first_line
-from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
+from rlcore.registry.selection import AUTO, AUTO_ROLES, BACKEND_ROLES, passed_over, require_named, select
 from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
-from rlcore.run.plan.sections import observer_options, plugin_config
+from rlcore.run.plan.sections import execution_needs, observer_options, plugin_config
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
@@ -53,6 +55,9 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
 
     with _collected(errors):
         observer_options(recipe, registry.observers(recipe.observers.names))
+    for key, source in _sources(recipe):
+        with _collected(errors):
+            require_named(key, source, registry.data_sources)
     dtype = dtype_of(recipe, device)
     into, names = ([], _default_sinks(registry)) if recipe.sinks.names is None else (errors, recipe.sinks.names)
     sinks = tuple(entry for name in names for entry in take("sink", name, into=into, needs={}))
@@ -80,8 +85,10 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
     errors += unusable if generates else []
     needs["trainer"] = {} if algorithm is None else trainer_needs(recipe, algorithm)
     answers_alone = generates and measures_own and "generator" in usable and not takes_weights(usable["generator"])
+    needs["execution"] = execution_needs(recipe.cluster)
     if not answers_alone:
         found += take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
+        found += take("execution", _execution_name(recipe), needs=needs["execution"])
     if errors or algorithm is None:
         raise _all_of(errors, missing_text(registry, device))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
@@ -95,6 +102,16 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         other_environments=tuple(others),
         notes=(*map(_gone_without, into), *_passed_over(recipe, registry, chosen, device, needs, dtype)),
     )
+
+
+def _sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of each data source that the recipe reads from."""
+    for split in ("train", "evaluation"):
+        data = getattr(recipe.data, split)
+        if data is not None:
+            named = {f"data.{split}.mix.{name}": part for name, part in (data.mix or {}).items()}
+            sets: dict[str, RowsConfig] = {f"data.{split}": data} if data.mix is None else named
+            yield from ((f"{key}.source", config.source) for key, config in sets.items() if config.source not in NO_FILES)
 
 
 def _default_sinks(registry: Registry) -> tuple[str, ...]:
@@ -116,9 +133,26 @@ def _passed_over(
     dtype: DtypeName,
 ) -> Iterator[str]:
     """Yield a sentence for each plugin that "auto" prefers to the chosen one and could not use."""
+    named = {"execution": _execution_name(recipe), **{role: getattr(recipe, role).name for role in BACKEND_ROLES}}
     for role in AUTO_ROLES:
-        if role in chosen and getattr(recipe, role).name == AUTO:
-            yield from passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
+        if role in chosen and named[role] == AUTO:
+            of_backends = dtype if role in BACKEND_ROLES else None
+            candidates = _several_ranks(registry) if needs["execution"] else registry
+            yield from passed_over(candidates, chosen[role], device=device, needs=needs[role], dtype=of_backends)
+
+
+def _several_ranks(registry: Registry) -> Registry:
+    """The registry without executions that run one process, and that nobody expects to run several ranks."""
+    entries = [entry for entry in registry.entries if entry.role != "execution" or _runs_ranks(entry)]
+    return evolve(registry, entries=tuple(entries))
+
+
+def _runs_ranks(entry: Entry) -> bool:
+    return entry.provider is None or capabilities.MULTI_RANK in entry.provider.capabilities
+
+
+def _execution_name(recipe: Recipe) -> str:
+    return AUTO if recipe.cluster is None else recipe.cluster.execution
 
 
 @contextmanager
@@ -228,7 +262,7 @@ def _as_configured(recipe: Recipe, registry: Registry) -> Registry:
 
 def _without(recipe: Recipe, entry: Entry) -> Entry:
     provider = entry.provider
-    if entry.role not in AUTO_ROLES or provider is None or entry.error is not None:
+    if entry.role not in BACKEND_ROLES or provider is None or entry.error is not None:
         return entry
     options = getattr(recipe, entry.role).options.get(entry.name)
     if not isinstance(options, provider.config):  # none, or those of another plugin of its name

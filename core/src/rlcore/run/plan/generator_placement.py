@@ -13,7 +13,7 @@ from rlcore.time_limit import loading
 
 def separate(recipe: Recipe) -> bool:
     """Whether trainer and generator have devices of their own."""
-    return recipe.cluster is not None and recipe.cluster.placement == "separate"
+    return recipe.cluster is not None and recipe.cluster.is_separate
 
 
 def ranks_per_generator(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
@@ -40,18 +40,8 @@ def sharing_problems(recipe: Recipe, num_ranks: int) -> Iterator[Problem]:
         )
 
 
-def hosts_generator(recipe: Recipe, num_ranks: int, rank: int) -> bool:
-    """Whether `rank` is the first of those that share a generator, or of its node where generators have their own devices."""
-    assert recipe.cluster is not None
-    return rank % (recipe.cluster.ranks_per_node if separate(recipe) else num_ranks) == 0
-
-
 def generator_devices(
     recipe: Recipe, device: Literal["cpu", "cuda"], num_ranks: int, local_rank: int = 0
 ) -> tuple[int, ...] | None:
     """The devices of the generator that a rank hosts, where the cluster's layout decides them; None otherwise."""
-    if recipe.cluster is None or device == "cpu":
-        return None
-    if separate(recipe):
-        return tuple(range(recipe.cluster.ranks_per_node, recipe.cluster.gpus_per_node))
-    return None if num_ranks == 1 else tuple(range(local_rank, local_rank + num_ranks))
+    return None if recipe.cluster is None or device == "cpu" else recipe.cluster.generator_devices(local_rank, num_ranks)

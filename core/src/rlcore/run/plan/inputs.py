@@ -29,7 +29,7 @@ from rlcore.run.plan.reference_check import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.run.plan.truncation import replays_sampling_mask
-from rlcore.run.protocols import GeneratorGroup, Source
+from rlcore.run.protocols import Source
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -39,6 +39,7 @@ from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutS
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import DataError, Row
 from rlcore.spi.arrays import Int64Array
+from rlcore.spi.execution import GeneratorGroup
 
 
 @frozen(kw_only=True, eq=False)

@@ -93,8 +93,8 @@ def _masked_problem(raw: RawRecipe, key: str) -> Problem:
 
 
 def require_device(prepared: RunPlan) -> None:
-    """Raise ConfigError where the run would compute in this process on a device that is not there."""
-    if prepared.device == "cuda" and prepared.recipe.cluster is None and detect_device() == "cpu":
+    """Raise ConfigError where the run would compute here on a device that is not there."""
+    if prepared.device == "cuda" and prepared.runs_here and detect_device() == "cpu":
         problem = Problem(
             path="run.device",
             found='"cuda", and no GPU that the installed torch can use',

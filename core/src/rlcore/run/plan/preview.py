@@ -13,7 +13,7 @@ from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.homes import expanded
-from rlcore.spi import ResetResult
+from rlcore.spi import ResetResult, installed_data_sources
 
 
 @frozen(kw_only=True)
@@ -35,7 +35,8 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
     """
     recipe, notes = prepared.recipe, []
     remote = {split: paths for split, config in _data_sets(prepared).items() if (paths := _remote(config))}
-    notes += [f"data.{split}: {path} is on the Hub, and was not opened" for split, paths in remote.items() for path in paths]
+    unopened = "is not on this machine, and was not opened"
+    notes += [f"data.{split}: {path} {unopened}" for split, paths in remote.items() for path in paths]
     if tokenizer is None and not is_here(recipe.model):
         notes.append(f"model.path: the tokenizer of {recipe.model.path} is on the Hub, so that no prompt was made")
     elif not remote:
@@ -58,10 +59,16 @@ def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
 
 
 def _remote(config: DatasetConfig) -> list[str]:
-    """What of a data set is on the Hub alone."""
+    """What of a data set is not on this machine."""
     parts = [config] if config.mix is None else config.parts().values()
-    paths = [part.path or "" for part in parts if part.source == "huggingface"]
+    paths = [part.path or "" for part in parts if _is_name(part.source)]
     return [path for path in paths if not expanded(path).exists()]
+
+
+def _is_name(source: str) -> bool:
+    """Return whether the paths of a data source are names, such as those on the Hub."""
+    provider = installed_data_sources().get(source)
+    return provider is not None and provider.path == "name"
 
 
 def _counted(number: int, config: DatasetConfig) -> str:

@@ -12,9 +12,8 @@ from rlcore.config.dump import dump_toml
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle
-from rlcore.registry.binding import build_observers
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
-from rlcore.registry.selection import AUTO_ROLES
+from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.data.datasets import Split
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config, reference_config
@@ -56,6 +55,12 @@ class RunPlan:
         """Whether episodes run by themselves, and ask the policy through OpenAI's API."""
         entry = self.chosen.get("environment")
         return entry is not None and entry.provider is not None and spi.capabilities.AGENT in entry.provider.capabilities
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether trainer and generator compute on the driver's machine: an execution of several ranks may use others."""
+        entry = self.chosen.get("execution")
+        return entry is None or entry.provider is None or spi.capabilities.MULTI_RANK not in entry.provider.capabilities
 
     @property
     def answers_alone(self) -> bool:
@@ -135,7 +140,7 @@ class RunPlan:
     @property
     def shares_devices(self) -> bool:
         """Whether trainer and generator take turns on the same device."""
-        reach = None if self.channel is None else spi.CHANNELS[self.channel].reach
+        reach = None if self.channel is None else spi.find_channel(self.channel).reach
         return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
 
     @property
@@ -166,7 +171,7 @@ class RunPlan:
         """The adapters that travel apart from the weights; None where there are none, or where they are merged in."""
         if self.recipe.refit.adapters == "merged" or not {"generator", "trainer"} <= self.chosen.keys():
             return None
-        providers = [self.chosen[role].provider for role in AUTO_ROLES]
+        providers = [self.chosen[role].provider for role in BACKEND_ROLES]
         both = all(each is not None and spi.capabilities.ADAPTER_REFIT in each.capabilities for each in providers)
         return self.recipe.lora if both else None
 
@@ -178,15 +183,6 @@ class RunPlan:
     def observer_options(self) -> dict[str, object]:
         """The recipe's section of each observer in use that takes options, by the observer's name."""
         return observer_options(self.recipe, self.observers)
-
-    def observed(self, run_directory: Path | None) -> "RunPlan":
-        """This plan with the observers of this process built, for a run or, without a directory, an evaluation. On a cluster
-        hooks are called in other processes."""
-        if self.recipe.cluster is not None:
-            return self
-        context = spi.ObserverContext(run_directory=None if run_directory is None else run_directory.absolute())
-        built = build_observers(self.observers, context, self.observer_options)
-        return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
     def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
         """What the trainer of a rank is built with."""

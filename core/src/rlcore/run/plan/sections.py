@@ -5,22 +5,45 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
+from rlcore.config.convert import CLUSTER, EXECUTION, OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import COMMAND_LINE, RawRecipe
 from rlcore.config.plugin_paths import with_plugin_paths
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
+from rlcore.registry.selection import AUTO, select
 from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
 from rlcore.schema import describe
 from rlcore.schema.structure import structure
-from rlcore.spi import ROLES, ConfigError, Note, Problem, Role
+from rlcore.spi import ROLES, ClusterConfig, ConfigError, Note, PluginError, Problem, Role, capabilities
 
 
 def convert_recipe(raw: RawRecipe, registry: Registry | None = None) -> tuple[Recipe, Registry]:
     """Convert a recipe by the sections of the installed plugins, for which `registry` stands in. Returns these as well."""
     registry = registry or discover(_disabled_plugins(raw.values))
     found = sections(registry)
-    return convert(with_plugin_paths(raw, found), found, unchecked(registry)), registry
+    cluster = _cluster_class(raw.values.get(CLUSTER), registry)
+    return convert(with_plugin_paths(raw, found), found, unchecked(registry), cluster), registry
+
+
+def execution_needs(cluster: ClusterConfig | None) -> dict[str, str]:
+    """Capabilities that the section [cluster] needs of an execution; none without it, as then one process does everything."""
+    if cluster is None:
+        return {}
+    num_ranks = cluster.nodes * cluster.gpus_per_node
+    if num_ranks > 1:
+        return {capabilities.MULTI_RANK: f"[cluster] has {num_ranks} ranks"}
+    return {capabilities.MULTI_RANK: "[cluster] without cluster.execution"} if cluster.execution == AUTO else {}
+
+
+def _cluster_class(table: object, registry: Registry) -> type[ClusterConfig] | None:
+    """Return the class of [cluster] of a recipe not yet checked: that of the execution that it will be run by, if any."""
+    name = table.get(EXECUTION, AUTO) if isinstance(table, Mapping) else AUTO
+    try:
+        needs = execution_needs(ClusterConfig()) if name == AUTO else {}
+        entry = select(registry, "execution", str(name), device="cpu", needs=needs)
+    except PluginError:
+        return None
+    return None if entry.provider is None else entry.provider.config
 
 
 def unread_options(raw: RawRecipe, recipe: Recipe) -> list[Note]:
@@ -81,6 +104,8 @@ def _others(entries: Sequence[InstalledT], known: Collection[str]) -> dict[str, 
 def plugin_config(recipe: Recipe, entry: Entry) -> Any:
     """The recipe's section for a plugin."""
     assert entry.provider is not None
+    if entry.role == EXECUTION:
+        return entry.provider.config() if recipe.cluster is None else recipe.cluster
     section = _section(entry.role)
     return selected_options(getattr(recipe, section), section, entry.name, entry.provider.config)
 

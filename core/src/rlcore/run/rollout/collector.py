@@ -16,7 +16,7 @@ from rlcore.chat.conversation import History
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.mixed_rows import DATA_SET
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -32,6 +32,7 @@ from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
+from rlcore.spi.execution import GeneratorGroup
 
 Distribution: TypeAlias = tuple[float, int, float, bool]
 """What the generator's log-probabilities are of: temperature, top_k and top_p, and whether it is told what they had kept."""

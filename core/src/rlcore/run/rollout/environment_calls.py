@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Mapping, Sequence
+from operator import itemgetter
 from types import CoroutineType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
 
@@ -18,6 +19,9 @@ POLL_S = 0.05
 TURN_S = 0.002
 """Seconds that calls which never wait may run before others that did wait go on."""
 
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
+_Piece: TypeAlias = tuple[Work, Any, int]
+"""Work, what it is given, and its order."""
 Result = TypeVar("Result", ResetResult, StepResult, EpisodeResult)
 
 
@@ -174,3 +178,120 @@ def _awaitable(value: Any) -> Awaitable[Any]:
         raise ContractError(f"returned {type(value).__name__} at once; expected an awaitable: write it as `async def`")
     awaitable: Awaitable[Any] = value
     return awaitable
+
+
+class FirstFailure(Exception):
+    """Ends a batch of calls; the failure is among its outcomes."""
+
+
+async def all_or_first(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines to their end. The first error that one raises cancels the others and is raised, unless it only ends
+    them."""
+    tasks = [asyncio.create_task(one) for one in work]
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended, _ = await asyncio.wait(tasks, timeout=GRACE_S)
+    for error in [task.exception() for task in tasks if task in ended and not task.cancelled()]:
+        if error is not None and not isinstance(error, FirstFailure):
+            raise error
+
+
+class TaskPool:
+    """Tasks that take pieces of work from one queue, in the order in which they come: so many are under way at once.
+
+    A task for each piece would cost more than most calls of an environment do."""
+
+    def __init__(self) -> None:
+        self._held: list[_Piece] | None = None
+        """Pieces that came while none may begin; None while they may."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Reset the pool for another event loop. Work that has not begun is dropped."""
+        self._queue: asyncio.Queue[_Piece] = asyncio.Queue()
+        self._held = None if self._held is None else []
+        self._living: set[asyncio.Task[Any]] = set()
+        self._at_work: set[asyncio.Task[Any]] = set()
+        self._errors: list[tuple[int, BaseException]] = []
+        """Errors that work raised, each with its `order`."""
+        self._error: BaseException | None = None
+        self._is_closed = False
+
+    def add(self, work: Work, item: Any = None, order: int = 0) -> None:
+        """Queue `work(item)`. Of errors that several pieces raise at once, `run` raises that of the lowest order."""
+        piece = (work, item, order)
+        if self._held is None:
+            self._queue.put_nowait(piece)
+        else:
+            self._held.append(piece)
+
+    def close(self) -> None:
+        """End the pool: drop queued work and cancel work that has begun."""
+        self._is_closed = True
+        for task in self._living - {_current_task()}:
+            task.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Let `run` raise an error, and cancel work that has begun."""
+        self._error = self._error or error
+        self.close()
+
+    def hold(self) -> None:
+        """Begin no work until `release`. Work that has begun goes on."""
+        self._held = []
+        while not self._queue.empty():
+            self._held.append(self._queue.get_nowait())
+
+    def release(self) -> None:
+        """Begin queued work again."""
+        pieces, self._held = self._held or [], None
+        for piece in pieces:
+            self.add(*piece)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Return whether work has begun and not ended."""
+        return bool(self._at_work)
+
+    async def run(self, calls: EnvironmentCalls, num_tasks: int) -> None:
+        """Run work until `close`. The first error of a piece of work ends the others and is raised."""
+        raised: BaseException | None = None
+        try:
+            await all_or_first([self._work(calls) for _ in range(num_tasks)])
+        except BaseException as error:
+            raised = error
+        if self._errors and raised is not None:
+            raised = min(self._errors, key=itemgetter(0))[1]
+        if (raised := raised or self._error) is not None:
+            raise raised
+
+    async def _work(self, calls: EnvironmentCalls) -> None:
+        task, queue, state, at_work = asyncio.current_task(), self._queue, calls.state, self._at_work
+        assert task is not None
+        self._living.add(task)
+        while not (self._is_closed or state.over):  # the rest is for tasks of another event loop
+            work, item, order = await queue.get()
+            at_work.add(task)
+            try:
+                await work(item)
+            except Exception as error:
+                self._errors.append((order, error))
+                raise
+            finally:
+                at_work.discard(task)
+            del work, item  # what an episode has said is large, and a task may be idle for long
+            if time.monotonic() > state.give_way_at:
+                await calls.give_way()
+
+
+def _current_task() -> "asyncio.Task[Any] | None":
+    """The task that runs in this thread; None outside of event loops."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

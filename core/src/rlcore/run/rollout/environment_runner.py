@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.rollout import environment_calls
-from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result
+from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, FirstFailure, Result, all_or_first
 from rlcore.run.rollout.environment_results import check_episode, check_reset, check_step
 from rlcore.run.rollout.event_loop import LoopThread
 from rlcore.run.rollout.failures import Failure, shown
@@ -194,16 +194,16 @@ class EpisodeRunner:
         """What each call came to; with the first failure that the recipe does not let pass, the rest is not made."""
         outcomes: dict[int, Result | Failure] = {}
 
-        async def lane(made: EnvironmentCalls, todo: Iterator[int]) -> None:
+        async def worker(made: EnvironmentCalls, todo: Iterator[int]) -> None:
             for index in todo:
                 outcome = outcomes[index] = await made.make(calls[index])
                 if isinstance(outcome, Failure) and (self._on_error == "error" or outcome.ends_run):
-                    raise _FirstFailure
+                    raise FirstFailure
                 await made.give_way()
 
         async def begin(made: EnvironmentCalls) -> None:
             todo = iter([index for index in range(len(calls)) if index not in outcomes])
-            await all_or_first([lane(made, todo) for _ in range(min(self.max_concurrent, len(calls) - len(outcomes)))])
+            await all_or_first([worker(made, todo) for _ in range(min(self.max_concurrent, len(calls) - len(outcomes)))])
 
         if calls:
             self.drive(begin)
@@ -233,6 +233,11 @@ class LoopTaskHandle:
         self._polled = 0.0
         self._polling = threading.Lock()
         """Held while a thread looks: the event loop is given up once, and begins again once."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the work is on, or is about to begin on."""
+        return self._thread.loop
 
     def start(self) -> None:
         """Begin the work on the event loop that the runner has now. Nothing of it goes on where this is interrupted."""
@@ -320,10 +325,6 @@ class LoopTaskHandle:
             raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: correct the environment")
 
 
-class _FirstFailure(Exception):
-    """Ends a batch of calls; the failure is among its outcomes."""
-
-
 async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
     """Run the work and a watch over its calls. When the work ends, the rest of both is cancelled. An error of the watch ends
     both."""
@@ -337,23 +338,6 @@ async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
         watch.cancel()
         await asyncio.wait([watch], timeout=environment_calls.GRACE_S)
         if watch.done() and not watch.cancelled() and (error := watch.exception()) is not None:
-            raise error
-
-
-async def all_or_first(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines to their end. The first error that one raises cancels the others and is raised, unless it only ends
-    them."""
-    tasks = [asyncio.create_task(one) for one in work]
-    if not tasks:
-        return
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        ended, _ = await asyncio.wait(tasks, timeout=environment_calls.GRACE_S)
-    for error in [task.exception() for task in tasks if task in ended and not task.cancelled()]:
-        if error is not None and not isinstance(error, _FirstFailure):
             raise error
 
 

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import define, evolve, field
 
-from rlcore.run.protocols import Responses
 from rlcore.spi import FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
+from rlcore.spi.execution import Responses
 
 Decode: TypeAlias = Callable[[Sequence[int] | Int32Array], str]
 

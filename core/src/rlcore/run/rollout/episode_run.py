@@ -5,16 +5,75 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from rlcore.run.protocols import GeneratorGroup
-from rlcore.run.rollout.background_stream import BackgroundStream
 from rlcore.run.rollout.environment_calls import POLL_S, EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.loop_work import LoopWork
+from rlcore.run.rollout.request_feed import RequestFeed
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.spi import ContractError, WorkerError
+from rlcore.spi.execution import GeneratorGroup
 
 T = TypeVar("T")
+
+
+class BackgroundStream:
+    """One stream after another over the same feed."""
+
+    def __init__(self, feed: RequestFeed, on_end: Callable[[], None]) -> None:
+        """`on_end` is called in the stream's thread once it has ended, for whatever reason."""
+        self._feed = feed
+        self._on_end = on_end
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._generator: GeneratorGroup | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another stream may begin: the generator of the last one is in a known state."""
+        return self._generator is None or self._generator.is_usable
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a stream has begun that `end` has not ended."""
+        return self._thread is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether that stream ended by an error, which `end` raises."""
+        return self._error is not None
+
+    def begin(self, generator: GeneratorGroup, weight_version: int) -> None:
+        """Begin a stream; the feed's has begun. Returns once the generator is at it, or has failed: a refit that came before
+        would bring weights that the stream does not begin with."""
+        self._generator = generator
+        self._thread = threading.Thread(
+            target=self._run, args=(generator, weight_version), name="generation-stream", daemon=True
+        )
+        self._thread.start()
+        self._feed.looked_at.wait()
+
+    def end(self) -> None:
+        """End the stream, once what has not ended has come back. Raises what it raised."""
+        if self._thread is None:
+            return
+        self._feed.end()
+        self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, generator: GeneratorGroup, weight_version: int) -> None:
+        try:
+            generator.stream(self._feed, weight_version)
+        except BaseException as error:  # which would be lost in this thread
+            self._error = error
+        self._feed.looked_at.set()
+        try:
+            self._on_end()
+        except BaseException as error:
+            self._error = self._error or error
 
 
 class EpisodeRun(Generic[GroupT]):
@@ -179,22 +238,18 @@ class EpisodeRun(Generic[GroupT]):
     def _drive(self) -> None:
         """Have the event loop work on the groups that run."""
         self.work.open()
-        self._loop.drive(has_more=bool(self.schedule.running))
+        self._loop.drive()
 
     # On the event loop.
 
     async def _begin(self, calls: EnvironmentCalls) -> None:
-        """Go on with every group that has not ended, from where it is; ends once none runs."""
+        """Go on with every group that has not ended, from where it is, and with those that begin."""
         work, task_pool = self.work, self.work.task_pool
         work.begin(calls, self._on_ended, self._look)
         self._loop.at_work()
-        try:
-            self._start([self._groups[number] for number in sorted(self.schedule.running)])
-            work.look()
-            self._rest()  # all may have ended before, and more may begin before this work ends
-            await task_pool.run(calls, min(self._runner.max_concurrent, self.schedule.policy.capacity * work.group_size))
-        finally:
-            self._loop.leave()
+        self._start([self._groups[number] for number in sorted(self.schedule.running)])
+        work.look()
+        await task_pool.run(calls, min(self._runner.max_concurrent, self.schedule.policy.capacity * work.group_size))
 
     def _admit(self) -> None:
         """Begin the groups that may."""
@@ -224,7 +279,6 @@ class EpisodeRun(Generic[GroupT]):
     def _look(self) -> None:
         """End the stream where the batch is there. ContractError where none can come: no run may wait for that."""
         self.work.generate_next(self._groups[number] for number in self.schedule.running)
-        self._rest()
         if self.schedule.can_take():
             self._news.set()
             if self._background is None:
@@ -233,12 +287,6 @@ class EpisodeRun(Generic[GroupT]):
             raise ContractError(
                 f"no group runs, and {self.schedule.num_complete} complete ones make no batch; this is a defect of rlcore"
             )
-
-    def _rest(self) -> None:
-        """End the work where nothing runs; what begins from now on is for the next."""
-        if not self.schedule.running:
-            self._loop.rest()
-            self.work.task_pool.close()
 
     def _take(self) -> list[GroupT]:
         self.work.failures.check()

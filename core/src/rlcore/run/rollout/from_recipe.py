@@ -8,7 +8,6 @@ from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.registry.functions import session_server
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
@@ -19,6 +18,7 @@ from rlcore.run.rollout.schedule import SchedulePolicy
 from rlcore.run.rollout.step_plans import PromptLimit
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import SamplingParams
+from rlcore.spi.execution import GeneratorGroup
 
 
 def collector_of(

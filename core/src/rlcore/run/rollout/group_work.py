@@ -5,11 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
 from rlcore.run.rollout.step_plans import StepPlans
-from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import Row
 
 

@@ -11,11 +11,11 @@ from typing import TypeAlias
 import numpy as np
 from attrs import define
 
-from rlcore.run.protocols import Responses
 from rlcore.run.rollout.environment_calls import POLL_S
 from rlcore.run.rollout.episode import Completion, CompletionRequest, completions_of
 from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
 from rlcore.spi.arrays import Int64Array, offsets_of
+from rlcore.spi.execution import Responses
 
 HandOut: TypeAlias = Callable[[Sequence[Completion]], None]
 
@@ -105,7 +105,7 @@ class RequestFeed:
         return error
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        """See rlcore.run.protocols.ResponseFeed."""
+        """See rlcore.spi.execution.ResponseFeed."""
         self.looked_at.set()
         while True:
             self._look()
@@ -130,7 +130,7 @@ class RequestFeed:
         self._watched_at = monotonic()
 
     def deliver(self, samples: Int64Array, responses: Responses) -> None:
-        """See rlcore.run.protocols.ResponseFeed."""
+        """See rlcore.spi.execution.ResponseFeed."""
         owed = self._owed(samples)
         handed = completions_of([wanted for _, _, wanted in owed], responses)
         self._settle(owed)  # only now, or an error before would lose them

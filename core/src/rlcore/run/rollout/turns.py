@@ -17,13 +17,12 @@ from rlcore.chat.conversation import History
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.conversations import Conversations
-from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Completion, CompletionRequest, Episode, until_stop
 from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
 from rlcore.run.rollout.step_plans import seed_after
-from rlcore.run.rollout.task_pool import TaskPool
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 from rlcore.spi.arrays import Int32Array
 

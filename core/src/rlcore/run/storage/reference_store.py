@@ -17,10 +17,10 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import TrainerGroup
 from rlcore.run.train_step.reference import Reference
 from rlcore.spi import StorageError, TokenBatch
 from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.execution import TrainerGroup
 
 FILE = "reference_logprobs.sqlite"
 _TABLES = """

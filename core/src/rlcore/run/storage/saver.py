@@ -15,7 +15,7 @@ from rlcore.run.data.chat_template import write_templates
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, CollectedRollouts, Group, LoopPosition
+from rlcore.run.protocols import CollectedRollouts, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.rollout_trace import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
@@ -28,6 +28,7 @@ from rlcore.run.storage.schedule_file import append_step
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
+from rlcore.spi.execution import BackendGroup, Backends
 
 ROLLOUTS = "rollouts.state"
 """File of a checkpoint with the state of unfinished rollouts."""
@@ -182,7 +183,7 @@ class RunSaver:
         assert self.backends.critic is not None, "checked by the plan"
         return self._export(self.backends.critic, self.directory.path / "critic", "hf")
 
-    def _export(self, group: Group, final: Path, kind: Literal["hf", "peft"]) -> Path:
+    def _export(self, group: BackendGroup, final: Path, kind: Literal["hf", "peft"]) -> Path:
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -201,7 +202,7 @@ class RunSaver:
     def _write(self, algorithm_state: AlgorithmState | None, rollouts: bytes | None, checkpoint: Path) -> None:
         if rollouts is not None:
             (checkpoint / ROLLOUTS).write_bytes(rollouts)
-        groups: dict[str, Group | None] = {
+        groups: dict[str, BackendGroup | None] = {
             "trainer": self.backends.trainer,
             "critic": self.backends.critic,
             "generator": self.backends.generator,

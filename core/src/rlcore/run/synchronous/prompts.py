@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from rlcore.run.data.jsonl_line import parse_line
-from rlcore.run.data.text_file import read_text_file
 from rlcore.spi import DataError, Row
+from rlcore.text_file import read_text_file
 
 
 def read_prompts(path: Path) -> list[Row]:

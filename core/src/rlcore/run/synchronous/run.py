@@ -24,7 +24,7 @@ from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
-from rlcore.run.protocols import Backends, LoopPosition, MetricsTo, WeightSync, nothing
+from rlcore.run.protocols import LoopPosition, MetricsTo, WeightSync, nothing
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -33,6 +33,7 @@ from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.reference import Reference
+from rlcore.spi.execution import Backends
 
 
 class Unsaved:
@@ -132,7 +133,7 @@ class SynchronousRun:
                     temperature=recipe.rollout.temperature,
                     whole_groups=algorithm.needs.whole_groups,
                 )
-                generators = InProcessGenerator(handle=generator, tokenizer=self.tokenizer)
+                generators = InProcessGenerator(handle=generator, decoder=self.tokenizer)
                 yield Backends(trainer=group, generator=generators, route=InProcessRoute(trainer=trainer, generator=generator))
 
     def _source(self, backends: Backends, clock: PhaseClock) -> SynchronousSource:

@@ -8,9 +8,9 @@ from attrs import define, field, frozen
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
-from rlcore.run.protocols import Backends, TrainerGroup
 from rlcore.run.train_step.reference import Reference
 from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
+from rlcore.spi.execution import Backends, TrainerGroup
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,8 +7,8 @@ import numpy as np
 from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.run.data.seeds import Stream
-from rlcore.run.protocols import Minibatch
 from rlcore.spi.arrays import Int64Array
+from rlcore.spi.execution import Minibatch
 
 
 def minibatches_of(training: spi.TrainingBatch, recipe: Recipe, step: int) -> list[Minibatch]:

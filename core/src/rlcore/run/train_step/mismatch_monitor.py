@@ -8,10 +8,10 @@ import numpy as np
 from attrs import define, evolve
 
 from rlcore import spi
-from rlcore.run.protocols import Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import WorstSamples, mismatch_metrics
 from rlcore.spi.arrays import Float32Array, take_rows
+from rlcore.spi.execution import Minibatch, TrainerGroup
 
 METRIC = "token_mult_prob_error"
 DOCUMENT = "docs/train-inference-agreement.md"

@@ -7,8 +7,9 @@ from attrs import define, evolve, field
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
-from rlcore.run.protocols import LoopObserver, TrainedStep, TrainerGroup
+from rlcore.run.protocols import LoopObserver, TrainedStep
 from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.execution import TrainerGroup
 
 
 @define(kw_only=True, eq=False)

@@ -6,13 +6,14 @@ from attrs import define, evolve
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
-from rlcore.run.protocols import LogprobsColumn, LoopPosition, Minibatch, TrainerGroup
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.reference import Reference
 from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.execution import LogprobsColumn, Minibatch, TrainerGroup
 
 OnLogprobs = Callable[[Int64Array, Float32Array], None]
 """Called with an update's sequences among the batch's, int64 [M], and float32 [T]: what each token's log-probability was before

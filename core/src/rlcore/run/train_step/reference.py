@@ -7,10 +7,11 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.run.protocols import Backends, LoopPosition, TrainerGroup
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.reference_ahead import ReferenceAhead
 from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.execution import Backends, TrainerGroup
 
 
 @frozen(kw_only=True, eq=False)

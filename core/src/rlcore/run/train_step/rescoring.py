@@ -3,9 +3,10 @@
 import numpy as np
 from attrs import evolve, frozen
 
-from rlcore.run.protocols import CollectedRollouts, LoopPosition, TrainerGroup
+from rlcore.run.protocols import CollectedRollouts, LoopPosition
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import GENERATION_LOGPROBS, RolloutBatch
+from rlcore.spi.execution import TrainerGroup
 
 
 @frozen(kw_only=True, eq=False)

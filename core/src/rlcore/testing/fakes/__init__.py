@@ -7,6 +7,7 @@ distribution, and what they declare passes the conformance kit.
 from rlcore.testing.fakes.providers import (
     FAKE_ALGORITHM,
     FAKE_ENVIRONMENT,
+    FAKE_EXECUTION,
     FAKE_GENERATOR,
     FAKE_RANKED_TRAINER,
     FAKE_TRAINER,
@@ -17,6 +18,7 @@ from rlcore.testing.fakes.tokenizer import FakeTokenizer
 __all__ = [
     "FAKE_ALGORITHM",
     "FAKE_ENVIRONMENT",
+    "FAKE_EXECUTION",
     "FAKE_GENERATOR",
     "FAKE_RANKED_TRAINER",
     "FAKE_TRAINER",

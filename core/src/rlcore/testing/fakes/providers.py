@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.spi import SPI_VERSION, Provider, capabilities
+from rlcore.spi import SPI_VERSION, ClusterConfig, Provider, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
 from rlcore.testing.fakes.environment import FakeEnvironmentConfig
 from rlcore.testing.fakes.generator import FakeGeneratorConfig
@@ -30,7 +30,7 @@ FAKE_TRAINER = Provider(
         capabilities.SAMPLING_MASK_REPLAY,
         capabilities.VALUE_HEAD,
         capabilities.RESIDENCY,
-        "refit.in_process",
+        capabilities.IN_PROCESS,
     },
 )
 FAKE_RANKED_TRAINER = evolve(
@@ -55,7 +55,7 @@ FAKE_GENERATOR = Provider(
         capabilities.OWN_WEIGHTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
-        "refit.in_process",
+        capabilities.IN_PROCESS,
     },
 )
 FAKE_ALGORITHM = Provider(
@@ -68,6 +68,14 @@ FAKE_ENVIRONMENT = Provider(
     backend="rlcore.testing.fakes.environment:FakeEnvironment",
     capabilities={capabilities.CHEAP_RESET},
 )
+FAKE_EXECUTION = Provider(
+    name="fake",
+    spi=SPI_VERSION,
+    config=ClusterConfig,
+    backend="rlcore.run.execution.in_process:in_process",
+    capabilities={capabilities.MULTI_RANK},
+)
+"""An execution for plans of several ranks. It runs one rank alone."""
 
 
 def fake_registry() -> Registry:
@@ -78,5 +86,6 @@ def fake_registry() -> Registry:
             "generator": [FAKE_GENERATOR],
             "algorithm": [FAKE_ALGORITHM],
             "environment": [FAKE_ENVIRONMENT],
+            "execution": [FAKE_EXECUTION],
         }
     )

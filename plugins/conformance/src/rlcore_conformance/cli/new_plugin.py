@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rlcore.spi.errors import Problem, StorageError
-from rlcore.spi.provider import ROLES, Role
+from rlcore.spi.provider import Role
 from rlcore.spi.version import SPI_VERSION
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -27,7 +27,7 @@ DEMO: Mapping[Role, str] = {"trainer": "--trainer newplugin", "sink": "'sinks.na
 
 
 @click.command("new-plugin")
-@click.argument("role", type=click.Choice(ROLES))
+@click.argument("role", type=click.Choice(list(DEPENDENCIES)))
 @click.argument("name")
 @click.option("--directory", type=click.Path(path_type=Path), help="The folder to write; rlcore-NAME unless given.")
 def new_plugin_command(role: Role, name: str, directory: Path | None) -> None:

@@ -31,7 +31,9 @@ class AgentClient:
             try:
                 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
             except ImportError as error:
-                raise PluginError("no package `openai`, whose client the agent uses. Install it: pip install openai") from error
+                raise PluginError(
+                    "no package `openai`, whose client the agent uses. Install it: pip install 'rlcore[agents]'"
+                ) from error
             direct = DefaultAsyncHttpxClient(trust_env=False)  # past proxies: the session is on this machine
             # The episode has its own time, of which the seconds that the generator is stopped are no part.
             self._openai = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=direct, timeout=None)

@@ -7,15 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.spi import RefitError, TensorSpec
-from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, Received
+from rlcore.spi import ChannelReceiver, ChannelSender, ReceivedBucket, ReceiverRank, RefitError, TensorSpec
 
 
-class Sender(channel.Sender):
+class Sender(ChannelSender):
     """vLLM copies into its own parameters in any case, so nothing is copied on the way and nothing stays aliased."""
 
-    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[ReceiverRank]) -> list[dict[str, Any]]:
         for rank in ranks:
             if rank.pid != os.getpid():
                 raise RefitError(
@@ -32,10 +30,10 @@ class Sender(channel.Sender):
         return {"tensors": list(tensors)}
 
 
-class Receiver(channel.Receiver):
-    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
+class Receiver(ChannelReceiver):
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:
         del specs
-        return Received(tensors=where["tensors"], stable=self.persistent)
+        return ReceivedBucket(tensors=where["tensors"], stable=self.persistent)
 
     def loaded(self) -> None:
         if self.device.type == "cuda":

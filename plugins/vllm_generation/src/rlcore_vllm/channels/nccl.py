@@ -16,11 +16,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from rlcore.spi import RefitError, TensorSpec, WorkerError
-from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, Received
-from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
-from rlcore_vllm.setup.config import VllmConfig
+from rlcore.spi import (
+    ChannelOptions,
+    ChannelReceiver,
+    ChannelSender,
+    ReceivedBucket,
+    ReceiverRank,
+    RefitError,
+    TensorSpec,
+    WorkerError,
+)
+from rlcore_torchkit.channels.packing import num_bytes, pack, packed_bytes, unpack
 
 _SENDER = 0
 _BUSY_WAIT_S = 0.005
@@ -131,18 +137,19 @@ class _Broadcasts:
         )
 
 
-class Sender(channel.Sender):
+class Sender(ChannelSender):
     """Rank 0 of the communicator, which broadcasts."""
 
     num_slots = _NUM_SLOTS
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
-        super().__init__(config, device)
-        self.options: dict[str, Any] = {}
+    def __init__(self, options: ChannelOptions, device: torch.device) -> None:
+        super().__init__(options, device)
+        self.group: dict[str, Any] = {}
+        """What the receivers are made with, but for their ranks."""
         self._broadcasts: _Broadcasts | None = None
         self._started: dict[int, Future[torch.cuda.Event]] = {}
 
-    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[ReceiverRank]) -> list[dict[str, Any]]:
         """Ranks are dealt out in the order of replicas."""
         if self.device.type != "cuda":
             raise RefitError(
@@ -150,16 +157,16 @@ class Sender(channel.Sender):
             )
         refuse_shared_devices(str(torch.cuda.get_device_properties(self.device).uuid), ranks)
         replicas = [rank.replica for rank in ranks]
-        self.options = {
+        self.group = {
             "host": _address(ranks),
             "port": _free_port(),
             "world_size": 1 + len(ranks),
-            "timeout_s": self.config.refit_timeout_s,
+            "timeout_s": self.options.timeout_s,
         }
-        return [self.options | {"first_rank": 1 + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
+        return [self.group | {"first_rank": 1 + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
     def join(self) -> None:
-        self._broadcasts = _Broadcasts(self.device, _SENDER, self.options)
+        self._broadcasts = _Broadcasts(self.device, _SENDER, self.group)
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         broadcasts, slot = self._joined(), index % _NUM_SLOTS
@@ -197,7 +204,7 @@ class Sender(channel.Sender):
         return self._broadcasts
 
 
-class Receiver(channel.Receiver):
+class Receiver(ChannelReceiver):
     """One rank of one replica, which takes part in each broadcast."""
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
@@ -207,12 +214,12 @@ class Receiver(channel.Receiver):
         self._broadcasts = _Broadcasts(device, options["first_rank"] + rank, options)
         self._broadcasts.connected.result(timeout=options["timeout_s"])
 
-    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:
         """Receive into the buffer from which the bucket before the last was loaded; the last one may still be loading."""
         self._slot = where["slot"]
         size = packed_bytes([num_bytes(spec) for spec in specs])
         self._broadcasts.wait(self._broadcasts.broadcast(self._slot, size, self._loaded[self._slot]))
-        return Received(tensors=unpack(self._broadcasts.buffer(self._slot, size), specs), stable=False)
+        return ReceivedBucket(tensors=unpack(self._broadcasts.buffer(self._slot, size), specs), stable=False)
 
     def loaded(self) -> None:
         event = self._loaded[self._slot] = torch.cuda.Event()
@@ -226,7 +233,7 @@ class Receiver(channel.Receiver):
         self._broadcasts.close()
 
 
-def refuse_shared_devices(sender: str, ranks: Sequence[EngineRank]) -> None:
+def refuse_shared_devices(sender: str, ranks: Sequence[ReceiverRank]) -> None:
     """NCCL gives each device one rank."""
     uuids = [sender, *(str(rank.uuid) for rank in ranks)]
     twice = sorted({uuid for uuid in uuids if uuids.count(uuid) > 1})
@@ -237,7 +244,7 @@ def refuse_shared_devices(sender: str, ranks: Sequence[EngineRank]) -> None:
         )
 
 
-def _address(ranks: Sequence[EngineRank]) -> str:
+def _address(ranks: Sequence[ReceiverRank]) -> str:
     """The address at which receivers reach this machine; within it the loopback always works."""
     if all(rank.host == socket.gethostname() for rank in ranks):
         return "127.0.0.1"

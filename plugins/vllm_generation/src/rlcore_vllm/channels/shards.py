@@ -7,31 +7,42 @@ what the trainer's send, and pass it on among themselves.
 
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec
+from rlcore.spi import (
+    ChannelReceiver,
+    ReceivedBucket,
+    ReceiverRank,
+    RefitError,
+    ShardExport,
+    ShardRoute,
+    ShardSlice,
+    TensorSpec,
+)
 from rlcore_torchkit.distributed.process_group import is_loopback, listening_store
 from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_receiver import ShardReceiver
 from rlcore_torchkit.refit.shard_slices import whole_slice, with_rest
-from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import EngineRank, LoadParts, Needs, Received
 from rlcore_vllm.channels.manifest import Manifest
 
+Needs: TypeAlias = dict[str, list[list[list[int]]]]
+"""Parts of tensors that a rank reads, as plain containers: [start, stop] of each slice by tensor. Others are read whole."""
+LoadParts: TypeAlias = Callable[[dict[str, Tensor], Set[str]], None]
+"""Loads tensors. Of those that are named beside them only the parts that were needed hold values."""
 _LOOPBACK = "127.0.0.1"
 
 
 class Route:
     """The driver's side: the store in which the ranks meet, and what each rank of an engine has to know."""
 
-    def __init__(self, ranks: Sequence[EngineRank], host: str, timeout_s: float) -> None:
+    def __init__(self, ranks: Sequence[ReceiverRank], host: str, timeout_s: float) -> None:
         self.ranks, self._timeout_s = ranks, timeout_s
         self._store: TCPStore = listening_store(host, 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
         self._address = f"{host}:{self._store.port}"
@@ -80,7 +91,7 @@ class Route:
         return content
 
 
-class Receiver(channel.Receiver):
+class Receiver(ChannelReceiver):
     """One rank of an engine."""
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
@@ -89,11 +100,16 @@ class Receiver(channel.Receiver):
         """The last route by which such tensors came, and this rank's end of it."""
         self._kept: tuple[tuple[str, str], ShardCache] | None = None
         """What has been taken last, by which route, and where it is."""
+        self.received_bytes = 0
+        """What the last `take_shards` has brought."""
 
-    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:  # noqa: ARG002
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:  # noqa: ARG002
         raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")
 
     def take_shards(self, manifest: Manifest, layout: dict[str, Any], load: LoadParts, only_changed: bool) -> int:
+        """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
+        by which route and, where that is a new one, what they hold; with `only_changed` what is known not to have changed
+        need not be loaded."""
         receiver = self._by_route(manifest.specs, layout)
         digest = receiver.take(
             lambda parts: load(*_assembled(parts)),
@@ -174,7 +190,7 @@ def _assembled(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> tuple[
     return tensors, {name for name, num_elements in missing.items() if num_elements}
 
 
-def meeting_host(ranks: Sequence[EngineRank], rendezvous: str | None) -> str:
+def meeting_host(ranks: Sequence[ReceiverRank], rendezvous: str | None) -> str:
     """The address at which the trainer's ranks, who met at `rendezvous`, and the engines' reach this machine."""
     met = None if rendezvous is None else urlsplit(rendezvous).hostname
     if (met is None or is_loopback(met)) and all(rank.host == socket.gethostname() for rank in ranks):

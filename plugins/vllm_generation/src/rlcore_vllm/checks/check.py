@@ -11,7 +11,7 @@ from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
-from rlcore.spi import CHANNELS, CheckContext, LoraSpec, Note, Problem
+from rlcore.spi import CheckContext, LoraSpec, Note, Problem, find_channel
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
@@ -100,7 +100,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
 
 def follower_problems(config: VllmConfig, channel: str | None) -> Iterator[Problem]:
     """A channel that followers cannot be updated from."""
-    if config.followers and channel is not None and CHANNELS[channel].sharded:
+    if config.followers and channel is not None and find_channel(channel).sharded:
         yield Problem(
             path="refit.channel",
             found=f"{channel}, with {SECTION}.followers",

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rlcore.gpu import device_memories, free_memories
-from rlcore.spi import CHANNELS, CheckContext, DtypeName, Note, Problem
+from rlcore.spi import CheckContext, DtypeName, Note, Problem, find_channel
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.distributed.device_memory import GIB, gib
 from rlcore_vllm.checks.drafter_check import drafter_dims
@@ -44,7 +44,7 @@ def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
 
 def _reasons(context: CheckContext, config: VllmConfig) -> Iterator[str]:
     """Why "auto" is what `memory_share` says."""
-    is_alone = context.channel is None or CHANNELS[context.channel].reach == "separate"
+    is_alone = context.channel is None or find_channel(context.channel).reach == "separate"
     yield "engines have their devices to themselves" if is_alone else "what the trainer keeps is not known"
     if not keeps_copies(context):
         return
@@ -124,7 +124,7 @@ def _engine_size(dims: ModelDims, dtype: DtypeName, config: VllmConfig) -> Model
 
 def _share_remedy(context: CheckContext, share: float) -> str:
     """What to do where engines need this share of a device and have less."""
-    is_shared = context.channel is not None and CHANNELS[context.channel].reach != "separate"
+    is_shared = context.channel is not None and find_channel(context.channel).reach != "separate"
     if SHARE in context.planned_options and is_shared:
         return BESIDE_TRAINER
     return f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"

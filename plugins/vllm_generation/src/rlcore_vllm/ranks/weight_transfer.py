@@ -16,12 +16,13 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from rlcore.spi import RefitError, ShardSlice, TensorSpec
+from rlcore.spi import ChannelReceiver, RefitError, ShardSlice, TensorSpec
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_vllm.channels import make_receiver
-from rlcore_vllm.channels.channel import Needs, Receiver
 from rlcore_vllm.channels.manifest import Manifest, expected_adapters, expected_shapes, refuse
+from rlcore_vllm.channels.shards import Needs
+from rlcore_vllm.channels.shards import Receiver as ShardsReceiver
 from rlcore_vllm.ranks.adapters import replace_adapters, without_adapters
 from rlcore_vllm.ranks.loading import Loader
 
@@ -57,7 +58,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._receiver: Receiver | None = None
+        self._receiver: ChannelReceiver | None = None
         self.loader: Loader | None = None
         self._expected: dict[str, tuple[int, ...]] | None = None
         self._expected_adapters: dict[str, tuple[int, ...]] | None = None
@@ -159,7 +160,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             self._receiver = None
         self._told = {}
 
-    def _connected(self) -> Receiver:
+    def _connected(self) -> ChannelReceiver:
         if self._receiver is None:
             raise RefitError("refit: update_weights was called before init_weight_transfer_engine")
         return self._receiver
@@ -220,6 +221,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     def _take_shards(self, content: dict[str, Any]) -> None:
         """All parts of the version, window by window; the pieces' digests are compared on arrival, and their sum is kept."""
         manifest, receiver = self._announced(), self._connected()
+        if not isinstance(receiver, ShardsReceiver):
+            raise RefitError("refit: found a sharded export by a channel for whole tensors; expected the channel shards")
         # A layer that vLLM processes after loading needs all that it is made of.
         only_changed = content["holds_weights"] and manifest.lora is None and self._ready_loader().is_direct
         if only_changed:

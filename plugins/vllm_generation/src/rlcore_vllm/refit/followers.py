@@ -14,9 +14,8 @@ import httpx
 import torch
 from attrs import evolve, frozen
 
-from rlcore.spi import RefitError, WeightBucket, WeightExport
+from rlcore.spi import ChannelSender, RefitError, WeightBucket, WeightExport
 from rlcore_vllm.channels import make_sender
-from rlcore_vllm.channels.channel import Sender
 from rlcore_vllm.channels.manifest import Manifest
 from rlcore_vllm.setup.config import VllmConfig
 
@@ -33,7 +32,7 @@ class Followers:
 
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
-        self._sender: Sender | None = None
+        self._sender: ChannelSender | None = None
         self._manifest: Manifest | None = None
         self._buckets: list[dict[str, Any]] = []
 
@@ -75,7 +74,7 @@ class Followers:
         if self._sender is None:
             self._sender = make_sender(CHANNEL, self._config, torch.device("cpu"))
         if index == 0:
-            self._sender.begin(manifest)
+            self._sender.begin(manifest.specs, persistent=manifest.persistent)
         where = self._sender.put(index, [named.tensor.detach() for named in bucket.tensors])
         names, digests = [named.name for named in bucket.tensors], [named.digest for named in bucket.tensors]
         self._buckets.append({"names": names, "digests": digests, "where": where})

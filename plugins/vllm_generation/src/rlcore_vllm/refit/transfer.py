@@ -14,7 +14,6 @@ from rlcore import spi
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.refit.shard_route import plan_windows
 from rlcore_vllm.channels import make_sender
-from rlcore_vllm.channels.channel import EngineRank, Sender
 from rlcore_vllm.channels.manifest import Manifest, refuse
 from rlcore_vllm.channels.shards import Route, meeting_host
 from rlcore_vllm.replicas.replica import Replica
@@ -39,7 +38,7 @@ class Transfer:
         self._dtype, self._lora = context.model.dtype, context.lora
         self._config = config
         self._receivers = Receivers(replicas, config.refit_timeout_s)
-        self._sender: Sender | None = None
+        self._sender: spi.ChannelSender | None = None
         self._route: Route | None = None
         self._rendezvous = context.rank_info.rendezvous
         self.sent_bytes: int | None = None
@@ -113,7 +112,7 @@ class Transfer:
                     f"refit: {spec.name} is exported in {spec.dtype}; expected {self._dtype}, the engines' own"
                 )
 
-    def _connected(self, device: torch.device) -> Sender:
+    def _connected(self, device: torch.device) -> spi.ChannelSender:
         """The sender, made and made known to the receivers before the first refit, and again after one that failed."""
         if self._sender is None:
             assert self._channel is not None
@@ -125,11 +124,11 @@ class Transfer:
         return self._sender
 
     def _send(
-        self, sender: Sender, manifest: Manifest, buckets: Iterable[spi.WeightBucket], delta: spi.Delta
+        self, sender: spi.ChannelSender, manifest: Manifest, buckets: Iterable[spi.WeightBucket], delta: spi.Delta
     ) -> dict[str, int]:
         """Every bucket, loaded everywhere; returns the digests that the trainer named."""
         self._receivers.start_all("begin", manifest.to_wire()).wait()
-        sender.begin(manifest, delta)
+        sender.begin(manifest.specs, persistent=manifest.persistent, delta=delta)
         specs = {spec.name: spec for spec in manifest.specs}
         claimed: dict[str, int] = {}
         under_way: tuple[int, Pending] | None = None
@@ -150,7 +149,7 @@ class Transfer:
         self.sent_bytes = sender.sent_bytes
         return claimed
 
-    def _take_answer(self, sender: Sender, under_way: "tuple[int, Pending] | None") -> None:
+    def _take_answer(self, sender: spi.ChannelSender, under_way: "tuple[int, Pending] | None") -> None:
         if under_way is not None:
             index, pending = under_way
             pending.wait(sender.check)
@@ -203,10 +202,10 @@ class Receivers:
         """A step with the same content for all."""
         return self.start(step, [content] * len(self._replicas))
 
-    def ranks(self) -> list[EngineRank]:
+    def ranks(self) -> list[spi.ReceiverRank]:
         """Every rank of every replica, as its worker describes itself."""
         answers = self.start_all("describe", {}).wait()
-        return [EngineRank(replica=number, **answer) for number, ranks in enumerate(answers) for answer in ranks]
+        return [spi.ReceiverRank(replica=number, **answer) for number, ranks in enumerate(answers) for answer in ranks]
 
 
 class Pending:

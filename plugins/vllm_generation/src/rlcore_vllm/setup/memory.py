@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from rlcore.spi import CHANNELS
+from rlcore.spi import find_channel
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.architectures.dims import ModelDims
 
@@ -53,7 +53,7 @@ def model_size(
 def copies_bytes(dims: ModelDims, dtype: str, channel: str | None, num_shared: int) -> int:
     """Bytes of the copies of all weights that a device of `num_shared` engines keeps with refit.delta = "device": a rank's of
     each engine and, where whole tensors travel, the sender's."""
-    sender = 0 if channel is None or CHANNELS[channel].sharded else 1
+    sender = 0 if channel is None or find_channel(channel).sharded else 1
     return (num_shared + sender) * model_size(dims, dtype).weights
 
 

@@ -11,7 +11,7 @@ from rlcore.gpu import device_memories
 from rlcore.images import reads_images
 from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.homes import expanded
-from rlcore.spi import CHANNELS, CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec
+from rlcore.spi import CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec, find_channel
 from rlcore_torchkit.adapters.lora_targets import targeted
 from rlcore_torchkit.huggingface.models import load_model, model_errors
 from rlcore_torchkit.trainer.trainer_plan import planned_model
@@ -130,7 +130,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     return EngineSettings(
         model=context.model,
         device=device,
-        in_process=context.channel is not None and CHANNELS[context.channel].reach == "process",
+        in_process=context.channel is not None and find_channel(context.channel).reach == "process",
         tensor_parallel=config.tensor_parallel,
         eager=eager,
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
@@ -242,7 +242,7 @@ def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -
     weights by the device that this process sees and the model's config.json; far less where it does not find these."""
     if config.gpu_memory_utilization != "auto":
         return config.gpu_memory_utilization
-    is_alone = context.channel is None or CHANNELS[context.channel].reach == "separate"
+    is_alone = context.channel is None or find_channel(context.channel).reach == "separate"
     share = LARGEST_SHARE if is_alone else UNPLANNED_SHARE
     if not keeps_copies(context):
         return share

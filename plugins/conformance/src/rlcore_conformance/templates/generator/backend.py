@@ -4,10 +4,9 @@ import numpy as np
 import torch
 
 from rlcore import spi
-from rlcore_torchkit.head.logprobs import packed_forward
-from rlcore_torchkit.huggingface.models import load_model
-from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.refit.digest import tensor_digest
+from rlcore_torchkit.attention import PackedSequences, packed_forward
+from rlcore_torchkit.digest import tensor_digest
+from rlcore_torchkit.models import load_model
 
 
 class NewPlugin:

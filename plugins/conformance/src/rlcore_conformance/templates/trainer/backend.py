@@ -8,12 +8,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlcore import spi
-from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head
-from rlcore_torchkit.huggingface.models import load_model
-from rlcore_torchkit.refit.buckets import make_buckets
-from rlcore_torchkit.trainer.losses import evaluate, total
-from rlcore_torchkit.trainer.microbatch import move
-from rlcore_torchkit.trainer.trainer_hooks import save_state
+from rlcore_torchkit.buckets import make_buckets
+from rlcore_torchkit.logprobs import packed_logprobs, patch_head
+from rlcore_torchkit.losses import evaluate, total
+from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.models import load_model
+from rlcore_torchkit.trainer_hooks import save_state
 
 STATE_FILE = "newplugin.safetensors"
 

@@ -1,0 +1,78 @@
+"""What the author of an execution imports from the core, besides `rlcore.spi`. docs/plugins.md, "An execution", shows how.
+
+The core calls the execution's function as `function(ExecutionContext, config)` and enters the context manager that it returns,
+once for a run. The function decides where backends live. It builds them with these names:
+
+- `RunPlugins.load_here` in the driver's process, `ChosenPlugins.load` in any other, give the `LoadedPlugins` of a rank.
+- `open_backends` builds everything in the process that calls it, as the rlcore.spi.Backends that the loop wants.
+- `LoadedPlugins.build_trainer` and `build_generator` build the parts one by one, for executions of several ranks. Each returns
+  a handle: the backend with its observers, whose every call is checked. `closed_after` closes it.
+- `run_stream` feeds a generator's handle. `InProcessTrainer` and `InProcessGenerator` are the groups of one rank.
+- `MinibatchTrainer` is the base of a trainer's group of several ranks; `plan_ranks` cuts a batch for them.
+
+The names follow the rules of docs/versions.md.
+"""
+
+from rlcore.registry.checks import recorded_export
+from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.plugin_errors import add_ending, exit_error, first_line, is_outside, message_of
+from rlcore.registry.selection import ChosenPlugin
+from rlcore.registry.trainer_handle import TrainerHandle
+from rlcore.run.execution.arguments import BackendArguments, GeneratorArguments, TrainerArguments
+from rlcore.run.execution.context import ExecutionContext
+from rlcore.run.execution.groups import (
+    InProcessGenerator,
+    InProcessTrainer,
+    MinibatchTrainer,
+    TokensRequest,
+    read_by,
+    tokens_figures,
+    with_columns,
+    without_columns,
+)
+from rlcore.run.execution.in_process import InProcessRoute, open_backends
+from rlcore.run.execution.plugins import ChosenPlugins, LoadedPlugins, RunPlugins
+from rlcore.run.execution.residency import make_room
+from rlcore.run.execution.shutdown import closed_after
+from rlcore.run.execution.streams import not_begun, run_stream
+from rlcore.run.interrupt import sigterm_kept
+from rlcore.run.train_step.metrics import step_metrics
+from rlcore.run.train_step.microbatches import WIDTH, model_width, plan_ranks
+
+__all__ = [
+    "WIDTH",
+    "BackendArguments",
+    "ChosenPlugin",
+    "ChosenPlugins",
+    "ExecutionContext",
+    "GeneratorArguments",
+    "GeneratorHandle",
+    "InProcessGenerator",
+    "InProcessRoute",
+    "InProcessTrainer",
+    "LoadedPlugins",
+    "MinibatchTrainer",
+    "RunPlugins",
+    "TokensRequest",
+    "TrainerArguments",
+    "TrainerHandle",
+    "add_ending",
+    "closed_after",
+    "exit_error",
+    "first_line",
+    "is_outside",
+    "make_room",
+    "message_of",
+    "model_width",
+    "not_begun",
+    "open_backends",
+    "plan_ranks",
+    "read_by",
+    "recorded_export",
+    "run_stream",
+    "sigterm_kept",
+    "step_metrics",
+    "tokens_figures",
+    "with_columns",
+    "without_columns",
+]

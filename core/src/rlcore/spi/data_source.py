@@ -1,0 +1,107 @@
+"""A data source: a kind of data set that `[data]` of a recipe names, described so that nothing heavy is imported.
+
+In `pyproject.toml`::
+
+    [project.entry-points."rlcore.datasets"]
+    ini = "my_package.provider:INI"
+
+In `my_package/provider.py`::
+
+    INI = DataSourceProvider(name="ini", spi=(2, 0), read="my_package.ini:read", suffixes={".ini"})
+
+In `my_package/ini.py`::
+
+    def read(request: DataSourceRequest) -> Sequence[Row]: ...
+
+A source's rows are a sequence of N >= 1 mappings, by random access:
+
+- `len(rows)` is N, an int, which never changes.
+- `rows[number]`, for the int 0 <= number < N, is a mapping from field names (str) to what JSON, TOML or a table can hold: None,
+  bool, int, float, str, bytes, and lists and mappings of these. It is the same in every process, and in a run that is resumed.
+  Slices are not asked for. Rows may be read, or made, when they are taken.
+- `iter(rows)` gives the same rows in their order. The sequence may do that faster than row by row.
+- `rows.line(number)`, where there is such a method, is the line of the file that a row begins on, from 1, for messages.
+
+The run decides in which order rows come, and remembers where it stands: a source keeps no position. A run asks for all rows
+before its first step, to check their prompts, and compares a digest of them when it is resumed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from attrs import field, frozen
+
+from rlcore.spi.provider import as_frozen, available, installed_in
+
+if TYPE_CHECKING:  # providers, which `rlcore plugins` lists, need no numpy
+    from rlcore.spi.environment import Row
+
+DATASET_GROUP = "rlcore.datasets"
+"""Entry-point group of data sources, each a DataSourceProvider under the source's name."""
+PathKind: TypeAlias = Literal["file", "name"]
+
+
+@frozen(kw_only=True)
+class DataSourceProvider:
+    """The description of one data source."""
+
+    name: str
+    """What `data.train.source` calls it; equal to the entry point's name."""
+    spi: tuple[int, int]
+    """The SPI version that the source was written for: (major, minor)."""
+    read: str
+    """`package.module:function`, called as function(DataSourceRequest) -> Sequence[Row] once for each data set of a recipe."""
+    path: PathKind = "file"
+    """What `data.train.path` is. "file": a file, looked up from the recipe that names it; it is there when `read` is called.
+    "name": a name that `read` knows, such as one on a hub; a file or folder of that name beside the recipe comes first.
+    `rlcore check` opens no name that is not on this machine."""
+    suffixes: frozenset[str] = field(default=frozenset(), converter=as_frozen)
+    """How the names of its files end, such as ".csv", in small letters. A recipe that names such a file and another source is
+    refused, with this one as the remedy."""
+    priority: int = 0
+    """Of several sources for one suffix, messages name the one of the highest priority."""
+    keys: frozenset[str] = field(default=frozenset(), converter=as_frozen)
+    """Which of the keys `subset` and `split` of a data set's section it reads; any other is refused."""
+    unavailable: Callable[[], str | None] = available
+    """A reason why it cannot be used here, with its remedy, or None. Must be quick and import nothing heavy."""
+
+
+@frozen(kw_only=True)
+class DataSourceRequest:
+    """One data set of a recipe, as its source reads it."""
+
+    path: str
+    """`data.train.path`, without "~"."""
+    key: str
+    """The data set's section, which DataErrors begin with: "data.train", or "data.train.mix.NAME"."""
+    limit: int | None
+    """No more rows than these are used; later ones may be left unread."""
+    subset: str | None
+    split: str | None
+    prompt_field: str | None
+    """The field that has to hold a prompt in every row: a text, or a list of chat messages. None where rows need none."""
+    check: Callable[[Mapping[str, Any], str], object]
+    """check(row, where) raises a DataError that begins with the key and `where`, such as "rows.ini, line 7", for a row that
+    cannot be used. A source that goes through its rows to read them calls it, so that the message has the row's place. Every
+    row is checked again when it is taken."""
+
+
+@cache
+def installed_data_sources() -> dict[str, DataSourceProvider]:
+    """Return the installed data sources by name. One that cannot be imported is left out; `rlcore plugins` says why."""
+    return installed_in(DATASET_GROUP, DataSourceProvider)
+
+
+def source_of_suffix(suffix: str) -> str | None:
+    """Return the source whose files end so; None where there is none."""
+    sources = [one for one in installed_data_sources().values() if suffix in one.suffixes]
+    return max(sources, key=lambda one: one.priority).name if sources else None
+
+
+def read_rows(provider: DataSourceProvider, request: DataSourceRequest) -> "Sequence[Row]":
+    """Import a source and read a data set."""
+    module, _, name = provider.read.partition(":")
+    rows: Sequence[Row] = getattr(import_module(module), name)(request)
+    return rows

@@ -1,0 +1,1 @@
+"""Data sources of rlcore recipes: CSV, Parquet, and data sets of the Hugging Face Hub."""

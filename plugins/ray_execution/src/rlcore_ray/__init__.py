@@ -1,0 +1,1 @@
+"""Execution on Ray: worker processes, one per rank, on this machine or a cluster."""

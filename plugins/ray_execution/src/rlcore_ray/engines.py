@@ -1,0 +1,145 @@
+"""The generator engines of a pool: which of them hold no weights since they failed, and how often each has failed."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from attrs import define, field
+
+from rlcore.execution import first_line
+from rlcore.spi import WorkerError
+from rlcore.spi.execution import EngineLimitError
+from rlcore_ray.calls import Calls, PoolLostError
+from rlcore_ray.pending_call import Outcome
+
+
+class Rejoins(Protocol):
+    """A stream that takes hosts back."""
+
+    def rejoin(self, rank: int, weight_version: int) -> None:
+        """The engine of a host holds weights again."""
+
+
+@define(eq=False)
+class Engines:
+    """One engine a host. One that fails is out until the next refit, for which its generator starts it anew."""
+
+    calls: Calls
+    hosts: Sequence[int]
+    """The ranks with a generator."""
+    _out: set[int] = field(factory=set, init=False)
+    """Hosts whose engines hold no weights."""
+    _failures: dict[int, list[float]] = field(factory=dict, init=False)
+    """When each host's engine has failed, by time.monotonic."""
+    _num_restarts: int = field(default=0, init=False)
+    _stream: Rejoins | None = field(default=None, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+
+    @property
+    def living(self) -> list[int]:
+        """The hosts whose engines hold weights."""
+        with self._lock:
+            return [rank for rank in self.hosts if rank not in self._out]
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all hold weights."""
+        return len(self.living) == len(self.hosts)
+
+    @property
+    def not_awaited(self) -> frozenset[int]:
+        """Hosts that a refit need not wait for, since others hold weights."""
+        with self._lock:
+            return frozenset() if len(self._out) == len(self.hosts) else frozenset(self._out)
+
+    def outlive(self, error: object) -> bool:
+        """Whether others may go on after this error of one engine: it died or ran out of memory, and the workers all live."""
+        is_failure = isinstance(error, WorkerError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        may_restart = self.calls.cluster.max_engine_restarts > 0 and self.calls.is_usable
+        return is_failure and may_restart and not isinstance(error, PoolLostError)
+
+    def take_out(self, rank: int) -> bool:
+        """The engine of a host has failed. Whether there are others."""
+        with self._lock:
+            self._out.add(rank)
+            return len(self._out) < len(self.hosts)
+
+    def go_on(self, rank: int, error: BaseException, what: str) -> None:
+        """The others go on without the engine that `take_out` has named, for which `what` says more. EngineLimitError, and no
+        rank can be used any more, where it has failed too often."""
+        cluster, now, worker = self.calls.cluster, time.monotonic(), self.calls.workers[rank]
+        limit, window_s = cluster.max_engine_restarts, cluster.engine_restart_window_s
+        with self._lock:
+            recent = [moment for moment in self._failures.get(rank, ()) if now - moment <= window_s]
+            self._failures[rank] = [*recent, now]
+        if len(recent) >= limit:
+            self.calls.lose(f"the engine of {worker} failed again and again")
+            raise EngineLimitError(
+                f"the engine of {worker} failed {len(recent) + 1} times within {window_s:g} s; expected at most {limit} "
+                f"(cluster.max_engine_restarts, cluster.engine_restart_window_s). The last time: {error}"
+            ) from error
+        cause = first_line(error).rstrip(".")
+        self.calls.progress.note(
+            f"the engine of {worker} failed: {cause}. {what}; it takes part again from the next refit on "
+            f"({len(recent) + 1} of {limit} restarts within {window_s:g} s)"
+        )
+
+    def survivors(self, outcomes: Mapping[int, Outcome], *, is_shared: bool) -> dict[int, Outcome]:
+        """The outcomes of a refit without those of engines that died in it, which are out from now on.
+
+        All of them where no engine is left, where something else has gone wrong too, where the weights of one engine came by
+        way of another (`is_shared`), or where one died beside its stream, whose samples need the weights: the refit has failed.
+        """
+        failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        # A rank may want memory for what it exports too.
+        are_deaths = all(rank in self.hosts and isinstance(error, WorkerError) for rank, error in failed.items())
+        is_outlived = are_deaths and all(map(self.outlive, failed.values()))
+        streams = self._stream is not None and not failed.keys() <= self._out
+        holding = [rank for rank in self.hosts if rank not in failed and not getattr(outcomes[rank], "is_starting", False)]
+        if not failed or not is_outlived or is_shared or streams or not holding:
+            return dict(outcomes)
+        for rank, error in failed.items():
+            self.take_out(rank)
+            self.go_on(rank, error, "The others generate its share")
+        return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
+
+    def moved(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
+        """The outcomes of moving what engines hold, without those of engines that are out, or that died in it and are so from
+        now on. All of them where something else has gone wrong too."""
+        failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        # What lacked memory in it is neither here nor there, and nobody has started it anew.
+        are_deaths = all(isinstance(error, WorkerError) for error in failed.values())
+        if not are_deaths or not all(map(self.outlive, failed.values())):
+            return dict(outcomes)
+        for rank in sorted(failed.keys() & set(self.living)):
+            self.take_out(rank)
+            self.go_on(rank, failed[rank], "The others generate its share")
+        return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
+
+    def refitted(self, ranks: Sequence[int], weight_version: int) -> None:
+        """These hosts hold weights; those that were out take part again."""
+        with self._lock:
+            back = sorted(self._out.intersection(ranks))
+            self._out.difference_update(back)
+            self._num_restarts += len(back)
+            stream = self._stream
+        for rank in back:
+            if stream is not None:
+                stream.rejoin(rank, weight_version)
+
+    @contextmanager
+    def streaming(self, stream: Rejoins) -> Iterator[None]:
+        """A stream that runs within the block takes back the engines that are refitted meanwhile."""
+        self._stream = stream
+        try:
+            yield
+        finally:
+            self._stream = None
+
+    def take_restarts(self) -> int:
+        """How many engines have come back since the last time."""
+        with self._lock:
+            count, self._num_restarts = self._num_restarts, 0
+        return count

@@ -1,0 +1,1 @@
+"""Parts of rlcore that a package of somebody else's brings."""

@@ -1,0 +1,1 @@
+"""Refit channels for torch tensors; the descriptions are in `providers`, which imports no torch."""
