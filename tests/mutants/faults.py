@@ -508,7 +508,7 @@ FAULTS = (
     Fault(
         "the trainer computes at temperature 1",
         "rlcore.run.execution.in_process",
-        "temperature=prepared.recipe.rollout.temperature,",
+        "temperature=arguments.temperature,",
         "temperature=1.0,",
         WITH_KL,
     ),
@@ -1187,15 +1187,15 @@ FAULTS = (
     ),
     Fault(
         "a teacher's ranks have the student's layout",
-        "rlcore_ray.pool",
-        "trainer_config=prepared.reference_config,",
-        'trainer_config=prepared.config("trainer"),',
+        "rlcore.run.execution.arguments",
+        "reference = evolve(trainer, context=context, config=config, room=None)",
+        "reference = evolve(trainer, context=context, room=None)",
         TEACHER_APART,
     ),
     Fault(
         "ranks compute at temperature 1",
         "rlcore_ray.pool",
-        "temperature=prepared.recipe.rollout.temperature,",
+        "temperature=arguments.temperature,",
         "temperature=1.0,",
         TEACHER_APART,
     ),
@@ -1372,8 +1372,8 @@ FAULTS = (
     Fault(
         "a rank of the reference dies unnoticed",
         "rlcore_ray.pool",
-        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)',
-        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)',
+        "generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines, beside=others)",
+        "generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines)",
         "tests/ray_execution/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
     ),
     Fault(

@@ -14,6 +14,8 @@ from rlcore.testing.models import make_model
 PACKAGE = Path(__file__).parent / "four_parts"
 WATCHED = """
 from pathlib import Path
+from threading import current_thread
+
 from four_parts import ini, spool
 from rlcore.__main__ import main
 
@@ -25,8 +27,8 @@ def watch(owner, name, word):
     setattr(owner, name, watched)
 
 watch(ini, "read", lambda arguments: Path(arguments[0].path).name)
-watch(spool.Sender, "put", lambda arguments: arguments[1])
-watch(spool.Receiver, "receive", lambda arguments: "")
+watch(spool.Sender, "put", lambda arguments: current_thread().name)
+watch(spool.Receiver, "receive", lambda arguments: current_thread().name)
 main()
 """
 """The command line, with the calls of the package's parts in a file."""
@@ -66,17 +68,17 @@ def test_the_parts_are_listed(rlcore):
         kind: [row["name"] for row in listing[kind] if row["distribution"] == "four-parts" and row["state"] == "usable"]
         for kind in ("channels", "datasets", "commands", "plugins")
     }
-    assert found == {"channels": ["spool"], "datasets": ["ini"], "commands": ["rows"], "plugins": []}
+    assert found == {"channels": ["spool"], "datasets": ["ini"], "commands": ["rows"], "plugins": ["thread"]}
     assert "carry: 17+25=" in rlcore("rows", PACKAGE / "sums.ini")
 
 
 def test_they_train(rlcore, tmp_path):
-    """The rows are the INI file's, and every bucket of a refit has come by the channel."""
+    """The rows are the INI file's, and every bucket of a refit came by the channel, in the execution's thread."""
     own = [f"model.path={make_model(tmp_path / 'model')}", f"run.directory={tmp_path}", "refit.max_bucket_mib=1"]
     rlcore("train", PACKAGE / "recipe.toml", *own, program=WATCHED.format(log=tmp_path / "log"))
     calls = (tmp_path / "log").read_text().splitlines()
     assert calls.count("read sums.ini") == 1
-    assert calls.count("put 0") == calls.count("receive ") >= 2, calls
+    assert calls.count("put four-parts_0") == calls.count("receive four-parts_0") >= 2, calls
     records = [json.loads(line) for line in (tmp_path / "four-parts" / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["step"] > 0]
     assert len(steps) == 2

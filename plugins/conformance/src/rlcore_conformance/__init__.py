@@ -1,4 +1,4 @@
-"""The conformance kit: what every trainer, generator, algorithm, environment, sink and refit channel has to pass.
+"""The conformance kit: what every trainer, generator, algorithm, environment, sink, execution and refit channel has to pass.
 
     from rlcore_conformance import TrainerConformance
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlcore_conformance.algorithm import AlgorithmConformance
     from rlcore_conformance.channel import ChannelConformance
     from rlcore_conformance.environment import EnvironmentConformance
+    from rlcore_conformance.execution import ExecutionConformance
     from rlcore_conformance.generator import GeneratorConformance
     from rlcore_conformance.sink import SinkConformance
     from rlcore_conformance.trainer import TrainerConformance
@@ -27,12 +28,13 @@ __all__ = [
     "AlgorithmConformance",
     "ChannelConformance",
     "EnvironmentConformance",
+    "ExecutionConformance",
     "GeneratorConformance",
     "SinkConformance",
     "TrainerConformance",
 ]
 
-_CHECKS = ("algorithms", "channel", "environment", "environments", "generators", "references", "sink", "trainers")
+_CHECKS = ("algorithms", "channel", "environment", "environments", "execution", "generators", "references", "sink", "trainers")
 
 
 def _show_values_of_asserts() -> None:

@@ -50,7 +50,7 @@ def post(session: SessionEndpoint, *texts: str, model: str = "policy") -> str:
     messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
     body = json.dumps({"model": model, "messages": messages}).encode()
     request = urllib.request.Request(f"{session.base_url}/chat/completions", data=body)
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         content: str = json.loads(response.read())["choices"][0]["message"]["content"]
         return content
 

@@ -1,7 +1,8 @@
 """What the entry points name: descriptions, without heavy imports."""
 
-from rlcore.spi import ChannelProvider, CommandSpec, DataSourceProvider
+from rlcore.spi import ChannelProvider, ClusterConfig, CommandSpec, DataSourceProvider, Provider
 
+THREAD = Provider(name="thread", spi=(2, 0), config=ClusterConfig, backend="four_parts.thread:in_thread", priority=5)
 SPOOL = ChannelProvider(
     name="spool",
     spi=(2, 0),

@@ -1,0 +1,2 @@
+def letters(completion):
+    return sum(character.isalpha() for character in completion)
