@@ -482,7 +482,7 @@ FAULTS = (
         TRAINER,
         "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
         "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, sequences)",
-        f"{GROUPS}::test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut",
+        f"{GROUPS}::test_columns_of_log_probabilities_are_of_the_updates_that_read_them",
     ),
     Fault(
         "an update gets the log-probabilities of the first microbatches",
