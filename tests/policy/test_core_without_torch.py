@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 BLOCKED = """
 import sys
 import pytest
