@@ -112,7 +112,7 @@ lint: setup-dev
 	$(BIN)/ruff check
 	$(BIN)/mypy $$($(BIN)/python release/packages.py checked)
 	$(BIN)/python release/import_contracts.py
-	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
+	printf '%s\n' $(PACKAGES) | xargs -P $(JOBS) -I {} sh -c 'cd {} && $(CURDIR)/$(BIN)/deptry src'
 
 oracle: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle
