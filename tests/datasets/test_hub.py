@@ -40,7 +40,7 @@ def test_huggingface_name_that_is_none(tmp_path):
     config = DatasetConfig(source="huggingface", path=str(tmp_path / "nothing"))
     with pytest.raises(DataError, match=r"data\.train\.path: .*nothing.* load"):
         load_rows(config, "train", None)
-    with pytest.raises(DataError, match=r"data\.train\.path: found nothing; expected the name"):
+    with pytest.raises(DataError, match=r"data\.train\.path: found nothing"):
         load_rows(DatasetConfig(source="huggingface"), "train", None)
 
 

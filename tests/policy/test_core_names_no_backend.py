@@ -5,8 +5,10 @@ import re
 
 import pytest
 
-from rlcore.spi import COMMAND_GROUP
+from rlcore.spi import CHANNEL_GROUP, COMMAND_GROUP, DATASET_GROUP
 
+NO_BACKENDS = {CHANNEL_GROUP, COMMAND_GROUP, DATASET_GROUP}
+"""Groups whose names are those of commands, of file formats and of ways to send bytes."""
 FORTHCOMING = {"megatron", "vllm"}
 """Backends that are not here yet, or no longer."""
 EVERYDAY = {"transformers", "math", "arithmetic", "openai", "code"}
@@ -19,12 +21,12 @@ FIELDS = {"code"}
 
 @pytest.fixture(scope="module")
 def names(plugin_projects):
-    """Return a backend's names: those of its plugins, but for commands, of its distribution and of its package."""
+    """Return a backend's names: those of its plugins, but for NO_BACKENDS, of its distribution and of its package."""
     found = set(FORTHCOMING)
     for package, project in plugin_projects.items():
         found |= {package, project["project"]["name"]}
         groups = project["project"]["entry-points"]
-        found |= {name for group, names in groups.items() if group != COMMAND_GROUP for name in names}
+        found |= {name for group, names in groups.items() if group not in NO_BACKENDS for name in names}
     return found - EVERYDAY
 
 

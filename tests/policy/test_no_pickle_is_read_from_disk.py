@@ -11,7 +11,7 @@ BETWEEN_PROCESSES = {
     "plugins/ray_execution/src/rlcore_ray/failures.py": "errors, from a worker to its driver",
     "plugins/ray_execution/src/rlcore_ray/worker.py": "the tokenizer, from the driver",
     "core/src/rlcore/worker_process.py": "requests and answers, by a pipe",
-    "plugins/vllm_generation/src/rlcore_vllm/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
+    "torchkit/src/rlcore_torchkit/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/host.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/engines/versions.py": "vLLM's own messages between its processes",

@@ -40,5 +40,5 @@ def test_every_installation_hands_tensors_over_within_a_process() -> None:
     assert all(name == found.name for name, found in installed_channels().items())
     with pytest.raises(PluginError, match=r"refit.channel: 'pipe' is not installed .*in_process"):
         find_channel("pipe")
-    with pytest.raises(PluginError, match="has no ends of its own"):
+    with pytest.raises(PluginError, match="in_process"):
         find_channel("in_process").make_sender(None, None)  # type: ignore[arg-type]
