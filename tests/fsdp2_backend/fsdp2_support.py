@@ -99,7 +99,7 @@ OPTIMIZER = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.
 
 
 def make_config(**options: Any) -> Fsdp2Config:
-    return Fsdp2Config(collective_timeout_s=120.0, **options)
+    return Fsdp2Config(collective_timeout_s=600.0, **options)
 
 
 def make_context(

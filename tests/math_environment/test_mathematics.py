@@ -145,7 +145,7 @@ def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them()
     """A call has 3 s. Each of two processes judges 32 slow answers one after another, of 0.1 s of the processor's time each."""
     config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.1)
     made = MathEnvironment(EnvironmentContext(seed=0), config)
-    starts = EpisodeRunner(made, 60.0, max_concurrent=MATH.max_concurrent(config))
+    starts = EpisodeRunner(made, 600.0, max_concurrent=MATH.max_concurrent(config))
     starts.step_all(["1"] * 2, [turn("1")] * 2)  # the processes, which last until it is closed
     runner = EpisodeRunner(made, 3.0, max_concurrent=MATH.max_concurrent(config))
     slow = [index % 5 != 4 for index in range(80)]

@@ -63,7 +63,7 @@ class Layout:
     def config(self) -> MegatronConfig:
         ones = dict.fromkeys(("tensor", "pipeline", "context", "expert"), 1)
         sizes = {f"{dimension}_parallel": size for dimension, size in {**ones, **self.sizes}.items()}
-        return MegatronConfig(collective_timeout_s=60.0, ddp=self.ddp, mtp=self.architecture == LATENT, **sizes)
+        return MegatronConfig(collective_timeout_s=600.0, ddp=self.ddp, mtp=self.architecture == LATENT, **sizes)
 
 
 def _rows(num_ranks: int, architecture: str, *rows: tuple[str, Mapping[str, int], tuple[str, ...]]) -> tuple[Layout, ...]:

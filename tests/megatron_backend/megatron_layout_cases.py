@@ -291,7 +291,7 @@ class Place(Launch, Comparing):
         options |= {"dtype": self.dtype, "rendezvous": "env://", "optimizer": SPEC}
         sizes = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)
         engine = self.engine and architecture != "gpt_oss"  # which is refused with TransformerEngine
-        config = MegatronConfig(collective_timeout_s=180.0, transformer_engine=engine, **sizes | dict(layout.options))
+        config = MegatronConfig(collective_timeout_s=600.0, transformer_engine=engine, **sizes | dict(layout.options))
         return make_backend(self.root / "models" / architecture, config=config, **place, **options)
 
     def expected(self, architecture: str, form: str) -> Any:

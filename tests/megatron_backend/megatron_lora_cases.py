@@ -40,7 +40,7 @@ LAYOUTS = (
 
 
 def make(context: TrainerContext, options: Mapping[str, Any]) -> MegatronBackend:
-    return MegatronBackend(context, MegatronConfig(collective_timeout_s=60.0, **options))
+    return MegatronBackend(context, MegatronConfig(collective_timeout_s=600.0, **options))
 
 
 def run_all(rank: int, num_ranks: int, root: Path) -> None:

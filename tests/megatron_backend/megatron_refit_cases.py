@@ -136,7 +136,7 @@ def check_refits(case: Case, rank: int, root: Path) -> None:
             engines = [stack.enter_context(closing(Refitted(engine, model, root))) for engine in case.engines]
         from_first(None)  # engines start for longer than a collective of the trainer may take
         place = {"rank": rank, "world_size": NUM_RANKS, "local_rank": rank}
-        trainer = make_backend(model, config=MegatronConfig(collective_timeout_s=120.0, **case.sizes), optimizer=SPEC, **place)
+        trainer = make_backend(model, config=MegatronConfig(collective_timeout_s=600.0, **case.sizes), optimizer=SPEC, **place)
         train(trainer, 0)
         samples = [sync_weights(trainer, engine, 1) for engine in engines]
         assert all(greatest_error(trainer, each, 1) < TOLERANCE for each in samples)

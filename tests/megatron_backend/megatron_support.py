@@ -64,7 +64,7 @@ GRPO = LossSpec(
 
 
 def make_backend(directory: Path, *, config: MegatronConfig | None = None, **context: Any) -> MegatronBackend:
-    return MegatronBackend(make_context(directory, **context), config or MegatronConfig(collective_timeout_s=180.0))
+    return MegatronBackend(make_context(directory, **context), config or MegatronConfig(collective_timeout_s=600.0))
 
 
 def grpo_batch(batch: TokenBatch, seed: int = 0) -> TokenBatch:

@@ -14,7 +14,7 @@ from rlcore_megatron.training.head_gradients import HeadGradients
 
 def test_parts_are_apart(tmp_path: Path) -> None:
     directory = make_with_head(tmp_path / "model", "glm4_moe", num_hidden_layers=2)
-    backend = make_backend(directory, config=MegatronConfig(collective_timeout_s=60.0, mtp=True, mtp_loss_weight=50.0))
+    backend = make_backend(directory, config=MegatronConfig(collective_timeout_s=600.0, mtp=True, mtp_loss_weight=50.0))
     seen, update = {}, backend.update
 
     def see(*arguments: object) -> float:

@@ -36,7 +36,7 @@ def make(directory: Path) -> Iterator[Callable[..., MegatronBackend]]:
     made = []
 
     def make(path: Path = directory, dtype: str = "float32", **options: object) -> MegatronBackend:
-        config = MegatronConfig(collective_timeout_s=60.0, **{"mtp": True, **options})
+        config = MegatronConfig(collective_timeout_s=600.0, **{"mtp": True, **options})
         made.append(make_backend(path, config=config, dtype=dtype))
         return made[-1]
 

@@ -541,7 +541,7 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str | tup
     batch = make_batch()
 
     def step(family: str, **section: Any) -> str | tuple[float, float]:
-        config = evolve(MegatronConfig(collective_timeout_s=180.0), **section)
+        config = evolve(MegatronConfig(collective_timeout_s=600.0), **section)
         spec = ModelSpec(path=str(models[family]))
         found = check(CheckContext(model=spec, device="cpu", world_size=1, max_sequence_length=64), config)
         if found:

@@ -60,7 +60,7 @@ TRAINERS = (
 def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MegatronBackend]:
     family, recompute, transformer = request.param
     model = make_model(tmp_path / family, family)
-    config = MegatronConfig(collective_timeout_s=180.0, recompute=recompute, transformer=transformer)
+    config = MegatronConfig(collective_timeout_s=600.0, recompute=recompute, transformer=transformer)
     made = make_backend(model, config=config, optimizer=OptimizerSpec(learning_rate=0.001))
     yield made
     made.close(CloseRequest())

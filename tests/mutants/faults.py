@@ -37,7 +37,7 @@ IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_
 IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
 PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
 COMMON_PROMPTS = "tests/fsdp2_backend/test_policy.py::test_common_prompts_are_computed_once_where_nothing_tells_them_apart"
-LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
+POLICY, TRAINER = "rlcore.run.train_step.policy", "rlcore.run.execution.groups"
 MINIBATCHES = "rlcore.run.train_step.minibatches"
 
 
@@ -175,9 +175,9 @@ FAULTS = (
     ),
     Fault(
         "a train step with dropout says what the policy was",
-        LOOP,
-        "return self.recipe.lora is not None and self.recipe.lora.dropout > 0",
-        "return False",
+        "rlcore.run.training.loop_of_run",
+        "has_dropout=plan.recipe.lora is not None and plan.recipe.lora.dropout > 0,",
+        "has_dropout=False,",
         "tests/system/test_logprob_mismatch.py::test_dropout_neither_makes_a_lie_nor_hides_one[fsdp2]",
     ),
     Fault(
@@ -189,35 +189,35 @@ FAULTS = (
     ),
     Fault(
         "later updates are declared to be first ones",
-        LOOP,
+        POLICY,
         'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")',
         'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="unchanged")',
         WITH_KL,
     ),
     Fault(
         "the column of the previous log-probabilities is dropped",
-        LOOP,
+        POLICY,
         "columns.append(spi.PREVIOUS_LOGPROBS)",
         "pass",
         WITH_KL,
     ),
     Fault(
         "the previous log-probabilities are the reference's",
-        LOOP,
+        POLICY,
         'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=num_own))',
         'wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="reference", first=num_own))',
         WITH_KL,
     ),
     Fault(
         "the reference is the policy at the start of the step",
-        LOOP,
+        POLICY,
         'wanted.append(LogprobsColumn(name=spi.REFERENCE_LOGPROBS, model="reference"))',
         'wanted.append(LogprobsColumn(name=spi.REFERENCE_LOGPROBS, model="policy"))',
         WITH_KL,
     ),
     Fault(
         "a minibatch is trained on twice, the last one never",
-        LOOP,
+        POLICY,
         "found = [evolve(minibatch, batch=batch) for minibatch in minibatches]",
         "found = [evolve(minibatch, batch=batch) for minibatch in [minibatches[0], *minibatches[:-1]]]",
         WITH_KL,
@@ -359,9 +359,9 @@ FAULTS = (
     ),
     Fault(
         "weights change under a generator that is not stopped for it",
-        LOOP,
-        "self.source.make_way()",
-        "pass",
+        "rlcore.run.execution.weight_sync",
+        "before_change()\n",
+        "pass\n",
         STOPPED,
     ),
     Fault(
@@ -373,9 +373,9 @@ FAULTS = (
     ),
     Fault(
         "the files of a step hold what was rescored in place of what was sampled",
-        LOOP,
-        "self.saver.save_rollouts(step, generated, training.batch)",
-        "self.saver.save_rollouts(step, samples, training.batch)",
+        "rlcore.run.storage.rollout_files",
+        "sampled, options = step.sampled, self.options",
+        "sampled, options = step.scored, self.options",
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
     ),
     Fault(
@@ -508,7 +508,7 @@ FAULTS = (
     Fault(
         "the trainer computes at temperature 1",
         "rlcore.run.execution.in_process",
-        "temperature=prepared.recipe.rollout.temperature,",
+        "temperature=arguments.temperature,",
         "temperature=1.0,",
         WITH_KL,
     ),
@@ -1187,15 +1187,15 @@ FAULTS = (
     ),
     Fault(
         "a teacher's ranks have the student's layout",
-        "rlcore_ray.pool",
-        "trainer_config=prepared.reference_config,",
-        'trainer_config=prepared.config("trainer"),',
+        "rlcore.run.execution.arguments",
+        "reference = evolve(trainer, context=context, config=config, room=None)",
+        "reference = evolve(trainer, context=context, room=None)",
         TEACHER_APART,
     ),
     Fault(
         "ranks compute at temperature 1",
         "rlcore_ray.pool",
-        "temperature=prepared.recipe.rollout.temperature,",
+        "temperature=arguments.temperature,",
         "temperature=1.0,",
         TEACHER_APART,
     ),
@@ -1372,8 +1372,8 @@ FAULTS = (
     Fault(
         "a rank of the reference dies unnoticed",
         "rlcore_ray.pool",
-        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines, beside=others)',
-        'generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], engines=engines)',
+        "generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines, beside=others)",
+        "generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines)",
         "tests/ray_execution/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
     ),
     Fault(

@@ -7,9 +7,9 @@ import pytest
 
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 BETWEEN_PROCESSES = {
-    "plugins/ray_execution/src/rlcore_ray/commands.py": "options, from the driver to its workers",
+    "core/src/rlcore/run/execution/plugins.py": "options, from the driver to its workers",
     "plugins/ray_execution/src/rlcore_ray/failures.py": "errors, from a worker to its driver",
-    "plugins/ray_execution/src/rlcore_ray/worker.py": "options and the tokenizer, from the driver",
+    "plugins/ray_execution/src/rlcore_ray/worker.py": "the tokenizer, from the driver",
     "core/src/rlcore/worker_process.py": "requests and answers, by a pipe",
     "torchkit/src/rlcore_torchkit/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-MOST_ARROWS = 60
+MOST_ARROWS = 70
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.wide  # continuous integration builds all packages and installs some in jobs of their own
 
 
 @pytest.fixture(scope="module")

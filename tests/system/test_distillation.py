@@ -97,6 +97,7 @@ def divergence(student: Path, teacher: Path) -> float:
     return float(total) / num_tokens
 
 
+@pytest.mark.wide
 def test_a_student_reaches_its_teacher(school: Path) -> None:
     with contextlib.chdir(school):
         run = Workplace(school).train("distill.toml")

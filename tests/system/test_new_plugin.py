@@ -33,7 +33,7 @@ GRPO = (
 
 def finished(*command, cwd):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400)
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1800)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     return result.stdout
 
@@ -71,6 +71,7 @@ def test_packages_install_and_are_usable(python, workplace):
     assert {row["distribution"] for row in found.values()} == {f"rlcore-new-{role}" for role in ROLES}
 
 
+@pytest.mark.wide  # these are the kit's checks, which tests/conformance runs on plugins of every role
 def test_packages_pass_their_own_tests(python, workplace):
     report = workplace / "report.json"
     tests = [str(workplace / f"rlcore-new-{role}" / "tests") for role in ROLES]

@@ -41,7 +41,7 @@ ANOTHER_WAY_TO_SAMPLE = {
     "bad_words_ids": [[token] for token in range(50, 80)],
 }
 """A model's own defaults, which are not what the core asks for."""
-CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, refit_timeout_s=60.0)
+CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, refit_timeout_s=600.0)
 
 
 @frozen(kw_only=True)
@@ -128,7 +128,7 @@ def hosted_backend(two_models, tmp_path_factory, torchao_imported):
     """Two engines in processes of their own."""
     look_at(two_models.directories[0], torchao_imported)
     context = two_models.context("shared_memory", log_directory=tmp_path_factory.mktemp("vllm-logs"))
-    backend = VllmBackend(context, VllmConfig(replicas=2, cpu_kv_cache_gib=0.1, refit_timeout_s=60.0))
+    backend = VllmBackend(context, VllmConfig(replicas=2, cpu_kv_cache_gib=0.1, refit_timeout_s=600.0))
     yield backend
     backend.close(CloseRequest())
 

@@ -90,7 +90,7 @@ def refit(follower: tuple[PlayedMirror, str], tmp_path: Path) -> Refit:
 
     def run(*more: str, required: bool = False) -> None:
         config = VllmConfig(
-            followers=(follower[1], *more), followers_required=required, refit_directory=str(tmp_path), refit_timeout_s=5.0
+            followers=(follower[1], *more), followers_required=required, refit_directory=str(tmp_path), refit_timeout_s=300.0
         )
         followers = Followers(config)
         assert sum(len(bucket.tensors) for bucket in followers.tee(export()).buckets) == 3

@@ -54,7 +54,7 @@ def test_samples_and_refits_of_models_of_images(family, device, tmp_path, free_p
     context = GeneratorContext(
         model=ModelSpec(path=str(directories[0])), rank_info=RankInfo(device=device), seed=0, max_sequence_length=128
     )
-    config = VllmConfig(cpu_kv_cache_gib=0.1, max_num_seqs=8, gpu_memory_utilization=0.2, refit_timeout_s=60.0)
+    config = VllmConfig(cpu_kv_cache_gib=0.1, max_num_seqs=8, gpu_memory_utilization=0.2, refit_timeout_s=600.0)
     backend = VllmBackend(context, config)
     batch = image_batch(directories[0], 0)
     prompts = [batch.tokens[batch.offsets[n] : batch.offsets[n + 1]] for n in range(4)]

@@ -26,7 +26,7 @@ from rlcore_vllm.setup.config import VllmConfig
 
 MODEL = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 2}
 """Heads of 32, which vLLM's attention on CPU takes, and two of them, for two ranks."""
-CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, max_num_seqs=8, refit_timeout_s=60.0)
+CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, max_num_seqs=8, refit_timeout_s=600.0)
 BUCKET_BYTES = 40_000
 """Less than a layer, so that layers are never whole when a bucket ends."""
 TOLERANCE = 1e-4

@@ -1,7 +1,7 @@
 """rlcore: reinforcement-learning post-training of language models on any backend.
 
 `train`, `evaluate`, `load` and `rows` are described in :mod:`rlcore.api` and docs/python.md. Importing this package imports no
-torch, no transformers and no ray; what a plugin needs is in :mod:`rlcore.spi`.
+torch and no transformers; what a plugin needs is in :mod:`rlcore.spi`.
 """
 
 from importlib import import_module

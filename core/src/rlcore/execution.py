@@ -15,7 +15,7 @@ The names follow the rules of docs/versions.md.
 
 from rlcore.registry.checks import recorded_export
 from rlcore.registry.generator_handle import GeneratorHandle
-from rlcore.registry.plugin_errors import add_ending, exit_error, first_line, is_outside, message_of
+from rlcore.registry.plugin_errors import add_ending, described, exit_error, first_line, is_outside, message_of
 from rlcore.registry.selection import ChosenPlugin
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import BackendArguments, GeneratorArguments, TrainerArguments
@@ -58,6 +58,7 @@ __all__ = [
     "TrainerHandle",
     "add_ending",
     "closed_after",
+    "described",
     "exit_error",
     "first_line",
     "is_outside",

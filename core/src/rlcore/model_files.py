@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlcore.schema.file_limits import MAX_BYTES, read_file, require_file
+from rlcore.schema.file_limits import MAX_BYTES, read_file, require_file, without_waiting
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
@@ -222,9 +222,9 @@ def _read_header(file: Path) -> Header | Problem:
     header: dict[str, Any] = {}
     try:
         require_file(file)
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=without_waiting) as opened:
             size = file.stat().st_size
-            start = opened.read(8)
+            start = opened.read(8) or b""
             length = int.from_bytes(start, "little")
             if start == _LFS_POINTER[:8] and (start + opened.read(15)).startswith(_LFS_POINTER):
                 return _problem(file, "a pointer of Git LFS", "the weights that it stands for", "Run: git lfs pull")

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
+from rlcore.schema.printable import class_name
 from rlcore.schema.problem import Problem
+from rlcore.secret_forms import ALWAYS, COMMANDS, FORMATS, IN_MESSAGES, LOGIN, SECRET
 
 MASK = "***"
 """Replacement for a secret."""
@@ -20,16 +22,8 @@ MIN_CHARACTERS = 8
 MIN_KEPT = 4
 """Shortest value that is masked where it is a whole word."""
 
-_TOKENS = "access|api|auth|bearer|gh|github|gitlab|hf|hub|id|refresh|sas|secret|security|session"
-_SECRET = (
-    r"api[_-]?keys?|access[_-]?keys?(?:[_-]?id)?|secrets?(?:[_-]?keys?)?|(?:private|signing|encryption|license|ssh)[_-]?key"
-    r"|(?:account|anthropic|auth|azure|consumer|gemini|hf|judge|master|open[_-]?ai|shared|subscription)[_-]?key"
-    r"|shared[_-]?access[_-]?signature"
-    r"|passwords?|passwd|passphrase|passcode|credentials?|connection[_-]?string|webhook[_-]?url"
-    rf"|(?:proxy[_-]?)?authorization|cookies?|(?:{_TOKENS})[_-]?token"
-)
 _NAME = re.compile(
-    rf"(?i)(?:.*[_.-]|.*(?=api_?key|access_?key|password|secret))?(?:{_SECRET})|token|bearer|jwt|(?!(?-i:PWD)\Z)(?:.*[_.-])?pwd"
+    rf"(?i)(?:.*[_.-]|.*(?=api_?key|access_?key|password|secret))?(?:{SECRET})|token|bearer|jwt|(?!(?-i:PWD)\Z)(?:.*[_.-])?pwd"
 )
 _VARIABLE = re.compile(
     r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|CREDENTIALS?|DSN|COOKIE|CONNECTION_STRING|JWT|WEBHOOK)(?:_.*)?"
@@ -40,50 +34,14 @@ _NO_SECRET = re.compile(r"[/~].*|[0-9.]*")
 """Values of such variables that are no secrets: paths and numbers."""
 _PLACEHOLDER = re.compile(r"(?i)none|null|empty|dummy|test|true|false")
 """Values that users set as a key where the server asks for none."""
-_LOGIN = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
-_QUERY = re.compile(
-    r"(?i)((?:[?&]|&amp;)(?:[\w.-]{0,80}(?:key|token|secret|signature|password|auth|credential)|sig|pwd|code)=)[^&\s'\"#)>\]]+"
-)
-"""Secrets in the query of an address, such as `?key=VALUE`."""
-_FORMATS = re.compile(
-    r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{10,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|gsk_[A-Za-z0-9]{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|pypi-[\w-]{32,}|r8_[A-Za-z0-9]{16,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
-    r"|npm_[A-Za-z0-9]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_\w{32,}|pplx-\w{32,}|tgp_v1_[\w-]{16,}|fw_[A-Za-z0-9]{20,}|whsec_[\w+/=]{16,}"
-    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|\d{8,10}:[\w-]{35})"
-    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=bearer )(?=[a-zA-Z.~+/=-]*\d)[\w.~+/=-]{8,}"
-    r"|(?<=Digest )\w{1,20}=[^\r\n]+|(?<=AWS4-HMAC-SHA256 )Credential=[^\r\n'\"]+"
-    r"|(?<=hooks\.slack\.com/services/)[\w/]+|(?<=/api/webhooks/)[\w/-]+"
-    r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|\Z))"
-)
-"""Keys that have the known form of a provider, such as `sk-…`, of a header, or of a PEM block."""
-_VALUE = (
-    r"(?:[bfru]{0,2}(?:'''.*?'''|\"\"\".*?\"\"\"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|\\+['\"][^'\"\\]*"
-    r"|\w{0,40}\([^()]{0,400}\)|\[[^\[\]]{0,400}\]|\{[^{}]{0,400}\}|[^\s'\",;&}\]<]+)"
-)
-"""A value behind a name: a quoted text, a call, a list, a table or a word."""
-_ASSIGNED = re.compile(
-    rf"(?i)((?<![\w-])--[\w-]{{0,80}}?(?:{_SECRET}|token)(?:=|\s+)|\(b?['\"][\w.-]{{0,80}}?(?:{_SECRET})['\"],\s*"
-    r"|(?<![\w.-])(?-i:[A-Z][A-Z0-9_]{0,80}_(?:KEY|TOKEN|SECRET|PASS|PAT|AUTH|DSN|WEBHOOK)(?:['\"]\]\s?)?=\s?)"
-    rf"|(?<![\w.-])[\w.-]{{0,80}}?(?:{_SECRET})(?:>|%3D|\\*['\"]?\]?\s*(?:=>|:=|[:=])\s*)"
-    r"(?:(?:basic|bearer|digest|token|apikey)\s+|[|>][+-]?\s*\n\s*)?)"
-    r"(?!found |expected |(?:basic|bearer|digest|token|apikey)\s)" + _VALUE
-)
-"""Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE",
-"('X-Api-Key', 'VALUE')", "MY_TOKEN=VALUE"."""
-_SAID = re.compile(
-    r"(?i)((?<![\w.-])(?:(?:token|pwd)['\"]?\s?[:=]\s?|(?:api[ _-]?key|token|password)(?: provided)?:?\s)['\"]?)"
-    r"(?=[a-z+/=_-]*\d)(?=[\d+/=_-]*[a-z])[\w+=-][\w+/=-]{7,}(?!\w|\.\w)"
-)
-"""Values with letters and digits behind words that name other things too: "token=VALUE", "invalid API key 'VALUE'"."""
-_COOKIES = re.compile(r"(?i)(?<![\w.-])((?:set-)?cookie['\"]?\s*[:=]\s*b?['\"]?)(?=[^\s=]{1,200}=)[^'\"\r\n]+")
-"""All cookies of a header."""
 _SCHEME = re.compile(r"(?i)\A(?:basic|bearer|digest|token|apikey)\s+")
 """The word before the secret in a header's value."""
 _ARGUMENT = re.compile(r"(?:--)?([\w.-]+)(=|:\s?)(?=\S)")
 """The beginning of an argument "--api-key=VALUE", "API_KEY=VALUE", or "X-Api-Key: VALUE" of a command."""
-_MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@")
+_MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@|\s-{1,2}[\w-]+(?:[ =]['\"]?(?:[^\s'\"]+[:,%])?)?\*{3}")
 """Texts of a recipe in which MASK replaces a secret."""
+_BETWEEN = "\x1f"
+"""Unit separator between the arguments of a command."""
 _USUAL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TMP|TEMP|PWD|HOSTNAME|LANG|LANGUAGE|LC_.*|XDG_.*|(?i:(?:http|https|all|no)_proxy)"
     r"|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE|LD_.*|DYLD_.*|PYTHON.*|VIRTUAL_ENV|CONDA_.*|(?:OMP|MKL|OPENBLAS)_.*"
@@ -111,6 +69,8 @@ def keep_secrets(table: Mapping[str, Any]) -> None:
         for one in value if isinstance(value, list) else [value]:
             for secret in _of_login(one) if isinstance(one, str) else ():
                 keep_secret(secret)
+            for start, end in _of_programs(one) if isinstance(one, str) else ():
+                keep_secret(one[start:end])
             if isinstance(one, Mapping):
                 keep_secrets(one)
             elif is_secret_name(name) and isinstance(one, str | int | float) and not isinstance(one, bool):
@@ -125,9 +85,7 @@ def is_secret_name(name: str) -> bool:
 def masked(text: str) -> str:
     """Return a text with MASK in place of secrets."""
     text = _without_values(text)
-    for pattern in (_SAID, _COOKIES, _ASSIGNED):
-        text = pattern.sub(rf"\g<1>{MASK}", text)
-    return text
+    return _without_forms(text, IN_MESSAGES)
 
 
 def masked_arguments(arguments: Iterable[str]) -> str:
@@ -137,7 +95,11 @@ def masked_arguments(arguments: Iterable[str]) -> str:
 
 def masked_traceback(error: BaseException) -> str:
     """Return an error's traceback with MASK in place of secrets."""
-    return masked("".join(traceback.format_exception(error)))
+    try:
+        lines = traceback.format_exception(error)
+    except Exception:  # by a metaclass that hides the names of its class
+        lines = [*traceback.format_tb(error.__traceback__), class_name(error)]
+    return masked("".join(lines))
 
 
 def masked_table(value: Any, name: str = "") -> Any:
@@ -182,7 +144,7 @@ def child_environment(names: Iterable[str] = ()) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in named or (_USUAL.fullmatch(name) and not is_secret_name(name) and not _LOGIN.search(value))
+        if name in named or (_USUAL.fullmatch(name) and not is_secret_name(name) and not LOGIN.search(value))
     }
 
 
@@ -204,7 +166,13 @@ def _without_values(text: str) -> str:
             values.append(re.escape(one[: len(one) // 2]) + r"[\w+/=-]*")  # one that was cut off
     if values:
         text = re.sub("|".join(values), MASK, text)
-    return _FORMATS.sub(MASK, _QUERY.sub(rf"\g<1>{MASK}", _LOGIN.sub(MASK, text)))
+    return FORMATS.sub(MASK, _without_forms(LOGIN.sub(MASK, text), ALWAYS))
+
+
+def _without_forms(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
+    for pattern in patterns:
+        text = pattern.sub(rf"\g<1>{MASK}", text)
+    return text
 
 
 def _known() -> set[str]:
@@ -223,6 +191,11 @@ def _forms() -> Iterator[str]:
 
 def _of_arguments(values: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
     """Yield the secrets of a command: the place of each in the list, the text before it, and the secret."""
+    line = _BETWEEN.join(map(str, values))
+    for start, end in _of_programs(line):
+        begin = line.rfind(_BETWEEN, 0, start) + 1
+        if end == len(line) or line[end] == _BETWEEN:
+            yield line.count(_BETWEEN, 0, begin), line[begin:start], line[start:end]
     before = ""
     for place, one in enumerate(map(str, values)):
         match = _ARGUMENT.match(one)
@@ -231,6 +204,11 @@ def _of_arguments(values: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
         elif before.startswith("--") and is_secret_name(before[2:]):
             yield place, "", one
         before = one
+
+
+def _of_programs(line: str) -> Iterator[tuple[int, int]]:
+    """Yield the places of the secrets of other programs in a command line."""
+    return ((match.end(1), match.end()) for pattern in COMMANDS for match in pattern.finditer(line))
 
 
 def _of_environment() -> Iterator[str]:
@@ -242,7 +220,7 @@ def _of_environment() -> Iterator[str]:
 
 def _of_login(text: str) -> Iterator[str]:
     """Yield the passwords of the URLs in a text, and each login as HTTP's Basic scheme writes it."""
-    for match in _LOGIN.finditer(text) if "://" in text else ():
+    for match in LOGIN.finditer(text) if "://" in text else ():
         user, _, password = unquote(match.group()).partition(":")
         yield password or user
         yield base64.b64encode(f"{user}:{password}".encode()).decode()

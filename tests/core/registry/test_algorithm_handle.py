@@ -227,8 +227,8 @@ def test_groups_that_are_to_stay_whole_have_to_be_known(make_algorithm, ids):
 
 def test_the_loops_own_names_are_all_known():
     """Those that functions of the loop return by name; phases and parts have prefixes of their own."""
-    from rlcore.run.rollout.metrics import throughput_metrics
     from rlcore.run.train_step.metrics import training_metrics
+    from rlcore.run.train_step.sample_metrics import throughput_metrics
     from rlcore.spi import TrainStepResult
 
     step = TrainStepResult(weight_version=1, loss=0.0, grad_norm=0.0, learning_rate=0.0)

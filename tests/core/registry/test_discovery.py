@@ -8,6 +8,7 @@ import pytest
 
 from rlcore import time_limit
 from rlcore.registry.discovery import Registry, discover
+from rlcore.registry.states import states_of
 from rlcore.spi import ROLES, SPI_VERSION, PluginError
 
 
@@ -392,6 +393,12 @@ def test_a_path_that_names_nothing_is_found_and_nothing_is_imported(make_provide
 
 
 SHOWN = "class Odd:\n    def __repr__(self): raise OSError('odd')\n"
+NAMELESS = """
+class Nameless(type):
+    __name__ = property(lambda self: 1 / 0)
+    def __getattribute__(self, name): raise OSError("odd")
+class Odd(Exception, metaclass=Nameless): ...
+"""
 ODD = {
     "error": "class Odd(BaseException):\n    def __str__(self): raise OSError('odd')\nraise Odd\n",
     "object": "class Odd:\n    __class__ = property(lambda self: 1 / 0)\nPROVIDER = Odd()\n",
@@ -399,23 +406,58 @@ ODD = {
     "PROVIDER = Provider(name='odd', spi=(2, 0), config=C, backend='attrs:frozen')\n",
     "probe": f"{SHOWN}@attrs.frozen(kw_only=True)\nclass C: ...\n"
     "PROVIDER = Provider(name='odd', spi=(2, 0), config=C, backend='attrs:frozen', unavailable=lambda: Odd())\n",
+    "error of a class without a name": NAMELESS + "raise Odd\n",
+    "error with control characters": "raise OSError('\x1b[2J' + 'm' * 3_000_000)\n",
+    "error whose text does not end": "import time\nclass Odd(Exception):\n    def __str__(self): time.sleep(60)\nraise Odd\n",
+    "probe's reason": "class Odd(str):\n    def __str__(self): raise OSError('odd')\n"
+    "@attrs.frozen(kw_only=True)\nclass C: ...\n"
+    "PROVIDER = Provider(name='odd', spi=(2, 0), config=C, backend='attrs:frozen', unavailable=lambda: Odd('x'))\n",
+    "exit": "raise SystemExit(0)\n",
+    "end of a generator": "raise GeneratorExit\n",
 }
 TOLD = {
     "error": "import failed in odd_provider, line 5: Odd: <its text raises OSError>",
     "object": "its description raised ZeroDivisionError: division by zero",
     "default": "its description raised OSError: odd",
     "probe": "its probe `unavailable` raised OSError: odd",
+    "error of a class without a name": "import failed in odd_provider, line 8: Odd: ",
+    "error with control characters": "import failed in odd_provider, line 3: OSError: \\x1b[2Jm",
+    "error whose text does not end": "Odd: <the text of an error took longer than 0.3 s (in odd_provider, line 5)",
+    "probe's reason": "its probe `unavailable` raised OSError: odd",
+    "exit": "import failed in odd_provider, line 3: SystemExit: 0",
+    "end of a generator": "import failed in odd_provider, line 3: GeneratorExit: ",
 }
 
 
 @pytest.mark.parametrize(("source", "told"), [(ODD[one], TOLD[one]) for one in ODD], ids=ODD)
-def test_what_cannot_be_shown_of_a_plugin_does_not_stop_the_others(installer, source, told):
+def test_what_cannot_be_shown_of_a_plugin_does_not_stop_the_others(installer, monkeypatch, source, told):
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.3)
     source = f"import attrs\nfrom rlcore.spi import Provider\n{source}"
     installer.add("acme", {"rlcore.trainers": {"odd": "odd_provider:PROVIDER"}}, odd_provider=source)
     installer.trainer("good")
-    good, odd = discover().of("trainer")
-    assert good.error is None
-    assert (odd.error or odd.unavailable()) == told
+    good, odd = states_of(discover().of("trainer"))
+    assert good.reason is None
+    assert told in odd.reason
+    assert len(odd.reason) < 3000
+    assert odd.reason.isprintable()
+
+
+class OddText(str):
+    __slots__ = ()
+
+    def __str__(self):
+        raise OSError("odd")
+
+    __repr__ = __format__ = __len__ = __bool__ = encode = partition = splitlines = __str__
+
+
+@pytest.mark.parametrize("field", ["name", "backend", "capabilities", "devices"])
+def test_texts_of_a_plugin_are_plain_whatever_their_class(make_provider, field):
+    right = {"name": "odd", "backend": "attrs:frozen", "capabilities": ["acme:odd"], "devices": ["cpu"]}
+    odd = OddText(right[field]) if isinstance(right[field], str) else [OddText(right[field][0])]
+    (state,) = states_of(Registry.from_providers({"trainer": [make_provider(**right | {field: odd})]}).of("trainer"))
+    assert state.text == "usable"
+    assert all(type(text) is str for text in [state.entry.name, *state.entry.provider.capabilities])
 
 
 def test_a_probe_that_is_late_is_ended_once_and_prints_nothing(make_provider, monkeypatch, capsys):

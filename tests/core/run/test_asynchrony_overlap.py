@@ -42,7 +42,7 @@ LONG = (
     "evaluation.at_start=false",
     "data.train.shuffle=false",
 )
-WAIT_S = 20.0
+WAIT_S = 300.0
 """Most seconds for what another thread does at once."""
 
 

@@ -208,3 +208,18 @@ def test_a_recipe_that_extends_more_files_than_there_can_be_is_refused(tmp_path:
     (tmp_path / "40.toml").touch()
     with pytest.raises(RlcoreError, match="more than 200 files"):
         read_raw(tmp_path / "0.toml", ())
+
+
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="the kernel's messages are not readable here")
+def test_a_regular_file_that_waits_for_its_content_is_refused() -> None:
+    with pytest.raises(OSError, match="kmsg"):
+        read_file(Path("/proc/kmsg"))
+
+
+def test_no_more_bytes_are_reserved_than_a_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("content")
+    assert read_file(tmp_path / "file", 2**60) == b"content"
+    monkeypatch.setattr("rlcore.schema.file_limits.MAX_BYTES", 5)
+    assert read_file(tmp_path / "file", 2**60) == b"content"
+    with pytest.raises(OSError, match="more bytes"):
+        read_file(Path("/proc/self/status"), 2**60)

@@ -11,9 +11,11 @@ import difflib
 import json
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import rlcore.execution
 import rlcore.schema.problem
 import rlcore.spi
 from rlcore.spi import ENTRY_POINT_GROUPS, OBSERVER_GROUP, SPI_VERSION, capabilities, errors
@@ -62,6 +64,18 @@ def public_names() -> list[str]:
     return sorted(rlcore.spi.__all__)
 
 
+def helpers() -> dict[str, Any]:
+    """What rlcore.execution exports, from the modules that define it."""
+    found: dict[str, Any] = {}
+    for node in ast.parse(Path(rlcore.execution.__file__).read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            source = Path(import_module(str(node.module)).__file__ or "").read_text()
+            defined = dict(item for statement in ast.parse(source).body for item in described(statement))
+            found |= {alias.name: defined[alias.name] for alias in node.names}
+    assert sorted(found) == sorted(rlcore.execution.__all__)
+    return found
+
+
 def interface() -> dict[str, Any]:
     """Everything that a plugin can see: public names by module, and the values that cross the boundary."""
     modules = {
@@ -81,6 +95,7 @@ def interface() -> dict[str, Any]:
         "entry_point_groups": {**ENTRY_POINT_GROUPS, "observer": OBSERVER_GROUP},
         "exit_codes": {error.__name__: error.exit_code for error in error_classes},
         "modules": modules,
+        "rlcore.execution": helpers(),
     }
 
 

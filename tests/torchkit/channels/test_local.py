@@ -6,7 +6,7 @@ from channel_support import CPU, specs_of, tensors_of
 
 from rlcore.spi import ChannelOptions, NamedTensor, WeightBucket, WeightExport, find_channel
 from rlcore_torchkit.channels.local import LocalChannel
-from rlcore_torchkit.digest import tensor_digest
+from rlcore_torchkit.refit.digest import tensor_digest
 
 
 def export_of(tensors, *, fails=False):

@@ -2,10 +2,10 @@
 
 import pytest
 from channel_support import CPU, assert_same, begin, here, specs_of, tensors_of
-from rlcore_vllm.config import VllmConfig
 
 from rlcore.spi import installed_channels
 from rlcore_vllm.channels import make_receiver, make_sender
+from rlcore_vllm.setup.config import VllmConfig
 
 
 @pytest.mark.parametrize(

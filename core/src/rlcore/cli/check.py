@@ -8,6 +8,7 @@ import click
 
 from rlcore.cli.arguments import recipe_arguments
 from rlcore.schema.homes import expanded
+from rlcore.schema.printable import printable
 
 if TYPE_CHECKING:
     from rlcore.run.plan.run_plan import RunPlan
@@ -33,21 +34,21 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     prepared = prepare(recipe, overrides)
     require_device(prepared)
     for warning in prepared.registry.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"warning: {printable(warning)}", err=True)
     for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {printable(str(note))}", err=True)
     seen = preview(prepared)
     for note in seen.notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {printable(str(note))}", err=True)
     click.echo(f"ok: {recipe}")
     for name, text in _lines(prepared):
-        click.echo(f"  {name:<13} {text}")
+        click.echo(f"  {name:<13} {printable(text)}")
     for split, rows in seen.rows.items():
         click.echo(f"  {DATA[split]:<13} {rows}")
     if seen.first_prompt is not None:
         click.echo("  first prompt")
         for line in _shortened(seen.first_prompt):
-            click.echo(f"    | {line}")
+            click.echo(f"    | {printable(line)}")
 
 
 def _shortened(text: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from rlcore.cli.report import run_report
 from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
 from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.schema.printable import printable
 from rlcore.secrets import masked
 
 REFRESHES_PER_S = 4
@@ -86,7 +87,7 @@ class PlainProgress(Progress):
 
     def note(self, text: str) -> None:
         """Print a warning."""
-        self._print(f"warning: {masked(text)}")
+        self._print(f"warning: {printable(masked(text))}")
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """Print the report."""
@@ -166,7 +167,7 @@ class LiveProgress(Progress):
 
     def note(self, text: str) -> None:
         """Print a warning above the bar."""
-        self._console.print(Text.assemble(("warning: ", "yellow"), masked(text)))
+        self._console.print(Text.assemble(("warning: ", "yellow"), printable(masked(text))))
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """Keep the summary until the bar is gone."""

@@ -11,6 +11,7 @@ import click
 
 from rlcore.__main__ import INTERRUPTED
 from rlcore.files import private
+from rlcore.schema.printable import class_name, printable
 from rlcore.schema.problem import RlcoreError
 from rlcore.secrets import masked, masked_arguments, masked_traceback
 
@@ -35,7 +36,7 @@ class ReportingGroup(click.Group):
             # click ends commands by exceptions of its own, above: a SystemExit is a plugin's, or that of a library it uses, and
             # so is what is no Exception at all, such as a panic in Rust.
             if ctx.params.get("debug"):
-                click.echo(masked_traceback(error), err=True)
+                click.echo(printable(masked_traceback(error)), err=True)
             code, message = _judge(error, ctx)
             report(message)
             raise click.exceptions.Exit(code) from error
@@ -60,7 +61,7 @@ def notes_of(error: BaseException) -> str:
 
 def report(message: str) -> None:
     """Print an error's message."""
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {masked(message)}", err=True, color=color_setting())
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {printable(masked(message))}", err=True, color=color_setting())
 
 
 def color_setting() -> bool | None:
@@ -72,7 +73,7 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
     """Return the message for an error that is no RlcoreError, and save its traceback to a file."""
     from rlcore.registry.plugin_errors import message_of, owner_of
 
-    what = ": ".join(filter(None, (type(error).__name__, message_of(error))))
+    what = ": ".join(filter(None, (class_name(error), message_of(error))))
     if isinstance(error, SystemExit):
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"
     owner = owner_of(error) or ctx.meta.get(COMMAND_OWNER)

@@ -6,6 +6,7 @@ import click
 
 from rlcore import __version__
 from rlcore.cli.errors import COMMAND_OWNER, ReportingGroup
+from rlcore.schema.printable import printable
 
 
 class LazyGroup(ReportingGroup):
@@ -21,14 +22,15 @@ class LazyGroup(ReportingGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write what each command does, or why it cannot be used. No command is imported."""
         from rlcore.registry.commands import commands
+        from rlcore.registry.states import MAX_REASON_CHARACTERS
 
-        rows = [
-            (state.entry.name, state.entry.provider.help if state.is_usable and state.entry.provider else state.text)
+        rows = {
+            (state.entry.name, state.entry.provider.help if state.is_usable and state.entry.provider else state.text): None
             for state in commands()
             if state.kind != "disabled"
-        ]
+        }  # commands of one name have one text
         with formatter.section("Commands"):
-            formatter.write_dl(list(dict.fromkeys(rows)))  # commands of one name have one text
+            formatter.write_dl([(printable(name), printable(text, MAX_REASON_CHARACTERS)) for name, text in rows])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command. PluginError where it is not usable, or where its package is not installed."""

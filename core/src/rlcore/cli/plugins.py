@@ -17,8 +17,9 @@ from rlcore.registry.discovery import ObserverEntry, Registry, discover
 from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
-from rlcore.registry.states import Kind, PluginState, states_of
+from rlcore.registry.states import MAX_REASON_CHARACTERS, Kind, PluginState, states_of
 from rlcore.registry.version_compatibility import CORE
+from rlcore.schema.printable import printable
 from rlcore.spi.provider import ROLES, Provider
 from rlcore.spi.version import SPI_VERSION
 
@@ -71,7 +72,7 @@ def plugins_lines(
 
 def _in_columns(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     """The lines of one row, whose cells are wrapped."""
-    wrapped = (textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True))
+    wrapped = (textwrap.wrap(printable(cell, MAX_REASON_CHARACTERS), width) for cell, width in zip(cells, widths, strict=True))
     for parts in zip_longest(*wrapped, fillvalue=""):
         yield "".join(f"  {part:<{width}}" for part, width in zip(parts, widths, strict=True)).rstrip()
 
@@ -95,7 +96,7 @@ def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu",
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 1)).columns
     heading = f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {kind}"
     lines = [*textwrap.wrap(heading, width), *plugins_lines(registry, kind, width, added, verbose=verbose)]
-    lines += [line for note in _footnotes(registry, kind) for line in textwrap.wrap(note, width)]
+    lines += [line for note in _footnotes(registry, kind) for line in textwrap.wrap(printable(note), width)]
     click.echo("\n".join(lines), color=color_setting())
 
 

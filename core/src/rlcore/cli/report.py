@@ -13,6 +13,7 @@ from rlcore.registry.functions import ChartEntry
 from rlcore.registry.plugin_errors import first_line
 from rlcore.registry.states import states_of
 from rlcore.run.report.timing import STEP_PHASES
+from rlcore.schema.printable import class_name
 from rlcore.spi.sink import CHART_GROUP
 
 WIDEST_CHART = 80
@@ -55,7 +56,7 @@ def _charts(records: Sequence[Mapping[str, float]], width: int) -> Iterator[Text
             if chart := state.entry.function(records, width):
                 yield Text(chart, no_wrap=True)
         except Exception as error:
-            yield Text(f"{state.entry.label}: {type(error).__name__}: {first_line(error)}")
+            yield Text(f"{state.entry.label}: {class_name(error)}: {first_line(error)}")
 
 
 def _times(medians: Mapping[str, float], sums: Mapping[str, float]) -> Table:

@@ -4,6 +4,7 @@ import contextlib
 
 import click
 
+from rlcore.schema.printable import printable
 from rlcore.secrets import keep_secret, masked
 
 
@@ -64,4 +65,4 @@ def serve_command(
 
 
 def _note(text: str) -> None:
-    click.echo(masked(text), err=True)
+    click.echo(printable(masked(text)), err=True)

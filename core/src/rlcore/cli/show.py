@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from rlcore.schema.printable import printable
+
 NUM_GROUPS = 4
 """Groups that are shown unless one is named."""
 CHARACTERS = 600
@@ -93,4 +95,4 @@ def _indented(heading: str, text: str, characters: int) -> Iterator[str]:
         text = f"{text[:half]}{cut}{text[len(text) - half :]}"
     yield f"  {heading}"
     for line in text.split("\n"):
-        yield f"    | {''.join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)}".rstrip()
+        yield f"    | {printable(line, len(line))}".rstrip()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlcore.schema.printable import printable
+
 if TYPE_CHECKING:
     from rlcore.run.storage.run_state import RunState
 
@@ -67,12 +69,6 @@ def lines_of(state: "RunState", now: float) -> Iterator[str]:
         yield f"error (exit code {state.error.exit_code}): {state.error.message}"
     if state.state == "killed":
         yield "The process is gone, and said nothing of its end. --resume continues from the newest checkpoint."
-
-
-def printable(text: str) -> str:
-    """Without what a terminal would obey or could not encode, such as in an error's message."""
-    kept = (char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape", "surrogatepass") for char in text)
-    return "".join(char if isinstance(char, str) else char.decode("ascii") for char in kept)
 
 
 def _finite(value: Any) -> Any:

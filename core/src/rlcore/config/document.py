@@ -1,14 +1,15 @@
 """The reference of every option, generated from the config classes and the docstrings beneath their fields."""
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
 
-from rlcore.config.convert import Sections, role_names
+from rlcore.config.convert import CLUSTER, EXECUTION, Sections, role_names
 from rlcore.config.recipe import Recipe
 from rlcore.schema import describe, types
+from rlcore.spi import ClusterConfig
 
 INTRODUCTION = """\
 # Configuration
@@ -44,6 +45,9 @@ def reference(sections: Sections) -> str:
     for name, attribute in describe.fields(Recipe).items():
         if name not in role_names():
             lines.extend(_sections(name, attribute.type))
+        if name == CLUSTER:
+            for execution, cls in sorted(sections.get(EXECUTION, {}).items()):
+                lines.extend(_added_keys(execution, cls))
     lines.append(PLUGINS)
     for role in role_names():
         lines.extend(_sections(role, describe.fields(Recipe)[role].type))
@@ -73,10 +77,7 @@ def _sections(path: str, tp: object) -> Iterator[str]:
         if note:
             yield f"{note}\n"
     if plain:
-        yield "| Key | Type | Default | Meaning |"
-        yield "|---|---|---|---|"
-        yield from (_row(cls, name, field) for name, field in plain.items())
-        yield ""
+        yield from _table(cls, plain)
     for name, field in rows.items():
         for item in filter(types.is_attrs, types.innermost(field.type)):
             if name in plain:  # a table of tables
@@ -85,6 +86,23 @@ def _sections(path: str, tp: object) -> Iterator[str]:
             if doc := describe.docs(cls)[name]:
                 yield f"`[{path}.{name}]`: {doc}\n"
             yield from _sections(f"{path}.{name}", field.type)
+
+
+def _added_keys(execution: str, cls: type) -> Iterator[str]:
+    """The keys that an execution adds to those of every [cluster]."""
+    common = describe.fields(ClusterConfig)
+    added = {name: field for name, field in describe.fields(cls).items() if name not in common}
+    if added:
+        yield f"## `[cluster]` of `{execution}`\n"
+        yield f"The execution `{execution}` adds these keys.\n"
+        yield from _table(cls, added)
+
+
+def _table(cls: type, rows: "Mapping[str, attrs.Attribute[Any]]") -> Iterator[str]:
+    yield "| Key | Type | Default | Meaning |"
+    yield "|---|---|---|---|"
+    yield from (_row(cls, name, field) for name, field in rows.items())
+    yield ""
 
 
 def _variant(path: str, cls: type, base_path: str, base: type) -> Iterator[str]:

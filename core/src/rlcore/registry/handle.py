@@ -27,7 +27,7 @@ from attrs import define
 from rlcore.registry.checks import check_int, check_record
 from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import CallRecord
-from rlcore.registry.plugin_errors import blame, exit_error, is_ordered
+from rlcore.registry.plugin_errors import blame, described, exit_error, is_ordered
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.lifecycle import (
@@ -212,7 +212,7 @@ class BackendHandle:
             error.add_note(f"raised in {hook} of {label}")
             is_harmless = self._harmless(hook, record.error or error)
         elif record.error is not None:
-            own = f"{type(record.error).__name__}: {record.error}"
+            own = described(record.error)
             error.add_note(f"raised by {record.culprit} in place of what {hook} of {label} had raised: {own}")
             is_harmless = self._harmless(hook, record.error)
         else:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import TypeAlias
 
+from rlcore.schema.printable import class_name, plain_text
 from rlcore.spi.errors import PluginError
 from rlcore.time_limit import LateError, loading
 
@@ -37,29 +38,37 @@ def is_ordered(error: BaseException) -> bool:
 
 def is_outside(error: BaseException) -> bool:
     """Return whether an error comes from outside of the running code: from Ctrl-C, or from the execution ending the process."""
-    return isinstance(error, KeyboardInterrupt) or is_ordered(error)
+    return issubclass(type(error), KeyboardInterrupt) or is_ordered(error)  # isinstance asks the error for its __class__
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message, or a note where its `__str__` fails."""
+    """Return an error's message, or a note where its `__str__` fails or does not end."""
     try:
-        return str(error)
+        with loading("the text of an error"):
+            return plain_text(str(error))
+    except LateError as late:
+        return f"<{late}>"
     except BaseException as failure:
         if is_outside(failure):
             raise
-        return f"<its text raises {type(failure).__name__}>"
+        return f"<its text raises {class_name(failure)}>"
 
 
 def fault_of(error: BaseException) -> str:
     """Return the class and message of an error of a plugin's. One that comes from outside is raised."""
     if is_outside(error):
         raise error
-    return f"{type(error).__name__}: {message_of(error)}"
+    return described(error)
+
+
+def described(error: BaseException) -> str:
+    """Return an error's class and message."""
+    return f"{class_name(error)}: {message_of(error)}"
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its class where it has none."""
-    return message_of(error).partition("\n")[0] or type(error).__name__
+    return message_of(error).partition("\n")[0] or class_name(error)
 
 
 def blame(error: BaseException, owner: str) -> None:

@@ -3,14 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
+
+from rlcore.schema.printable import printable
 
 if TYPE_CHECKING:
     from rlcore.registry.entries import Installed
 
+MAX_REASON_CHARACTERS = 2000
 InstalledT = TypeVar("InstalledT", bound="Installed")
 Kind: TypeAlias = Literal["usable", "disabled", "not usable", "of another interface", "a duplicate name"]
 """The words for a plugin's state in `rlcore plugins`, in checks and in errors."""
+
+
+def _shown(reason: str | None) -> str | None:
+    return reason and printable(reason, MAX_REASON_CHARACTERS)
 
 
 @frozen(kw_only=True)
@@ -19,7 +26,7 @@ class PluginState(Generic[InstalledT]):
 
     entry: InstalledT
     kind: Kind
-    reason: str | None = None
+    reason: str | None = field(default=None, converter=_shown)
     """Why it is not usable; None where it is, and where it is disabled."""
 
     @property

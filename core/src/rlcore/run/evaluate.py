@@ -10,9 +10,8 @@ from rlcore.registry.generator_handle import OWN_VERSION
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
 from rlcore.run.execution.in_process import generator_alone
-from rlcore.run.execution.refit import Refitter
-from rlcore.run.execution.residency import Residency
-from rlcore.run.interrupt import ended_by_sigterm
+from rlcore.run.execution.weight_sync import weight_sync_of
+from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
@@ -51,10 +50,9 @@ def evaluate(
                 raise _nothing_to_evaluate()
             return evaluator.evaluate(OWN_VERSION)
         backends = stack.enter_context(stack.enter_context(execution(prepared, inputs.tokenizer, None, progress))())
-        version, residency = 0, Residency.of(prepared, backends, clock)
+        version, weights = 0, weight_sync_of(prepared, backends, clock, progress, InterruptGuard())
         if checkpoint is not None and state is not None:
-            if residency is not None:
-                residency.to_training()  # what is loaded has to be somewhere
+            weights.to_training()  # what is loaded has to be somewhere
             directory = RunDirectory(path=checkpoint.parent.parent)
             saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)
             saver.load(checkpoint, state)
@@ -62,13 +60,10 @@ def evaluate(
         if inputs.held_out is not None:
             held_out = (inputs.held_out, inputs.measured, prepared.algorithm, backends, inputs.measured_sets)
             return HeldOutExamples.of(*held_out).evaluate(version)
-        refitter = Refitter.of(prepared, backends, clock, progress)
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)
-        if refitter is None or evaluator is None:
+        if evaluator is None:
             raise _nothing_to_evaluate()
-        refit = partial(refitter.refit, version)
-        bring = refit if residency is None else partial(residency.to_generation, refitter, version)
-        return refitter.generating(partial(evaluator.evaluate, version), bring)
+        return weights.generating(partial(evaluator.evaluate, version), version)
 
 
 def _nothing_to_evaluate() -> ConfigError:

@@ -1,12 +1,20 @@
-"""Records between the parts of a run: a step's samples, and the position of the loop."""
+"""The parts of the loop as it sees them, the events that its observers follow, and the records between these."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmState
+from rlcore.run.interrupt import InterruptGuard
 from rlcore.spi.arrays import BoolArray, Int64Array
+from rlcore.spi.execution import Minibatch
+
+ResultT = TypeVar("ResultT")
 
 
 @frozen(kw_only=True, eq=False)
@@ -64,3 +72,181 @@ class LoopPosition:
     def is_whole(self) -> bool:
         """Whether no step is half done."""
         return (self.weight_version, self.critic_version) == (self.step_version, self.step_critic_version)
+
+    def count_step(self) -> None:
+        """The updates of the next step are made."""
+        self.step += 1
+        self.step_version, self.step_critic_version = self.weight_version, self.critic_version
+
+
+class Scorer(Protocol):
+    """Adds to a step's samples what the algorithm reads besides them."""
+
+    def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
+        """The samples with further columns."""
+
+
+class Learner(Protocol):
+    """A model that a step trains."""
+
+    def train(
+        self, step: int, minibatches: Sequence[Minibatch], training: spi.TrainingBatch, position: LoopPosition
+    ) -> Mapping[str, float]:
+        """Make the updates of a step and move the position's version on; figures of them."""
+
+
+class Saver(Protocol):
+    """Keeps a run's position on disk."""
+
+    @property
+    def can_save(self) -> bool:
+        """Whether all that a checkpoint holds is in a known state."""
+
+    def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
+        """Save a checkpoint of a position and of what is under way there; `prune` drops the oldest."""
+
+    def export_to(self, final: Path) -> Path:
+        """Write the model in the Hugging Face format as this directory."""
+
+
+def always() -> bool:
+    """Go on whatever happens: for what no signal shortens."""
+    return True
+
+
+class Source(ABC):
+    """Brings the samples of each step."""
+
+    generates: ClassVar[bool] = False
+    """Whether the generator makes the samples, so that it needs the new weights after each step."""
+
+    @abstractmethod
+    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> spi.RolloutBatch | None:
+        """The samples of step `step`, counted from 1; None where `may_go_on` turned False before they were there."""
+
+    @contextmanager
+    def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:  # noqa: ARG002 - a signal ends it at once
+        """A block around `sample`, with its `may_go_on`. By default a signal ends the block at once."""
+        yield always
+
+    def begin(self, step: int, saved: bytes | None) -> None:  # noqa: B027 - most follow from the step alone
+        """Begin behind `step`, from what `state` returned then."""
+
+    def trained(self) -> None:  # noqa: B027 - likewise
+        """The last samples were trained on."""
+
+    def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
+        """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something has that the next `sample` raises: the generator's weights may count no longer."""
+        return False
+
+    def generating_s(self) -> float | None:
+        """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
+        return None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Make no call of the environment within the block."""
+        yield
+
+    def make_way(self) -> None:  # noqa: B027 - likewise
+        """The weights are about to change: pause, unless the generator takes them in flight."""
+
+    def state(self) -> bytes | None:
+        """What a checkpoint has to keep of it, while it is paused; None where all follows from the step."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - likewise
+        """End what is under way."""
+
+
+@frozen(kw_only=True, eq=False)
+class TrainedStep:
+    """A step whose updates are made."""
+
+    step: int
+    sampled: spi.RolloutBatch
+    """The samples as they came."""
+    scored: spi.RolloutBatch
+    """The samples with the columns that the algorithm reads."""
+    trained: spi.TokenBatch
+    """What the algorithm made of them."""
+
+
+class LoopObserver:
+    """Follows a run: each method is an event of the loop, in the driver's thread. An observer overrides those that it needs.
+
+    What an event raises ends the run as an error of the loop does.
+    """
+
+    def begins(self, step: int) -> None:
+        """The loop begins behind `step`, which is above 0 for a resumed run."""
+
+    def measure(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - most measure nothing
+        """Figures of the weights after `step` that belong to the step's metrics, or none; called at 0 too."""
+        return {}
+
+    def trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
+        """The updates of a step are made, and the step does not count yet. Return figures of it."""
+        return {}
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step are complete."""
+
+    def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+        """The checkpoint of `step` is on disk; told again where a run is resumed from it. `export` writes the model in the
+        Hugging Face format to a directory, which it returns. No interrupt ends this event."""
+
+    def between_steps(self) -> None:
+        """No step is under way: the observer may wait, which an interrupt ends."""
+
+    def ends(self) -> None:
+        """The last step is done: the observer may wait, likewise."""
+
+
+@frozen(kw_only=True, eq=False)
+class MetricsTo(LoopObserver):
+    """Hands the metrics of each step to a function: a file, a tracker or a display."""
+
+    write: Callable[[int, Mapping[str, float]], None]
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See LoopObserver."""
+        self.write(step, metrics)
+
+
+def nothing() -> None:
+    """Nothing else has to move."""
+
+
+class WeightSync:
+    """The generator of a run, as the loop moves it: this class is that of a run in which nothing generates."""
+
+    def to_training(self) -> None:
+        """Move trainer and generator to where the trainer can work."""
+
+    def make_room_to_save(self) -> None:
+        """Bring back what of trainer or critic is away, since saving reads it."""
+
+    def forget(self) -> None:
+        """The generator's weights count no longer, such as after an error."""
+
+    def refit(self, weight_version: int, *, before_change: Callable[[], None] = nothing) -> None:
+        """Bring the generator to these weights; `before_change` is called first where it holds others."""
+
+    def generating(
+        self,
+        generate: Callable[[], ResultT],
+        weight_version: int,  # noqa: ARG002 - no generator has weights
+        *,
+        before_change: Callable[[], None] = nothing,  # noqa: ARG002 - likewise
+    ) -> ResultT:
+        """What `generate` returns with the generator at these weights."""
+        return generate()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Figures of memory and refits since they were taken last."""
+        return {}

@@ -21,17 +21,19 @@ _KINDS = {
 
 def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
     """Read a regular file of at most `most` bytes. OSError where it is longer, or no regular file."""
-    require_file(path, most)
-    with path.open("rb") as file:
-        content = file.read(most + 1)  # a file of /proc may hold more than its size says
+    most = min(most, max(require_file(path, most), MAX_BYTES))  # Python reserves as many bytes as it is asked to read
+    with open(path, "rb", opener=without_waiting) as file:
+        content: bytes | None = file.read(most + 1)  # a file of /proc may hold more than its size says
+    if content is None:
+        raise OSError(errno.EAGAIN, "a file that waits for its content", str(path))
     if len(content) > most:
         raise _too_long(path, len(content), most)
     return content
 
 
-def require_file(path: Path, most: int | None = None) -> None:
-    """Refuse, with an OSError, a path that is no regular file, or a file of more than `most` bytes. The path is not opened,
-    since to open a named pipe may wait forever."""
+def require_file(path: Path, most: int | None = None) -> int:
+    """Return a file's size. OSError where the path is no regular file, or the file has more than `most` bytes. The path is not
+    opened, since to open a named pipe may wait forever."""
     status = path.stat()
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
@@ -40,6 +42,7 @@ def require_file(path: Path, most: int | None = None) -> None:
         raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'something')} that is no regular file", str(path))
     if most is not None and status.st_size > most:
         raise _too_long(path, status.st_size, most)
+    return status.st_size
 
 
 def require_tree(path: Path) -> None:
@@ -69,6 +72,11 @@ def memory_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # no Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file so that no read waits: an `opener`."""
+    return os.open(path, flags | os.O_NONBLOCK)  # /proc/kmsg, for one, is a regular file and waits for messages
 
 
 def _too_long(path: Path, found: int, most: int) -> OSError:

@@ -6,6 +6,7 @@ the tokens of its sequence before it. The first token of a sequence has none: 0.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -77,6 +78,10 @@ class PackedTokens:
     def lengths(self) -> Int64Array:
         """int64 [N]: tokens per sequence."""
         return np.diff(self.offsets)
+
+    def sequences(self) -> list[Int32Array]:
+        """[N]: a view of each sequence."""
+        return [self.tokens[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def largest_token(self, where: BoolArray | bool = True) -> int:
         """The largest token id, of those where bool [T] is True; 0 where there is none."""

@@ -32,6 +32,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import field, frozen
 
+from rlcore.schema.printable import plain_texts
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import as_frozen, available, installed_in
 from rlcore.spi.shards import Delta
@@ -44,7 +45,7 @@ Reach: TypeAlias = Literal["process", "shared", "separate", "anywhere"]
 the generator's own, or anywhere."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=plain_texts)
 class ChannelProvider:
     """The description of one channel."""
 

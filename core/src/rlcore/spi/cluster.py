@@ -1,4 +1,7 @@
-"""The section `[cluster]`: how many machines and devices a run uses, and which of them train and generate."""
+"""The section `[cluster]`: how many machines and devices a run uses, and which of them train and generate.
+
+An execution with keys of its own derives its config class from ClusterConfig; all keys stand in the one section.
+"""
 
 from typing import Literal
 
@@ -9,10 +12,7 @@ from rlcore.schema.constraints import Count, Positive, Text
 
 @frozen(kw_only=True)
 class ClusterConfig:
-    """`[cluster]`: worker processes, one per rank; without the section trainer and generator live in the driver's process.
-
-    An execution that has keys of its own derives its config class from this one: all keys stand in the one section.
-    """
+    """`[cluster]`: worker processes, one per rank; without the section trainer and generator live in the driver's process."""
 
     execution: Text = "auto"
     """The execution that starts the workers, or "auto" for the usable one of the highest priority that runs several ranks."""

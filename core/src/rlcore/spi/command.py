@@ -14,11 +14,13 @@ In `my_package/commands.py`, which imports nothing heavy::
 
 from attrs import frozen
 
+from rlcore.schema.printable import plain_texts
+
 COMMAND_GROUP = "rlcore.commands"
 """Entry-point group of commands, each a CommandSpec under the command's name."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=plain_texts)
 class CommandSpec:
     """The description of one command."""
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
+from rlcore.schema.printable import plain_texts
 from rlcore.spi.provider import as_frozen, available, installed_in
 
 if TYPE_CHECKING:  # providers, which `rlcore plugins` lists, need no numpy
@@ -43,7 +44,7 @@ DATASET_GROUP = "rlcore.datasets"
 PathKind: TypeAlias = Literal["file", "name"]
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=plain_texts)
 class DataSourceProvider:
     """The description of one data source."""
 

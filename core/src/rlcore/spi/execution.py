@@ -8,7 +8,6 @@ a context manager. The core enters it after the recipe is checked, and leaves it
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -83,8 +82,7 @@ class Responses:
     @classmethod
     def of(cls, result: GenerateResult, decoder: TextDecoder) -> "Responses":
         """Return the samples of a result with the text of each."""
-        rows = [result.tokens[start:end] for start, end in pairwise(result.offsets.tolist())]
-        return cls(result=result, texts=decoder.decode_batch(rows))
+        return cls(result=result, texts=decoder.decode_batch(result.sequences()))
 
 
 class BackendGroup(Protocol):

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import field, frozen
 
+from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.weights import DtypeName
 
 DescriptionT = TypeVar("DescriptionT")
@@ -23,9 +24,9 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-def as_frozen(names: Iterable[str]) -> frozenset[str]:
+def as_frozen(names: Iterable[str]) -> Any:
     # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
-    return names if isinstance(names, str) else frozenset(names)  # type: ignore[return-value]
+    return as_plain(names) if isinstance(names, str) else frozenset(map(as_plain, names))
 
 
 def available() -> str | None:
@@ -60,7 +61,7 @@ def _own_kernels(config: object) -> str | None:  # noqa: ARG001 - the form of Pr
     return None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=plain_texts)
 class Provider:
     """One installable implementation of a role.
 

@@ -3,38 +3,19 @@
 import ast
 import builtins
 import json
-import re
-import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from rlcore.spi import DataError, Row
+from rlcore_code.conditions import CALLERS, Callers, Questions, bound_by, called_by, calling, defined_by, names_of
 from rlcore_code.config import CodeConfig
 from rlcore_code.questions import pack
 
 FORMS = '{"input": text, "output": text}, {"call": name, "arguments": [...], "result": value} or "assert f(2) == 4"'
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 """Errors that Python raises for a text that is no Python."""
-_PLAIN_METHODS = {name for kind in (str, bytes, complex, float, int, list, tuple, dict, set) for name in dir(kind)}
-_CONVERSIONS = {"bool", "int", "all", "any", "list", "tuple", "set"}
-"""Functions that pass the truth of their argument on."""
-_COMPARING = re.compile(
-    r"equal|close|same|match|compare|assert|check|verify|expect|should|\Ato_?be|\A(?:eq|ne)\Z", re.IGNORECASE
-)
-"""Parts of the names of functions that compare an answer with a value."""
-_MEASURING = re.compile(r"diff|dist|simil|err(?:or)?(?:_|\Z)|norm\Z|loss|levenshtein|hamming")
-"""Parts of the names of functions that measure how far an answer is from a value."""
-_CALLERS: dict[str, set[int | str]] = {
-    "accumulate": {1},
-    **{name: {0} for name in ("callable", "filter", "map", "partial", "reduce", "starmap")},
-}
-"""Functions that call an argument, with its position."""
-_SIZES = {"abs", "any", "bool", "float", "int", "len", "max", "min", "round", "str", "sum"}
-"""Functions that pass on how large their argument is."""
-_LIBRARY_VALUES = {"approx", "array", "date", "datetime", "defaultdict", "deque", "timedelta"}
-"""Names in small letters by which libraries construct values."""
 
 
 @frozen(kw_only=True)
@@ -93,11 +74,12 @@ def read_cases(row: Row, config: CodeConfig) -> Cases:
         found = f"{tests!r:.80}" if name in row else f"only the fields {', '.join(map(repr, row))}"
         raise DataError(f"environment.code.tests_field: found {found}; expected in the row's field {name!r} a list of {FORMS}")
     setup, problems = _read_setup(row, config)
-    known, callers = _known_names(setup), _CALLERS | _calling(setup)
+    known, callers = _known_names(setup), CALLERS | calling(setup)
+    functions = called_by([setup, *(test for test in tests if isinstance(test, str))]) - known
     cases = []
     for index, test in enumerate(tests):
         try:
-            cases.append(_read_case(test, known, callers))
+            cases.append(_read_case(test, known, callers, functions))
         except ValueError as error:
             problems.append(f"{name}[{index}]: {error}")
     if problems:
@@ -124,34 +106,7 @@ def _read_setup(row: Row, config: CodeConfig) -> tuple[str, list[str]]:
 
 def _known_names(setup: str) -> set[str]:
     """Return the names that the program does not define: Python's, and the setup's."""
-    return set(dir(builtins)).union(*map(_defined, ast.walk(ast.parse(setup))))
-
-
-def _calling(setup: str) -> dict[str, set[int | str]]:
-    """Return the parameters, by position and name, that each function of the setup calls."""
-    found: dict[str, set[int | str]] = {}
-    for function in (node for node in ast.walk(ast.parse(setup)) if isinstance(node, ast.FunctionDef)):
-        called = {_root(node.func)[0] for node in ast.walk(function) if isinstance(node, ast.Call)}
-        names = {node.id for node in called if isinstance(node, ast.Name)}
-        for number, parameter in enumerate([*function.args.posonlyargs, *function.args.args]):
-            if parameter.arg in names:
-                found.setdefault(function.name, set()).update({number, parameter.arg})
-    return found
-
-
-def _bound(condition: ast.AST) -> set[str]:
-    """Return the variables that a condition binds in comprehensions, lambdas and walrus operators."""
-    arguments = {node.arg for node in ast.walk(condition) if isinstance(node, ast.arg)}
-    return arguments.union(*map(_defined, ast.walk(condition)))
-
-
-def _defined(node: ast.AST) -> set[str]:
-    """Return the names that a node of a syntax tree binds."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {node.name}
-    return {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
+    return set(dir(builtins)).union(*map(defined_by, ast.walk(ast.parse(setup))))
 
 
 def given_setup(setup: str, tests: Sequence[ValueCase | AssertCase]) -> str:
@@ -160,8 +115,8 @@ def given_setup(setup: str, tests: Sequence[ValueCase | AssertCase]) -> str:
     It also lacks the definitions that these need alone, and the statements that use or change what is left out.
     """
     statements = [part for statement in ast.parse(setup).body for part in _parts(statement)]
-    imported = set(dir(builtins)).union(*map(_defined, filter(_is_import, statements)))
-    used = [_names(statement) for statement in statements]
+    imported = set(dir(builtins)).union(*map(defined_by, filter(_is_import, statements)))
+    used = [names_of(statement) for statement in statements]
     changed = [_changed(statement) - imported for statement in statements]
 
     def reached(names: set[str], *, backwards: bool = True) -> set[int]:
@@ -172,7 +127,7 @@ def given_setup(setup: str, tests: Sequence[ValueCase | AssertCase]) -> str:
         return found
 
     def named(expressions: Iterable[str]) -> set[str]:
-        return set().union(*(_names(ast.parse(text)) for text in expressions))
+        return set().union(*(names_of(ast.parse(text)) for text in expressions))
 
     asked = reached(named(question for test in tests for question in test.questions))
     hidden = reached(named(test.condition for test in tests if isinstance(test, AssertCase))) - asked
@@ -190,7 +145,7 @@ def _parts(statement: ast.stmt) -> list[ast.stmt]:
     """Split an assignment of literals to several names into one for each name."""
     match statement:
         case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
-            if all(isinstance(name, ast.Name) for name in names) and not _names(statement.value):
+            if all(isinstance(name, ast.Name) for name in names) and not names_of(statement.value):
                 pairs = zip(names, values, strict=True)
                 return [ast.fix_missing_locations(ast.Assign(targets=[name], value=value, lineno=1)) for name, value in pairs]
     return [statement]
@@ -198,13 +153,13 @@ def _parts(statement: ast.stmt) -> list[ast.stmt]:
 
 def _changed(statement: ast.stmt) -> set[str]:
     """Return the names that a statement may rebind, or whose objects it may change."""
-    defined: set[str] = set().union(*map(_defined, ast.walk(statement)))
+    defined: set[str] = set().union(*map(defined_by, ast.walk(statement)))
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
         case ast.Assign(targets=targets) if all(isinstance(target, (ast.Name, ast.Tuple, ast.List)) for target in targets):
             return defined
-    return defined if _is_import(statement) else defined | _names(statement)
+    return defined if _is_import(statement) else defined | names_of(statement)
 
 
 def _of_text(value: Any, opening: str) -> Any:
@@ -217,10 +172,10 @@ def _of_text(value: Any, opening: str) -> Any:
         return value  # _read_case refuses it
 
 
-def _read_case(test: Any, known: set[str], callers: Mapping[str, Container[int | str]]) -> StreamCase | ValueCase | AssertCase:
+def _read_case(test: Any, known: set[str], callers: Callers, functions: Container[str]) -> StreamCase | ValueCase | AssertCase:
     test = _of_text(test, "{")
     if isinstance(test, str):
-        return _read_assert(test, known, callers)
+        return _read_assert(test, known, callers, functions)
     fields = {name for name, value in test.items() if value is not None} if isinstance(test, Mapping) else set()
     if fields == {"input", "output"}:
         if not all(isinstance(test[name], str) for name in fields):
@@ -246,19 +201,19 @@ def _read_call(test: Mapping[str, Any]) -> ValueCase:
     return ValueCase(question=question, expected=test["result"], is_json=True)
 
 
-def _read_assert(text: str, known: set[str], callers: Mapping[str, Container[int | str]]) -> ValueCase | AssertCase:
+def _read_assert(text: str, known: set[str], callers: Callers, functions: Container[str]) -> ValueCase | AssertCase:
     try:
         [statement] = ast.parse(text.strip()).body
     except NO_PYTHON as error:
         raise ValueError(f"found {text!r:.80}; expected one statement of Python, assert CONDITION ({error})") from error
     if not isinstance(statement, ast.Assert):
         raise ValueError(f"found {text!r:.80}; expected assert CONDITION")
-    split = _Questions(known, _bound(statement.test))
+    split = Questions(known, bound_by(statement.test))
     split.look_at_truth(statement.test)
     split.look_at_comparisons(statement.test)
-    if function := split.handed_over(statement.test, callers):
-        expected = f"calls of {function} in the condition itself: the sandbox returns plain data, and no function"
-        raise ValueError(f"found {text!r:.80}, where the function {function} is an argument; expected {expected}")
+    if function := split.handed_over(statement.test, callers, functions):
+        expected = f"calls of {function} in the condition itself: the sandbox returns plain data, and no function or class"
+        raise ValueError(f"found {text!r:.80}, where {function} stands without a call; expected {expected}")
     condition = split.visit(statement.test)
     if split.judges_itself:
         expected = (
@@ -277,215 +232,3 @@ def _read_assert(text: str, known: set[str], callers: Mapping[str, Container[int
             except (ValueError, TypeError):
                 pass  # no literal: the judging sandbox evaluates the expression
     return AssertCase(questions=tuple(split.questions), condition=ast.unparse(condition), modules=tuple(sorted(split.modules)))
-
-
-class _Questions(ast.NodeTransformer):
-    """Replaces the parts of a condition that the program has to answer by `_0`, `_1`.
-
-    These are the outermost calls of the program's names, and such names alone. The program does not see the rest of the
-    condition with the expected values. Keys, and methods of plain data with arguments, are applied to the answer.
-    """
-
-    def __init__(self, known: set[str], bound: set[str]) -> None:
-        self._known = known | bound
-        self._bound = bound
-        self.questions: list[str] = []
-        self.is_bound = False
-        """True where a question depends on a variable that the condition binds."""
-        self.judges_itself = ""
-        """A function of the program that would compare an answer with the expected value; empty where there is none."""
-        self.modules: set[str] = set()
-
-    def look_at_truth(self, node: ast.AST) -> None:
-        """Set `judges_itself` where the truth of the condition is a call by which the program compares an answer."""
-        parts: Iterable[ast.AST] = ()
-        match node:
-            case ast.Call(func=function) if self._is_programs(function):
-                if self._compares(node):
-                    self.judges_itself = ast.unparse(function)
-            case ast.Call(func=ast.Name(id=name), args=arguments) if name in _CONVERSIONS:
-                parts = arguments
-            case ast.Compare(left=left, comparators=others) if any(map(_is_truth, [left, *others])):
-                parts = [left, *others]
-            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() | ast.BitXor(), right=right):
-                parts = [left, right]
-            case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element) | ast.SetComp(elt=element):
-                parts = [element]
-            case ast.BoolOp() | ast.UnaryOp() | ast.IfExp() | ast.NamedExpr() | ast.List() | ast.Tuple() | ast.Set():
-                parts = ast.iter_child_nodes(node)
-        for part in parts:
-            self.look_at_truth(part)
-
-    def look_at_comparisons(self, condition: ast.expr) -> None:
-        """Set `judges_itself` where the program constructs the expected side of a comparison, or measures a difference."""
-        for comparison in ast.walk(condition):
-            if isinstance(comparison, ast.Compare):
-                sides = [comparison.left, *comparison.comparators]
-                is_equality = all(isinstance(one, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)) for one in comparison.ops)
-                finds_measures = not is_equality or any(map(_is_falsy, sides))
-                for call in filter(self._is_programs, _leaves(*sides, through=_SIZES)):
-                    if isinstance(call, ast.Call) and (
-                        self._measures(call, finds_measures)
-                        or self._constructs(call, [one for one in sides if one is not call])
-                    ):
-                        self.judges_itself = ast.unparse(call.func)
-
-    def handed_over(self, condition: ast.expr, callers: Mapping[str, Container[int | str]]) -> str:
-        """Return a function of the program that the condition hands to another function to call; empty without one."""
-        for call in (node for node in ast.walk(condition) if isinstance(node, ast.Call) and not self._is_programs(node)):
-            called = callers.get(ast.unparse(call.func).rpartition(".")[2], ())
-            given = [*enumerate(call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
-            for place, argument in given:
-                if self._is_function(argument) and (place == "key" or place in called):
-                    return ast.unparse(argument)
-        return ""
-
-    def _measures(self, call: ast.Call, finds_measures: bool) -> bool:
-        """Return whether a function compares or measures, by its name, and gets an answer and another value."""
-        name = ast.unparse(call.func).rpartition(".")[2].lower()
-        return bool(_COMPARING.search(name) or (finds_measures and _MEASURING.search(name))) and self._compares(call)
-
-    def _constructs(self, call: ast.Call, others: Sequence[ast.expr]) -> bool:
-        """Return whether a class or a library of the program constructs the value that an answer has to equal."""
-        root, above = _root(call)
-        name = root.id if isinstance(root, ast.Name) else ""
-        is_class = _begins_with_capital(call.func) or name in _LIBRARY_VALUES
-        is_dotted = isinstance(above, ast.Attribute) and name not in set().union(*map(_names, others))
-        is_method = any(isinstance(link, ast.Call) for link in _chain(call.func))
-        is_answer_there = any(map(self._asks, others))
-        return (is_class or is_dotted) and not is_method and is_answer_there and not any(map(self._asks, _given(call)))
-
-    def _compares(self, call: ast.Call) -> bool:
-        """Return whether a call of the program gets an answer and another value, or is a method that compares an answer."""
-        given = _given(call)
-        match call.func:
-            case ast.Attribute(value=receiver, attr=name) if given and _COMPARING.search(name) and self._asks(receiver):
-                return True
-        asked = [self._asks(one) or self._is_function(one) for one in given]
-        others = [one for link in _chain(call.func) if isinstance(link, ast.Call) for one in _given(link)]
-        return any(asked) and not all([*asked, *map(self._asks, others)])
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        root, above = _root(node)
-        if isinstance(root, ast.Name) and isinstance(above, ast.Attribute) and root.id in sys.stdlib_module_names - self._known:
-            self.modules.add(root.id)
-            self._known = self._known | {root.id}
-        if isinstance(node, ast.expr) and self._is_programs(node):
-            if not _asks_plain_data(node):
-                return self._question(node)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                node.func.value = self.visit(node.func.value)
-                node.args = [self.visit(one) for one in node.args]
-                node.keywords = [self.visit(one) for one in node.keywords]
-                return node
-        return self.generic_visit(node)
-
-    def _question(self, node: ast.expr) -> ast.Name:
-        match node:
-            case ast.Call(func=ast.Attribute(value=receiver) as function, args=arguments) if ast.unparse(receiver)[
-                :1
-            ].islower():
-                is_module = all(isinstance(link, (ast.Attribute, ast.Name)) for link in _chain(receiver))
-                if is_module and any(map(self._asks, arguments)):
-                    self.judges_itself = ast.unparse(function)  # of a module that the setup does not import
-        self.is_bound |= bool(_names(node) & (self._bound - _bound(node)))
-        self.questions.append(ast.unparse(node))
-        return ast.Name(id=f"_{len(self.questions) - 1}", ctx=ast.Load())
-
-    def _is_programs(self, node: ast.AST) -> bool:
-        """Return whether a chain begins with a name of the program, which may also be the name of a standard module."""
-        root, above = _root(node)
-        is_module = isinstance(root, ast.Name) and root.id in sys.stdlib_module_names and isinstance(above, ast.Attribute)
-        return isinstance(root, ast.Name) and root.id not in self._known and not is_module
-
-    def _is_function(self, node: ast.expr) -> bool:
-        """Return whether an expression is the bare name of one of the program's functions."""
-        return isinstance(node, ast.Name) and self._is_programs(node) and not _begins_with_capital(node)
-
-    def _asks(self, node: ast.expr) -> bool:
-        """Return whether an expression holds a call of the program that does not construct an object."""
-        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and self._is_programs(one)]
-        return not all(_begins_with_capital(call.func) for call in calls)
-
-
-def _chain(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the links of a chain of calls, attributes and subscripts from the last one to the root."""
-    yield node
-    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-        yield node
-
-
-def _root(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
-    """Return the root of a chain, and the link after it."""
-    *links, root = _chain(node)
-    return root, links[-1] if links else None
-
-
-def _given(call: ast.Call) -> list[ast.expr]:
-    """Return the arguments of a call, with lists, operations and comparisons taken apart."""
-    return list(_leaves(*call.args, *(keyword.value for keyword in call.keywords)))
-
-
-def _leaves(*nodes: ast.expr, through: Container[str] = ()) -> Iterator[ast.expr]:
-    """Yield the parts of literals, operations, comparisons, and calls of the functions `through`."""
-    for node in nodes:
-        parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-        match node:
-            case ast.Call(func=ast.Name(id=name)) if name in through:
-                yield from _leaves(*node.args, through=through)
-            case _ if parts and isinstance(node, _COMPOUND):
-                yield from _leaves(*parts, through=through)
-            case _:
-                yield node
-
-
-_COMPOUND = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp)
-
-
-def _begins_with_capital(node: ast.expr) -> bool:
-    """Return whether the last name of a chain begins with a capital, as a class's does."""
-    last = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-    return last[:1].isupper()
-
-
-def _is_truth(node: ast.expr) -> bool:
-    """Return whether a literal is True or False, or a sequence of these."""
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        return bool(node.elts) and all(map(_is_truth, node.elts))
-    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
-
-
-def _is_falsy(node: ast.expr) -> bool:
-    """Return whether a literal is None, False, zero or empty."""
-    try:
-        return not ast.literal_eval(node)
-    except ValueError:
-        return False
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
-def _asks_plain_data(node: ast.expr) -> bool:
-    """Return whether the last link is a key, or a method of plain data with arguments, of a function's result."""
-    match node:
-        case ast.Subscript(slice=key):
-            return not _is_position(key)
-        case ast.Call(func=ast.Attribute(value=receiver, attr=name)):
-            while isinstance(receiver, ast.Subscript):
-                receiver = receiver.value
-            called = receiver.func if isinstance(receiver, ast.Call) else None
-            last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            return bool(node.args or node.keywords) and name in _PLAIN_METHODS and last[:1].islower()
-    return False
-
-
-def _is_position(key: ast.expr) -> bool:
-    """Return whether a subscript is an integer or a slice of integers."""
-    parts = [key.lower, key.upper, key.step] if isinstance(key, ast.Slice) else [key]
-    try:
-        return all(part is None or isinstance(ast.literal_eval(part), int) for part in parts)
-    except ValueError:
-        return False

@@ -10,14 +10,22 @@ import os
 import sys
 import types
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 MAX_JSON_INT = 2**63
 """Larger numbers are hexadecimal text, whose length Python does not limit."""
 
+MAX_ITEMS = 100_000
+"""Most items of an iterator that are answered: it may have no end."""
+_VIEWS = ((type({}.keys()), "keys"), (type({}.values()), "values"), (type({}.items()), "items"))
+
 
 def pack(value: Any) -> Any:
-    """Return a value in types of JSON, with numpy's arrays as lists. TypeError where it holds anything but plain data."""
+    """Return a value in types of JSON, with numpy's arrays as lists and the first MAX_ITEMS of an iterator.
+
+    TypeError where it holds anything but plain data.
+    """
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, int):
@@ -27,6 +35,13 @@ def pack(value: Any) -> Any:
     for kind, name in ((list, "list"), (tuple, "tuple"), ((set, frozenset), "set")):
         if isinstance(value, kind):
             return {name: [pack(item) for item in value]}
+    for kind, name in _VIEWS:
+        if isinstance(value, kind):
+            return {name: [pack(item) for item in value]}
+    if isinstance(value, Iterator):
+        return {"iterator": [pack(item) for item in islice(value, MAX_ITEMS)]}
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
@@ -47,11 +62,17 @@ def unpack(packed: Any) -> Any:
         return {unpack(key): unpack(item) for key, item in content}
     if name == "int":
         return int(content, 16)
-    if name == "complex":
-        return complex(*content)
+    if name in ("complex", "range"):
+        return {"complex": complex, "range": range}[name](*content)
+    if name == "values":
+        return dict(enumerate(map(unpack, content))).values()
+    if name == "keys":
+        return dict.fromkeys(map(unpack, content)).keys()
+    if name == "items":
+        return dict(map(unpack, content)).items()
     if name == "bytes":
         return bytes.fromhex(content)
-    return {"list": list, "tuple": tuple, "set": frozenset}[name](map(unpack, content))
+    return {"list": list, "tuple": tuple, "set": frozenset, "iterator": iter}[name](map(unpack, content))
 
 
 def main() -> None:

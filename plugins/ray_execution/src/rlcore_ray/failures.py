@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
-from rlcore.execution import message_of
+from rlcore.execution import described, message_of
 from rlcore.secrets import masked, masked_traceback
 from rlcore.spi import RlcoreError
 
@@ -41,7 +41,7 @@ class RemoteError:
         return cls(
             pickled_classes=tuple(filter(None, map(_pickled, classes))),
             pickled_state=pickle.dumps((args, attributes)),
-            text=masked(f"{type(error).__name__}: {message_of(error)}"),
+            text=masked(described(error)),
             traceback=masked_traceback(error),
             is_ours=isinstance(error, RlcoreError),
             last_lines=last_lines(log_file),

@@ -1,4 +1,4 @@
-"""The description of `rlcore report`."""
+"""The descriptions of `rlcore report` and `rlcore trace`."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec
 
@@ -8,4 +8,11 @@ REPORT = CommandSpec(
     help="Write one HTML page about one or more runs.",
     command="rlcore_report.command:report_command",
     priority=75,
+)
+TRACE = CommandSpec(
+    name="trace",
+    spi=SPI_VERSION,
+    help="Write the timeline of some steps for ui.perfetto.dev.",
+    command="rlcore_report.trace_command:trace_command",
+    priority=65,
 )

@@ -19,12 +19,14 @@ from attrs import evolve
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
-from rlcore.config.recipe import Recipe
+from rlcore.config.recipe import CheckpointConfig, Recipe
 from rlcore.registry.discovery import Registry
 from rlcore.run.checkpoint_evaluation import evaluations
 from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import InterruptedRun, SaveStateRequest, SaveStateResult, capabilities, hookimpl
 from rlcore.testing.fakes.providers import FAKE_TRAINER
@@ -97,16 +99,26 @@ from pathlib import Path
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
-from rlcore.config.recipe import Recipe
+from rlcore.config.recipe import CheckpointConfig, Recipe
 from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.run_directory import RunDirectory
 measure = CheckpointEvaluationConfig(command=tuple(sys.argv[2:]))
-recipe = Recipe(model=ModelConfig(path="m"), algorithm=NamedPluginChoice(name="a"), checkpoint_evaluation=measure)
-evaluations = CheckpointEvaluations(recipe, RunDirectory(path=Path(sys.argv[1])), Sinks(Progress()), Progress())
-evaluations.saved(1, lambda directory: directory.mkdir(parents=True))
-evaluations.wait_for_one()
+recipe = Recipe(
+    model=ModelConfig(path="m"),
+    algorithm=NamedPluginChoice(name="a"),
+    checkpoint=CheckpointConfig(every_n_steps=1),
+    checkpoint_evaluation=measure,
+)
+directory, progress = RunDirectory(path=Path(sys.argv[1])), Progress()
+evaluations = CheckpointEvaluations(
+    recipe, directory, Sinks(progress), progress, PhaseClock(progress), InterruptGuard()
+)
+evaluations.checkpoint_saved(1, lambda directory: directory.mkdir(parents=True))
+evaluations.ends()
 """
 """A process with a program that measures beside it."""
 
@@ -219,9 +231,15 @@ def evaluations_of(tmp_path: Path) -> Iterator[Callable[[str], CheckpointEvaluat
 
     def make(script: str, progress: Progress | None = None) -> CheckpointEvaluations:
         options = CheckpointEvaluationConfig(command=("sh", "-c", script))
-        recipe = Recipe(model=ModelConfig(path="m"), algorithm=NamedPluginChoice(name="a"), checkpoint_evaluation=options)
+        recipe = Recipe(
+            model=ModelConfig(path="m"),
+            algorithm=NamedPluginChoice(name="a"),
+            checkpoint=CheckpointConfig(every_n_steps=1),
+            checkpoint_evaluation=options,
+        )
         directory, progress = RunDirectory(path=tmp_path), progress or Progress()
-        made.append(CheckpointEvaluations(recipe, directory, Sinks(progress), progress))
+        clock, guard = PhaseClock(progress), InterruptGuard()
+        made.append(CheckpointEvaluations(recipe, directory, Sinks(progress), progress, clock, guard))
         return made[-1]
 
     yield make
@@ -229,17 +247,17 @@ def evaluations_of(tmp_path: Path) -> Iterator[Callable[[str], CheckpointEvaluat
         one.close()
 
 
-def make_model(directory: Path) -> None:
+def make_model(directory: Path) -> Path:
     directory.mkdir(parents=True)
+    return directory
 
 
 @OWN_SESSIONS
 def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path: Path) -> None:
     daemon = f"setsid sh -c 'echo $$ > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; exec sleep 60' &"
     one = evaluations_of(f"{daemon} until test -e {tmp_path}/child; do sleep 0.02; done; {STEP}")
-    one.saved(1, make_model)
-    one.wait_for_one()
-    one.report()
+    one.checkpoint_saved(1, make_model)
+    one.ends()
     assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
     assert is_gone(int((tmp_path / "child").read_text()))
 
@@ -247,9 +265,8 @@ def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path
 def test_a_program_is_not_started_twice_where_its_process_is_killed(evaluations_of: Any, tmp_path: Path) -> None:
     notes = Notes()
     one = evaluations_of(f"echo x >> {tmp_path}/begun; echo $$ > {tmp_path}/own; kill -KILL $PPID; sleep 1000", notes)
-    one.saved(1, make_model)
-    one.wait_for_one()
-    one.report()
+    one.checkpoint_saved(1, make_model)
+    one.ends()
     assert "failed: its process ended with signal SIGKILL" in notes.texts[0]
     assert (tmp_path / "begun").read_text() == "x\n"
     assert gone(int((tmp_path / "own").read_text()))
@@ -276,7 +293,7 @@ def test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run(
         f"test -e {tmp_path}/go && {STEP} && exit; trap 'exit 1' TERM; touch {tmp_path}/begun; while :; do sleep 0.02; done"
     )
     one = evaluations_of(script)
-    one.saved(1, make_model)
+    one.checkpoint_saved(1, make_model)
     assert any((tmp_path / "begun").is_file() for _ in waited())
     (process,) = [child for child in psutil.Process().children() if child.cmdline()[-1:] == [evaluations.TASK.name]]
     for each in (process, *process.children(recursive=True)):
@@ -287,25 +304,21 @@ def test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run(
     assert not result.exists()
     (tmp_path / "go").touch()
     resumed = evaluations_of(script)
-    resumed.begin(1)
-    resumed.wait_for_one()
-    resumed.report()
+    resumed.begins(1)
+    resumed.ends()
     assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
 
 
 def test_a_program_that_is_stopped_alone_is_left_to_the_resumed_run(evaluations_of: Any, tmp_path: Path) -> None:
     notes = Notes()
     one = evaluations_of(f"test -e {tmp_path}/go && {STEP} && exit; kill -TERM $$", notes)
-    one.saved(1, make_model)
-    one.wait_for_one()
-    one.report()
+    one.checkpoint_saved(1, make_model)
+    one.ends()
     (note,) = notes.texts
     assert "step 1 was stopped: sh ended with signal SIGTERM. It is done again once the run is resumed" in note
-    assert not one.are_under_way
     (tmp_path / "go").touch()
-    one.begin(1)
-    one.wait_for_one()
-    one.report()
+    one.begins(1)
+    one.ends()
     assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
 
 

@@ -44,5 +44,5 @@ def test_observers_of_the_drivers_process_are_built_with_the_run_directory(plan:
 def test_another_process_loads_what_the_driver_chose_or_says_what_it_has(plan: RunPlan) -> None:
     chosen = RunPlugins.of(plan, None).chosen()
     assert (chosen.trainer.name, chosen.trainer.distribution) == ("fake", "in-process")
-    with pytest.raises(PluginError, match=r"the driver chose generator 'fake' of in-process 0; this worker finds"):
+    with pytest.raises(PluginError, match="generator 'fake' of in-process 0"):
         chosen.load(0)

@@ -19,10 +19,11 @@ from rlcore.run.rollout import group_work, request_feed
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
+from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, StepPlan
 from rlcore.run.storage.rollout_table import rollout_table
+from rlcore.run.train_step.sample_metrics import rollout_metrics, throughput_metrics
 from rlcore.spi import (
     EPISODE_IDS,
     GENERATION_LOGPROBS,
@@ -47,7 +48,7 @@ def post(session: SessionEndpoint, *texts: str, model: str = "policy") -> str:
     messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
     body = json.dumps({"model": model, "messages": messages}).encode()
     request = urllib.request.Request(f"{session.base_url}/chat/completions", data=body)
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         content: str = json.loads(response.read())["choices"][0]["message"]["content"]
         return content
 

@@ -146,7 +146,7 @@ def test_a_run_that_made_nothing_takes_any_recipe(run: Run, directory: Path, mon
         raise OSError("no room")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="no room"):
-        patched.setattr("rlcore.run.train.Loop", refuse)
+        patched.setattr("rlcore.run.training.loop_of_run.Loop", refuse)
         run()
     assert tomllib.loads((directory / "recipe.toml").read_text())["run"]["seed"] == 0
     run("run.seed=7", resume=True)

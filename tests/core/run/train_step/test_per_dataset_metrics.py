@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rlcore.run.protocols import TrainedStep
 from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
 from rlcore.spi import GROUP_IDS, FinishReason, RolloutBatch, TokenBatch
 from rlcore.spi.arrays import offsets_of
@@ -31,14 +32,16 @@ def test_each_set_has_the_figures_of_the_rows_that_were_learned():
         valid=np.ones(5, bool),
         finish_reasons=np.full(5, FinishReason.STOP, np.uint8),
     )
-    figures = PerDatasetMetrics(algorithm=Algorithm(), samples=samples, sets=["a", "b", "a", "b"])
+    figures = PerDatasetMetrics(algorithm=Algorithm(), sets_of={3: ["a", "b", "a", "b"]}.__getitem__)
     logprobs = -np.arange(13, dtype=np.float32)
     for sequences in ([1], [0, 2, 3]):
         is_in = np.repeat(np.isin(np.arange(5), sequences), lengths)
         figures.add(np.array(sequences), np.where(is_in, logprobs, np.float32(0)))
-    assert figures.metrics() == {
+    step = TrainedStep(step=3, sampled=samples, scored=samples, trained=batch)
+    assert figures.trained(step) == {
         "data/a/samples": 3.0,
         "data/a/loss": pytest.approx(34 / 5),
         "data/b/samples": 1.0,
         "data/b/loss": 3.5,
     }
+    assert figures.trained(step) == {"data/a/samples": 0.0, "data/b/samples": 0.0}, "each step begins with no update"

@@ -12,7 +12,7 @@ from rlcore.run.train_step.reference_ahead import ReferenceAhead
 from rlcore.spi import ContractError, Images, TokenBatch, WorkerError
 from rlcore.spi.arrays import Float32Array, offsets_of
 
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 class Model:

@@ -18,9 +18,12 @@ from rlcore.files import write_atomically
 from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.secrets import child_environment
 from rlcore.spi import StorageError
@@ -48,14 +51,23 @@ class _Result(Outcome):
     seconds: float
 
 
-class CheckpointEvaluations:
+class CheckpointEvaluations(LoopObserver):
     """The evaluations of one run, in its driver. The folder of a step holds `model` until its figures are in metrics.jsonl, so
     that a resumed run does what one that was killed had left undone, and nothing twice."""
 
-    def __init__(self, recipe: Recipe, directory: RunDirectory, sinks: Sinks, progress: Progress) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: RunDirectory,
+        sinks: Sinks,
+        progress: Progress,
+        clock: PhaseClock,
+        guard: InterruptGuard,
+    ) -> None:
         assert recipe.checkpoint_evaluation is not None
         self._recipe, self._options = recipe, recipe.checkpoint_evaluation
         self._directory, self._sinks, self._progress = directory, sinks, progress
+        self._clock, self._guard = clock, guard
         self._pool = WorkerPool(TASK, 1)
         self._open()
 
@@ -64,12 +76,7 @@ class CheckpointEvaluations:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=TASK.name)
         self._under_way: dict[int, Future[_Result]] = {}
 
-    @property
-    def waits(self) -> bool:
-        """Whether no step begins before the figures are there."""
-        return self._options.wait
-
-    def begin(self, step: int) -> None:
+    def begins(self, step: int) -> None:
         """The run goes on from `step`: later evaluations are of a training that is forgotten, earlier ones are ended."""
         if any(known > step for known in self._under_way):
             self.close()
@@ -80,15 +87,27 @@ class CheckpointEvaluations:
             elif known not in self._under_way and (folder / "model").is_dir():
                 self._add(known)
 
-    def wants(self, step: int) -> bool:
+    def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+        """Measure the checkpoint of `step`, if it is due, by a model exported for that alone."""
+        if self._wants(step):
+            self._measure_checkpoint(step, export)
+
+    def between_steps(self) -> None:
+        """Hand on the figures that are there; the recipe may want no step to begin before they are."""
+        self._report(waits=self._options.wait)
+
+    def ends(self) -> None:
+        """Hand on all figures."""
+        self._report(waits=True)
+
+    def _wants(self, step: int) -> bool:
         """Whether the checkpoint of `step` is to be measured, and neither was nor will be."""
         every = self._recipe.checkpoint.every_n_steps * self._options.every_n_checkpoints
         is_last = self._recipe.checkpoint.at_end and step == self._recipe.run.num_steps
         is_due = step > 0 and (is_last or (every > 0 and step % every == 0))
         return is_due and step not in self._under_way and not (self._folder(step) / RESULT).is_file()
 
-    def saved(self, step: int, export: Callable[[Path], object]) -> None:
-        """Measure the checkpoint of `step`, whose model `export` writes to a directory."""
+    def _measure_checkpoint(self, step: int, export: Callable[[Path], Path]) -> None:
         num_waiting = sum(not future.done() for future in self._under_way.values()) - 1
         if num_waiting >= self._options.max_waiting and step != self._recipe.run.num_steps:
             self._progress.note(
@@ -105,17 +124,17 @@ class CheckpointEvaluations:
             return
         self._add(step)
 
-    @property
-    def are_under_way(self) -> bool:
-        """Whether there are figures to come."""
-        return bool(self._under_way)
+    def _report(self, *, waits: bool) -> None:
+        """Hand on the figures of evaluations that have ended, or of all; an interrupt may end the waiting."""
+        with self._guard.deferred():
+            self._report_ended()
+        while waits and self._under_way:
+            with self._clock.phase("evaluation"):
+                wait(self._under_way.values(), return_when=FIRST_COMPLETED)
+            with self._guard.deferred():
+                self._report_ended()
 
-    def wait_for_one(self) -> None:
-        """Wait until one of those under way has ended."""
-        wait(self._under_way.values(), return_when=FIRST_COMPLETED)
-
-    def report(self) -> None:
-        """Hand on the figures of those that have ended."""
+    def _report_ended(self) -> None:
         for step in [step for step, future in self._under_way.items() if future.done()]:
             result = self._under_way.pop(step).result()
             self._tell(result)

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlcore.arrow_nulls import cleaner
 from rlcore.config.data import DatasetConfig
+from rlcore.registry.plugin_errors import described
 from rlcore.run.data.row_fields import RowReader
 from rlcore.spi import DataError, LazyRows
 
@@ -39,8 +40,6 @@ def _require_row(rows: Sequence[Any], number: int, key: str) -> None:
     try:
         row = rows[number]
     except Exception as error:  # a table of columns, which has no row 0
-        raise DataError(
-            f"{key}: {where} of a {type(rows).__name__} cannot be taken ({type(error).__name__}: {error})"
-        ) from error
+        raise DataError(f"{key}: {where} of a {type(rows).__name__} cannot be taken ({described(error)})") from error
     if not isinstance(row, Mapping):
         raise DataError(f"{key}: {where} is a {type(row).__name__}; expected a mapping of fields")

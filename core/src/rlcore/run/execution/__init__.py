@@ -1,1 +1,1 @@
-"""Trainer and generator as the loop sees them, in this process or on Ray, and the weights' way between them."""
+"""The execution of a run: backends in this process, what other executions build theirs with, refits and residency."""

@@ -7,8 +7,8 @@ from attrs import evolve, frozen
 
 from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.residency import room_beside_critic, room_for_generator
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import GeneratorContext, RankInfo, SetResidencyRequest, TrainerContext
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.execution import TextDecoder
@@ -22,7 +22,7 @@ class TrainerArguments:
     config: Any
     """The section of the trainer's plugin."""
     capabilities: frozenset[str]
-    """Those of the trainer's plugin, as configured."""
+    """Capabilities of the trainer's plugin, as configured."""
     room: SetResidencyRequest | None
     """Where its memory is while a generator starts on the same device; None where that need not care."""
 
@@ -39,7 +39,7 @@ class GeneratorArguments:
     config: Any
     """The section of the generator's plugin."""
     capabilities: frozenset[str]
-    """Those of the generator's plugin, as configured."""
+    """Capabilities of the generator's plugin, as configured."""
     ranks_per_generator: int
     """Neighbouring ranks of a node that share one generator, where trainer and generator share their devices; the first of them
     builds it."""
@@ -58,9 +58,9 @@ class BackendArguments:
 
     trainer: TrainerArguments
     critic: TrainerArguments | None
-    """Of the second trainer, on the ranks of the policy's; None where none is trained."""
+    """The second trainer, on the ranks of the policy's; None where none is trained."""
     reference: TrainerArguments | None
-    """Of the trainer that holds the reference on devices of its own; None where there is none, or the policy's trainer holds
+    """The trainer that holds the reference on devices of its own; None where there is none, or the policy's trainer holds
     it."""
     generator: GeneratorArguments | None
     """None where nothing generates."""
@@ -76,7 +76,7 @@ class BackendArguments:
     """The folder for the output of processes; None where there is no run, as in an evaluation."""
 
     @classmethod
-    def of(cls, plan: RunPlan, decoder: TextDecoder, log_directory: Path | None) -> "BackendArguments":
+    def of(cls, plan: BackendPlan, decoder: TextDecoder, log_directory: Path | None) -> "BackendArguments":
         """Return the arguments of a plan's backends."""
         rank_info = RankInfo(device=plan.device)
 

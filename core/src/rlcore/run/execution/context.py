@@ -5,8 +5,8 @@ from pathlib import Path
 from attrs import frozen
 
 from rlcore.run.execution.arguments import BackendArguments
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.plugins import RunPlugins
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi.execution import ExecutionProgress, TextDecoder
 
 
@@ -22,7 +22,7 @@ class ExecutionContext:
 
     @classmethod
     def of(
-        cls, plan: RunPlan, decoder: TextDecoder, log_directory: Path | None, progress: ExecutionProgress
+        cls, plan: BackendPlan, decoder: TextDecoder, log_directory: Path | None, progress: ExecutionProgress
     ) -> "ExecutionContext":
         """Return the context of a plan."""
         run_directory = None if log_directory is None else log_directory.absolute().parent

@@ -23,15 +23,24 @@ class Critic:
     num_warmup_updates: int
     """Planned updates that come before the policy's first."""
 
-    def with_values(self, batch: spi.TokenBatch, position: LoopPosition) -> spi.TokenBatch:
-        """The batch with the column `values`, told by the present critic, of whatever age the tokens are."""
+    def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
+        """The samples with the column `values`, told by the present critic, of whatever age the tokens are."""
+        batch = samples.batch
         with self.residency.working(), self.clock.phase("logprobs"):
             values = self.group.values(batch, np.arange(batch.num_sequences), position.critic_version)
-        return batch.with_token_column(spi.VALUES, values)
+        return evolve(samples, batch=batch.with_token_column(spi.VALUES, values))
 
-    def train(self, minibatches: Sequence[Minibatch], loss: spi.LossSpec, position: LoopPosition) -> dict[str, float]:
+    def train(
+        self,
+        step: int,  # noqa: ARG002 - it is trained in each
+        minibatches: Sequence[Minibatch],
+        training: spi.TrainingBatch,
+        position: LoopPosition,
+    ) -> dict[str, float]:
         """An update on each of the policy's minibatches, whose places in the schedule count from the end of the warm-up.
         Return the figures, as `critic/<name>`, and move `position.critic_version` on."""
+        if training.critic_loss is None:
+            return {}
         results = []
         with self.residency.working():
             for minibatch in minibatches:
@@ -39,7 +48,7 @@ class Critic:
                 with self.clock.phase("train"):
                     result, _ = self.group.train_step(
                         evolve(minibatch, batch=without_choices(minibatch.batch), schedule_step=planned),
-                        loss,
+                        training.critic_loss,
                         position.critic_version,
                         bounds={},
                         logprobs=False,

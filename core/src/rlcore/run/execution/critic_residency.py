@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from attrs import define
 
 from rlcore.config.critic import Offload
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.residency import idle_trainer, offload_of_critic
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import capabilities
 from rlcore.spi.execution import TrainerGroup
@@ -30,7 +30,7 @@ class CriticResidency:
     """What is away; None at first, since it may have made room for the generator to start."""
 
     @classmethod
-    def of(cls, plan: RunPlan, critic: TrainerGroup, clock: PhaseClock) -> "CriticResidency":
+    def of(cls, plan: BackendPlan, critic: TrainerGroup, clock: PhaseClock) -> "CriticResidency":
         """A plan's; one that never moves where there is no GPU, or the trainer's plugin cannot move what it holds."""
         alone: Offload = "none" if plan.recipe.critic is None else plan.recipe.critic.offload
         together = offload_of_critic(plan) if plan.shares_devices else alone

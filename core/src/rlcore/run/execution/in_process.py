@@ -10,12 +10,12 @@ from rlcore.registry.binding import build_generator, build_observers
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import BackendArguments
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.context import ExecutionContext
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.plugins import LoadedPlugins
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ObserverContext, RankInfo, RefitRequest
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.execution import Backends, OpenBackends, RefitCommand, Refitted, TextDecoder
@@ -63,7 +63,7 @@ def open_backends(arguments: BackendArguments, plugins: LoadedPlugins) -> Iterat
 
 
 @contextmanager
-def generator_alone(plan: RunPlan, decoder: TextDecoder) -> Iterator[InProcessGenerator]:
+def generator_alone(plan: BackendPlan, decoder: TextDecoder) -> Iterator[InProcessGenerator]:
     """A generator that answers with weights of its own, closed at the end whatever happens."""
     context = plan.generator_context(RankInfo(device=plan.device), None)
     observers = build_observers(plan.observers, ObserverContext(run_directory=None), plan.observer_options)

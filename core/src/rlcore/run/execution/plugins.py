@@ -13,7 +13,7 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.selection import ChosenPlugin, load_chosen
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import GeneratorArguments, TrainerArguments
-from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.spi import ObserverContext
 
 
@@ -76,7 +76,7 @@ class RunPlugins:
     _run_directory: Path | None
 
     @classmethod
-    def of(cls, plan: RunPlan, run_directory: Path | None) -> "RunPlugins":
+    def of(cls, plan: BackendPlan, run_directory: Path | None) -> "RunPlugins":
         """Return the plugins of a plan."""
         loaded = LoadedPlugins(trainer=plan.chosen["trainer"], generator=plan.chosen.get("generator"), observers=plan.observers)
         return cls(

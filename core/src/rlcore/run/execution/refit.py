@@ -6,7 +6,7 @@ from typing import TypeVar
 from attrs import define
 
 from rlcore.registry.plugin_errors import first_line
-from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import Delta, DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError, find_channel
@@ -40,7 +40,7 @@ class Refitter:
     """What refits have sent and `take_metrics` has not reported yet."""
 
     @classmethod
-    def of(cls, plan: RunPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
+    def of(cls, plan: BackendPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
         """A plan's; None where nothing generates."""
         if backends.generator is None or backends.route is None or plan.channel is None:
             return None

@@ -7,34 +7,34 @@ from attrs import define, evolve
 
 from rlcore.config.critic import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
+from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.refit import Refitter
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
-from rlcore.spi.execution import Backends, GeneratorGroup, TrainerGroup
+from rlcore.spi.execution import GeneratorGroup, TrainerGroup
 from rlcore.spi.lifecycle import RESIDENT
 
 GIB = 2**30
 
 
-def room_for_generator(prepared: RunPlan) -> SetResidencyRequest | None:
+def room_for_generator(prepared: BackendPlan) -> SetResidencyRequest | None:
     """Where the trainer's memory is while the generator starts; None where that need not care."""
     return _room(prepared, prepared.recipe.residency.offload_trainer)
 
 
-def room_beside_critic(prepared: RunPlan) -> SetResidencyRequest | None:
+def room_beside_critic(prepared: BackendPlan) -> SetResidencyRequest | None:
     """Where the critic's memory is while the generator starts; None where that need not care."""
     return _room(prepared, offload_of_critic(prepared))
 
 
-def offload_of_critic(prepared: RunPlan) -> Offload:
+def offload_of_critic(prepared: BackendPlan) -> Offload:
     """What of the critic leaves the device while a generator on the same one works: what the trainer leaves too, or more."""
     alone: Offload = "none" if prepared.recipe.critic is None else prepared.recipe.critic.offload
     order: tuple[Offload, ...] = ("none", "state", "all")
     return max(alone, prepared.recipe.residency.offload_trainer, key=order.index)
 
 
-def _room(prepared: RunPlan, offload: Offload) -> SetResidencyRequest | None:
+def _room(prepared: BackendPlan, offload: Offload) -> SetResidencyRequest | None:
     if not prepared.shares_devices or not (prepared.recipe.residency.generator_sleeps or offload != "none"):
         return None
     return idle_trainer(offload)
@@ -67,39 +67,54 @@ class Residency:
     clock: PhaseClock
     turn: Literal["training", "generation"] | None
     """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
-    move_critic: Callable[[], None] | None
-    """Makes a critic leave the device to the generator; None where there is none."""
+    move_critic: Callable[[], None]
+    """Makes a critic leave the device to the generator; does nothing where there is none."""
+    critic_moves: bool
+    """Whether that may move anything."""
     metrics: dict[str, float]
     """What each leaves on the device while the other works, in GiB."""
 
     @classmethod
     def of(
-        cls, plan: RunPlan, backends: Backends, clock: PhaseClock, move_critic: Callable[[], None] | None = None
-    ) -> "Residency | None":
-        """A plan's; None unless the two share a GPU's memory and the recipe wants them to take turns."""
-        options, trainer, generator = plan.recipe.residency, backends.trainer, backends.generator
-        if generator is None or not plan.shares_devices:
-            return None
-        sleeps = options.generator_sleeps and generator.has(capabilities.RESIDENCY)
+        cls,
+        plan: BackendPlan,
+        trainer: TrainerGroup,
+        generator: GeneratorGroup,
+        clock: PhaseClock,
+        *,
+        move_critic: Callable[[], None],
+        critic_moves: bool,
+    ) -> "Residency":
+        """A plan's: one that never moves unless the two share a GPU's memory and the recipe wants them to take turns."""
+        options, shares = plan.recipe.residency, plan.shares_devices
         moves = trainer.has(capabilities.RESIDENCY)
-        offloads = options.offload_trainer if moves else "none"
-        if not sleeps and offloads == "none":
-            return None
+        offloads = options.offload_trainer if shares and moves else "none"
         return cls(
             trainer=trainer,
             generator=generator,
-            generator_sleeps=sleeps,
+            generator_sleeps=shares and options.generator_sleeps and generator.has(capabilities.RESIDENCY),
             offload_trainer=offloads,
             trainer_moves=moves,
             clock=clock,
             turn="generation" if offloads == "none" else None,
             move_critic=move_critic,
+            critic_moves=critic_moves,
             metrics={},
         )
 
+    @property
+    def moves(self) -> bool:
+        """Whether the two take turns at all."""
+        return self.generator_sleeps or self.offload_trainer != "none"
+
+    @property
+    def trainer_leaves(self) -> bool:
+        """Whether trainer or critic may be away while the generator has its turn."""
+        return self.moves and (self.offload_trainer != "none" or self.critic_moves)
+
     def to_training(self) -> bool:
         """Give the device to the trainer. True where that cost the generator its weights."""
-        if self.turn == "training":
+        if self.turn == "training" or not self.moves:
             return False
         discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
         with self.clock.phase("residency"):
@@ -119,8 +134,7 @@ class Residency:
         if self.turn == "generation" and not lacks_weights:
             refitter.refit(weight_version)
             return
-        if self.move_critic is not None:
-            self.move_critic()
+        self.move_critic()
         with self.clock.phase("residency"):
             self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
             if self.generator_sleeps:

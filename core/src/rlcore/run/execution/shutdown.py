@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlcore.registry.handle import BackendHandle
+from rlcore.registry.plugin_errors import described
 
 
 @contextmanager
@@ -15,6 +16,6 @@ def closed_after(handle: BackendHandle) -> Iterator[None]:
         try:
             handle.close()
         except Exception as failure:
-            error.add_note(f"{handle.entry.label} then failed in close too: {type(failure).__name__}: {failure}")
+            error.add_note(f"{handle.entry.label} then failed in close too: {described(failure)}")
         raise
     handle.close()

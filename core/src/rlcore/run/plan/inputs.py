@@ -29,12 +29,13 @@ from rlcore.run.plan.reference_check import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.run.plan.truncation import replays_sampling_mask
+from rlcore.run.protocols import Source
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
 from rlcore.run.rollout.rollout_trace import RolloutTrace
-from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource, Source
+from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import DataError, Row
 from rlcore.spi.arrays import Int64Array

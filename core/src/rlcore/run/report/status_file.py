@@ -11,7 +11,9 @@ from typing import Literal
 from attrs import asdict, define, evolve, field, frozen
 
 from rlcore.reading import read_record
+from rlcore.registry.plugin_errors import message_of
 from rlcore.schema.constraints import Finite
+from rlcore.schema.printable import class_name
 from rlcore.secrets import masked
 from rlcore.spi import InterruptedRun, RlcoreError
 
@@ -133,8 +135,8 @@ def read_status(path: Path) -> Status | None:
 
 def _told(error: BaseException) -> RunError:
     code = error.exit_code if isinstance(error, RlcoreError) else UNEXPECTED
-    name = "" if isinstance(error, RlcoreError) else f"{type(error).__name__}: "
+    name = "" if isinstance(error, RlcoreError) else f"{class_name(error)}: "
     if isinstance(error, KeyboardInterrupt):
         return RunError(exit_code=INTERRUPTED, message="interrupted")
-    lines = [f"{name}{error}", *getattr(error, "__notes__", ())]
+    lines = [f"{name}{message_of(error)}", *getattr(error, "__notes__", ())]
     return RunError(exit_code=code, message=masked("\n".join(lines))[:MAX_MESSAGE_CHARACTERS])

@@ -259,10 +259,7 @@ class EpisodeRun(Generic[GroupT]):
             self._start(begun)
 
     def _start(self, groups: Sequence[GroupT]) -> None:
-        # A sample's log-probabilities are those of its prompt, seed and weights, but for rounding, which may depend on what
-        # runs beside it: where a step waits for all, the order in which environments begin is to change nothing at all.
-        policy = self.schedule.policy
-        self.work.start(groups, together=not (policy.max_staleness or policy.num_extra))
+        self.work.start(groups, together=self.schedule.policy.starts_together)
 
     def _on_ended(self, number: int) -> None:
         """An episode of a group has ended."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.registry.plugin_errors import message_of
+from rlcore.registry.plugin_errors import described, message_of
 from rlcore.spi import RewardError
 from rlcore.spi.errors import ProblemsError
 
@@ -43,9 +43,9 @@ class Failure:
         if isinstance(cause, (spi.RewardError, *FINAL)) and cause.__cause__ is None:
             reason = message_of(cause)
         else:
-            reason = f"raised {type(cause).__name__}: {message_of(cause)}"
+            reason = f"raised {described(cause)}"
         if isinstance(error, BaseExceptionGroup):
-            reason += f" (one of {len(found)} in {type(error).__name__}: {message_of(error)})"
+            reason += f" (one of {len(found)} in {described(error)})"
         return cls(reason=reason, error=error, cause=cause)
 
     @property

@@ -1,4 +1,4 @@
-"""Metrics of a step's samples and of an evaluation, with pass@k and its interval."""
+"""Metrics of an evaluation's answers, with pass@k and its interval."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -9,58 +9,8 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import RolloutBatch
+from rlcore.run.train_step.sample_metrics import rollout_metrics
 from rlcore.spi.arrays import BoolArray, Int32Array, Int64Array
-
-
-def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
-    """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
-    those of all, since the policy said what it said, whatever the environment did with it."""
-    first = collected.first_sequences
-    valid = collected.valid[first]
-    rewards = collected.rewards[first][valid] if valid.any() else np.zeros(1, np.float32)
-    success = collected.success[first][valid] if valid.any() else np.zeros(1, np.bool_)
-    num_generated = np.add.reduceat(collected.num_generated, first)
-    components = {name: column[first][valid] for name, column in collected.reward_components.items()}
-    return {
-        "reward_mean": float(rewards.mean(dtype=np.float64)),
-        "reward_std": float(rewards.std(dtype=np.float64)),
-        **{f"reward/{name}": float(part.mean(dtype=np.float64)) for name, part in components.items() if len(part)},
-        "success_rate": float(success.mean()),
-        "response_length_mean": float(num_generated.mean()),
-        "response_length_max": float(num_generated.max()),
-        "truncated_fraction": float(collected.truncated.mean()),
-        "environment/failed": float(collected.failed[first].sum()),
-        "environment/timed_out": float(collected.timed_out[first].sum()),
-        **{f"environment/{name}": value for name, value in collected.environment_metrics.items()},
-        **collected.schedule_metrics,
-        **_of_sets(collected),
-    }
-
-
-def _of_sets(collected: CollectedRollouts) -> dict[str, float]:
-    """What the valid samples of each data set were like, where there are several, and how many samples it had."""
-    if not collected.data_sets:
-        return {}
-    first, names = collected.first_sequences, np.asarray(collected.data_sets, object)
-    set_of, valid = names[collected.group_ids[first]], collected.valid[first]
-    found: dict[str, float] = {}
-    for name in sorted({*collected.data_sets}):
-        counted = valid & (set_of == name)
-        found[f"data/{name}/samples"] = float((set_of == name).sum())
-        if counted.any():
-            found[f"data/{name}/reward_mean"] = float(collected.rewards[first][counted].mean(dtype=np.float64))
-            found[f"data/{name}/success_rate"] = float(collected.success[first][counted].mean())
-    return found
-
-
-def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float]:
-    """Tokens per second of the whole step, prompts included, and mean generated tokens of a sample."""
-    metrics = {"tokens_per_second": samples.batch.num_tokens / total_s}
-    if isinstance(samples, CollectedRollouts):
-        metrics["generated_tokens_per_second"] = float(samples.num_generated.sum()) / total_s
-        metrics["mean_generated_tokens"] = float(samples.num_generated.sum()) / len(samples.first_sequences)
-    return metrics
 
 
 def evaluation_metrics(collected: CollectedRollouts, ks: Sequence[int] = (), *, with_bounds: bool = False) -> dict[str, float]:

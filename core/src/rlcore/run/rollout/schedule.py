@@ -30,6 +30,30 @@ class SchedulePolicy:
         return not (self.max_staleness or self.num_extra or self.max_refills is not None)
 
     @property
+    def starts_together(self) -> bool:
+        """Whether the groups of a step begin together. A sample's log-probabilities are those of its prompt, seed and weights,
+        but for rounding, which may depend on what runs beside it: where a step waits for all, the order in which environments
+        begin is to change nothing at all."""
+        return not (self.max_staleness or self.num_extra)
+
+    @property
+    def carries_samples(self) -> bool:
+        """Whether a later step may train on samples of the present weights, so that an interrupt has to keep them."""
+        return self.max_staleness > 0
+
+    def oldest_within_bound(self, trained: int) -> int:
+        """The step that the oldest weights began which a group may be of, where `trained` steps were trained."""
+        return trained - self.max_staleness
+
+    def is_stale(self, begun: int, trained: int) -> bool:
+        """Whether a group is too old to be trained on, if it began when `begun` steps were trained."""
+        return begun < self.oldest_within_bound(trained)
+
+    def oldest_unscored(self, trained: int) -> int:
+        """The step that the oldest weights began whose tokens keep the generator's log-probabilities; -1 where all do."""
+        return self.oldest_within_bound(trained) if self.on_stale == "rescore" else -1
+
+    @property
     def capacity(self) -> int:
         """Groups that are open at once: begun, and not yet trained on."""
         return (self.max_staleness + 1) * self.groups_per_step + self.num_extra
@@ -217,7 +241,7 @@ class Schedule:
         dropped: list[int] = []
         if policy.on_stale == "drop":
             for groups in (at.running, at.complete):
-                stale = [number for number, begun in groups.items() if at.trained - begun > policy.max_staleness]
+                stale = [number for number, begun in groups.items() if policy.is_stale(begun, at.trained)]
                 for number in stale:
                     del groups[number]
                 dropped += stale

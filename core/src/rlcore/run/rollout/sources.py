@@ -1,9 +1,8 @@
 """Sources of a step's samples, and the evaluation on the held-out set."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
@@ -11,7 +10,8 @@ from rlcore.run.data.curriculum import Curriculum, CurriculumState
 from rlcore.run.data.examples import Examples, example_batch
 from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
-from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.gc_tuning import step_begins, step_ends
@@ -28,57 +28,10 @@ MAX_SHOWN = 5
 """Groups that a note names."""
 
 
-class Source(ABC):
-    """Where the samples of steps come from."""
-
-    @abstractmethod
-    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> RolloutBatch | None:
-        """The samples of step `step`, counted from 1; None where `may_go_on` turned False before they were there."""
-
-    def begin(self, step: int, saved: bytes | None) -> None:  # noqa: B027 - most follow from the step alone
-        """Begin behind `step`, from what `state` returned then."""
-
-    def trained(self) -> None:  # noqa: B027 - likewise
-        """The last samples were trained on."""
-
-    def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
-        """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether something has that the next `sample` raises: the generator's weights may count no longer."""
-        return False
-
-    def generating_s(self) -> float | None:
-        """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
-        return None
-
-    @contextmanager
-    def still(self) -> Iterator[None]:
-        """Make no call of the environment within the block."""
-        yield
-
-    def make_way(self) -> None:  # noqa: B027 - likewise
-        """The weights are about to change: pause, unless the generator takes them in flight."""
-
-    def recorded(self) -> StepRecord | None:
-        """What a replay has to know of the last samples; None where they follow from the step alone."""
-        return None
-
-    def sets_of_examples(self, step: int) -> Sequence[str]:  # noqa: ARG002 - samples tell of theirs themselves
-        """[G]: the data set of each group of a step's examples, where there are several; none otherwise."""
-        return ()
-
-    def state(self) -> bytes | None:
-        """What a checkpoint has to keep of it, while it is paused; None where all follows from the step."""
-        return None
-
-    def close(self) -> None:  # noqa: B027 - likewise
-        """End what is under way."""
-
-
 class RolloutSource(Source):
     """Rewarded samples of the policy: of the present one, or within the schedule's bound of those before it."""
+
+    generates: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -142,7 +95,17 @@ class RolloutSource(Source):
         self._run = self._run_at(found.position)
         restore_rollouts(self._run, found, self._collector.distribution, self._collector.progress.note)
 
-    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> CollectedRollouts | None:
+    @contextmanager
+    def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:
+        """Samples that a later step can train on are not to be lost: a signal then waits until the generator has given back
+        what it has."""
+        if not self._policy.carries_samples:
+            yield always
+            return
+        with guard.deferred():
+            yield lambda: not guard.pressed
+
+    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> CollectedRollouts | None:
         """At a staleness of 0 determined by seed, step and weights."""
         schedule = self._run.schedule
         assert schedule.trained == step - 1, "steps follow each other"
@@ -159,9 +122,7 @@ class RolloutSource(Source):
             collected = evolve(collected, schedule_metrics=figures)
         if self._policy.is_synchronous:
             return collected
-        oldest = 0
-        if self._policy.on_stale == "rescore":
-            oldest = self._version_of_step.get(step - 1 - self._policy.max_staleness, 0)
+        oldest = self._version_of_step.get(self._policy.oldest_unscored(step - 1), 0)
         reasons = self._run.work.failures.reasons
         is_replayable = isinstance(self._collector, RolloutCollector)  # what agents do is repeated by no schedule
         metrics, record = self._run.taken(
@@ -184,7 +145,7 @@ class RolloutSource(Source):
         self._run.train()
         if self._restarts:
             self._run.restart()
-        oldest = self._run.schedule.trained - self._policy.max_staleness
+        oldest = self._policy.oldest_within_bound(self._run.schedule.trained)
         self._version_of_step = {step: version for step, version in self._version_of_step.items() if step >= oldest}
         self._note_beginning()
         step_ends()
@@ -220,7 +181,7 @@ class RolloutSource(Source):
     def state(self) -> bytes | None:
         """The open groups, and the position in the data. At a staleness of 0 a step that began with none begins again as a
         whole, so that it is the one that it would have been."""
-        if self._policy.max_staleness or self._carries or self._replayed is not None:
+        if self._policy.carries_samples or self._carries or self._replayed is not None:
             saved = save_rollouts(self._run, self._version_of_step, self._collector.progress.note)
             saved = evolve(saved, distribution=self._collector.distribution, curriculum=self._curriculum_state())
             return dumps(saved)
@@ -315,14 +276,14 @@ class ExampleSource(Source):
     """The data sets of rows, by their numbers; None where there is only one."""
 
     def sets_of_examples(self, step: int) -> Sequence[str]:
-        """See Source."""
+        """[G]: the data set of each group of a step's examples, where there are several; none otherwise."""
         return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])
 
     def sample(
         self,
         step: int,
         weight_version: int,  # noqa: ARG002 - no policy is asked
-        may_go_on: Callable[[], bool] = lambda: True,  # noqa: ARG002 - nothing takes time
+        may_go_on: Callable[[], bool] = always,  # noqa: ARG002 - nothing takes time
     ) -> RolloutBatch:
         """The examples of a step."""
         return example_batch(self.examples, self.stream.indices(step - 1))

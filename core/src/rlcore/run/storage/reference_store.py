@@ -10,13 +10,17 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from attrs import frozen
 
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.train_step.reference import Reference
 from rlcore.spi import StorageError, TokenBatch
 from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.execution import TrainerGroup
 
 FILE = "reference_logprobs.sqlite"
 _TABLES = """
@@ -25,17 +29,32 @@ create table if not exists logprobs (tokens blob primary key, value blob not nul
 """
 
 
+@frozen(kw_only=True, eq=False)
+class StoredReference(Reference):
+    """A reference that is asked once for each sequence of a data set."""
+
+    store: "ReferenceStore"
+
+    def is_beside(self, trainer: TrainerGroup) -> bool:  # noqa: ARG002 - the file comes first
+        """See Reference."""
+        return False
+
+    def of_batch(self, batch: TokenBatch, weight_version: int) -> Float32Array:
+        """See Reference."""
+        return self.store.logprobs(batch, partial(self.logprobs, batch, weight_version=weight_version))
+
+
 @contextmanager
-def open_reference_store(
-    plan: RunPlan, directory: Path, model_digest: str, note: Callable[[str], None]
-) -> "Iterator[ReferenceStore | None]":
-    """The store of a run that compares rows of a data set with the reference of that digest; None where nothing is kept."""
+def stored_reference(
+    plan: RunPlan, reference: Reference, directory: Path, model_digest: str, note: Callable[[str], None]
+) -> Iterator[Reference]:
+    """The reference of that digest, with a store where a run compares rows of a data set with it."""
     needs = plan.algorithm.needs
     if not needs.reference_logprobs or needs.source == "rollouts":
-        yield None
+        yield reference
         return
     with ReferenceStore.open(directory, reference_identity(plan, model_digest), note) as store:
-        yield store
+        yield StoredReference(group=reference.group, is_apart=reference.is_apart, ahead=reference.ahead, store=store)
 
 
 def reference_identity(plan: RunPlan, model_digest: str) -> str:

@@ -1,5 +1,7 @@
 """The updates of a step: which sequences each is made on."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rlcore import spi
@@ -21,6 +23,26 @@ def minibatches_of(training: spi.TrainingBatch, recipe: Recipe, step: int) -> li
         for number, sequences in enumerate(_sequences(batch, recipe, step))
         if counted[sequences].any()
     ]
+
+
+def minibatches_with_signal(
+    training: spi.TrainingBatch, recipe: Recipe, step: int, note: Callable[[str], None]
+) -> list[Minibatch]:
+    """The step's minibatches. None, with a note, or RewardError where the recipe wants that, for a step with nothing to learn
+    from."""
+    reason, minibatches = training.no_signal, list[Minibatch]()
+    if reason is None and not training.batch.loss_mask.any():
+        reason = "no token takes part in the loss"
+    if reason is None:
+        minibatches = minibatches_of(training, recipe, step)
+        reason = None if minibatches else "no sequence that takes part in the loss has a signal"
+    if reason is not None:
+        message = f"step {step} has nothing to learn from: {reason}"
+        if recipe.training.on_no_signal == "error":
+            remedy = "Make the tasks easier or harder, raise rollout.samples_per_prompt, or set training.on_no_signal=skip."
+            raise spi.RewardError(f"{message}. {remedy}")
+        note(f"{message}; no update was made")
+    return minibatches
 
 
 def _sequences(batch: spi.TokenBatch, recipe: Recipe, step: int) -> list[Int64Array]:

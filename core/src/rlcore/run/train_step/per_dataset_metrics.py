@@ -1,60 +1,67 @@
 """Computes metrics per data set, before the update, for a step that trains on several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, evolve, field
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
+from rlcore.run.protocols import LoopObserver, TrainedStep
 from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.execution import TrainerGroup
 
 
 @define(kw_only=True, eq=False)
-class PerDatasetMetrics:
-    """Gathers the log-probabilities that a step's updates have begun with."""
+class PerDatasetMetrics(LoopObserver):
+    """Gathers the log-probabilities that a step's updates have begun with, and measures those of each data set."""
 
     algorithm: AlgorithmHandle
-    samples: spi.RolloutBatch
-    sets: Sequence[str]
-    """[G]: the data set of each group."""
-    _logprobs: Float32Array = field(init=False)
-    _is_known: set[int] = field(init=False, factory=set)
-    """Groups that an update was made on."""
+    sets_of: Callable[[int], Sequence[str]]
+    """[G]: the data set of each group of a step."""
+    _updates: list[tuple[Int64Array, Float32Array]] = field(init=False, factory=list)
+    """The step's updates: sequences, int64 [M], and float32 [T] of these, 0.0 in the others."""
 
-    @_logprobs.default
-    def _nothing(self) -> Float32Array:
-        return np.zeros(self.samples.batch.num_tokens, np.float32)
+    @staticmethod
+    def are_measurable(algorithm: AlgorithmHandle, trainer: TrainerGroup) -> bool:
+        """Whether they need no more than the log-probabilities that an update can return."""
+        needs = algorithm.needs
+        can_return = trainer.has(spi.capabilities.STEP_LOGPROBS) and needs.head == "tokens"
+        return algorithm.measures and can_return and not needs.reference_logprobs
 
     def add(self, sequences: Int64Array, logprobs: Float32Array) -> None:
         """An update on some of the batch's sequences, int64 [M]: float32 [T] of these, 0.0 in the others."""
-        self._logprobs = self._logprobs + logprobs
-        self._is_known.update(self.samples.group_ids[sequences].tolist())
+        self._updates.append((sequences, logprobs))
 
-    def metrics(self) -> dict[str, float]:
+    def trained(self, step: TrainedStep) -> Mapping[str, float]:
         """`data/<set>/samples`, and `data/<set>/<name>` of each figure."""
-        found: dict[str, float] = {}
-        for name in sorted({*self.sets}):
-            groups = [group for group, of in enumerate(self.sets) if of == name and group in self._is_known]
-            sequences = np.flatnonzero(np.isin(self.samples.group_ids, groups))
-            found[f"data/{name}/samples"] = float(len(sequences))
+        samples, sets = step.scored, self.sets_of(step.step)
+        logprobs, updated = np.zeros(samples.batch.num_tokens, np.float32), set[int]()
+        for sequences, found in self._updates:
+            logprobs = logprobs + found
+            updated.update(samples.group_ids[sequences].tolist())
+        self._updates.clear()
+        figures: dict[str, float] = {}
+        for name in sorted({*sets}):
+            groups = [group for group, of in enumerate(sets) if of == name and group in updated]
+            sequences = np.flatnonzero(np.isin(samples.group_ids, groups))
+            figures[f"data/{name}/samples"] = float(len(sequences))
             if len(sequences):
-                figures = self.algorithm.measure(self._part(sequences), self._of(sequences), None)
-                found |= {f"data/{name}/{figure}": value for figure, value in figures.items()}
-        return found
+                offsets = samples.batch.offsets
+                of_set = np.concatenate([logprobs[offsets[one] : offsets[one + 1]] for one in sequences])
+                measured = self.algorithm.measure(_part(samples, sequences), of_set, None)
+                figures |= {f"data/{name}/{figure}": value for figure, value in measured.items()}
+        return figures
 
-    def _of(self, sequences: Int64Array) -> Float32Array:
-        offsets = self.samples.batch.offsets
-        return np.concatenate([self._logprobs[offsets[one] : offsets[one + 1]] for one in sequences])
 
-    def _part(self, sequences: Int64Array) -> spi.RolloutBatch:
-        samples, batch = self.samples, self.samples.batch.select(sequences)
-        _, groups = np.unique(batch.sequence_columns[spi.GROUP_IDS], return_inverse=True)
-        return evolve(
-            samples,
-            batch=evolve(batch, sequence_columns={**batch.sequence_columns, spi.GROUP_IDS: groups.astype(np.int32)}),
-            rewards=samples.rewards[sequences],
-            valid=samples.valid[sequences],
-            finish_reasons=samples.finish_reasons[sequences],
-            truncated=samples.truncated[sequences],
-        )
+def _part(samples: spi.RolloutBatch, sequences: Int64Array) -> spi.RolloutBatch:
+    batch = samples.batch.select(sequences)
+    _, groups = np.unique(batch.sequence_columns[spi.GROUP_IDS], return_inverse=True)
+    return evolve(
+        samples,
+        batch=evolve(batch, sequence_columns={**batch.sequence_columns, spi.GROUP_IDS: groups.astype(np.int32)}),
+        rewards=samples.rewards[sequences],
+        valid=samples.valid[sequences],
+        finish_reasons=samples.finish_reasons[sequences],
+        truncated=samples.truncated[sequences],
+    )

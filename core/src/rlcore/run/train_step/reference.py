@@ -7,6 +7,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
+from rlcore.run.protocols import LoopPosition
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.reference_ahead import ReferenceAhead
 from rlcore.spi.arrays import Float32Array, Int64Array
 from rlcore.spi.execution import Backends, TrainerGroup
@@ -53,3 +55,24 @@ class Reference:
         if self.ahead is not None:
             return self.ahead.logprobs(batch, sequences)
         return self.group.logprobs(batch, sequences, "reference", 0 if self.is_apart else weight_version)
+
+    def of_batch(self, batch: spi.TokenBatch, weight_version: int) -> Float32Array:
+        """float32 [T]: of every token of a batch."""
+        return self.logprobs(batch, np.arange(batch.num_sequences), weight_version)
+
+    def with_column(self, batch: spi.TokenBatch, weight_version: int) -> spi.TokenBatch:
+        """The batch with the column of these."""
+        return batch.with_token_column(spi.REFERENCE_LOGPROBS, self.of_batch(batch, weight_version))
+
+
+@frozen(kw_only=True, eq=False)
+class ReferenceScorer:
+    """Adds the reference's log-probabilities for an algorithm that computes rewards from them."""
+
+    reference: Reference
+    clock: PhaseClock
+
+    def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
+        """See Scorer."""
+        with self.clock.phase("logprobs"):
+            return evolve(samples, batch=self.reference.with_column(samples.batch, position.weight_version))

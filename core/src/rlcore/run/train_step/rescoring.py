@@ -1,11 +1,27 @@
 """Tokens that are too old get the trainer's log-probabilities."""
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
-from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import GENERATION_LOGPROBS
+from rlcore.run.protocols import CollectedRollouts, LoopPosition
+from rlcore.run.report.timing import PhaseClock
+from rlcore.spi import GENERATION_LOGPROBS, RolloutBatch
 from rlcore.spi.execution import TrainerGroup
+
+
+@frozen(kw_only=True, eq=False)
+class Rescorer:
+    """Scores tokens that are older than their samples allow."""
+
+    trainer: TrainerGroup
+    clock: PhaseClock
+
+    def score(self, samples: RolloutBatch, position: LoopPosition) -> RolloutBatch:  # noqa: ARG002 - samples know their weights
+        """See Scorer."""
+        if not isinstance(samples, CollectedRollouts) or not samples.oldest_version:
+            return samples
+        with self.clock.phase("logprobs"):
+            return rescored(samples, self.trainer)
 
 
 def rescored(samples: CollectedRollouts, trainer: TrainerGroup) -> CollectedRollouts:

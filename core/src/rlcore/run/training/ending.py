@@ -9,32 +9,33 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.summary import summarize
 from rlcore.run.storage.model_card import write_model_card
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError
 
 
-def run_to_end(loop: Loop) -> None:
+def run_to_end(loop: Loop, directory: RunDirectory) -> None:
     """The loop to its end; on Ctrl-C or SIGTERM a checkpoint, then InterruptedRun; on an error a checkpoint, then the error."""
     try:
         with loop.guard.entered():
             loop.run()
     except KeyboardInterrupt as interrupt:
-        raise _interrupted(loop) from interrupt
+        raise _interrupted(loop, directory.checkpoints) from interrupt
     except Exception as error:
-        if note := _save_what_is_whole(loop, error):
+        if note := _save_what_is_whole(loop, directory.checkpoints, error):
             error.add_note(note)
         raise
 
 
-def finish(loop: Loop, total_s: float) -> dict[str, object]:
+def finish(loop: Loop, saver: RunSaver, total_s: float) -> dict[str, object]:
     """Export the model and write summary.json after the last step. Return the content of summary.json."""
-    recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
+    recipe, directory, totals = loop.recipe, saver.directory, loop.clock.totals
     exports_critic = recipe.critic is not None and recipe.critic.export
     if exports_critic or recipe.checkpoint.export != "none":
-        loop.make_room_to_save()
+        loop.weights.make_room_to_save()
     with _after_the_last_step():
         if exports_critic:
-            loop.saver.export_critic()
-        model = None if recipe.checkpoint.export == "none" else loop.saver.export_model(recipe.checkpoint.export)
+            saver.export_critic()
+        model = None if recipe.checkpoint.export == "none" else saver.export_model(recipe.checkpoint.export)
         summary = {
             "name": recipe.run.name,
             "run_directory": str(directory.path),
@@ -66,7 +67,7 @@ def _after_the_last_step() -> Iterator[None]:
         raise
 
 
-def _interrupted(loop: Loop) -> InterruptedRun:
+def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
     """Save a checkpoint where the state is whole, and say how to go on."""
     step = loop.position.step
     if loop.guard.torn:
@@ -87,13 +88,12 @@ def _interrupted(loop: Loop) -> InterruptedRun:
         return InterruptedRun(
             f"stopped at once, before the checkpoint of step {step} was saved. --resume continues from the newest checkpoint."
         )
-    where = loop.saver.directory.checkpoints
     return InterruptedRun(
-        f"stopped after step {step}; its checkpoint is in {where}. Continue with the same command and --resume."
+        f"stopped after step {step}; its checkpoint is in {checkpoints}. Continue with the same command and --resume."
     )
 
 
-def _save_what_is_whole(loop: Loop, error: Exception) -> str:
+def _save_what_is_whole(loop: Loop, checkpoints: Path, error: Exception) -> str:
     """Save the state that an error left, beside all earlier checkpoints; a line on where to go on from, if anywhere.
 
     An update that was refused as not finite is known to have changed nothing, so the updates before it are kept even where
@@ -111,7 +111,7 @@ def _save_what_is_whole(loop: Loop, error: Exception) -> str:
             return f"The state after step {position.step} was not saved: stopped at once."
     if position.saved_step < 0:
         return ""
-    path = loop.saver.directory.checkpoints / f"step-{position.saved_step:06d}"
+    path = checkpoints / f"step-{position.saved_step:06d}"
     where = f"The state after step {position.saved_step} is in {path}; --resume continues from there."
     if isinstance(error, NonFiniteError):
         where += " Should that fail again, change the recipe, or remove that folder to continue from the checkpoint before it."

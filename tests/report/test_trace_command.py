@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from rlcore.cli.trace import parse_steps
 from rlcore.run.report.timeline import Span, append_timeline
+from rlcore_report.trace_command import parse_steps
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ def trace_command(run: Path, steps: str | None, output: Path) -> None:
     """
     from rlcore.files import NAMED_OUTPUT, write_atomically
     from rlcore.run.report.timeline import read_timeline
-    from rlcore.run.storage.chrome_trace import chrome_trace
     from rlcore.run.storage.saved_run import SavedRun
     from rlcore.spi import CheckpointError
+    from rlcore_report.chrome_trace import chrome_trace
 
     wanted = None if steps is None else parse_steps(steps)
     spans = read_timeline(SavedRun.find(run).path / "timeline.jsonl")

@@ -1,7 +1,7 @@
 """Traces in Chrome's format: where each span stands, and of which process and thread it is."""
 
 from rlcore.run.report.timeline import Span
-from rlcore.run.storage.chrome_trace import chrome_trace
+from rlcore_report.chrome_trace import chrome_trace
 
 SPANS = [
     Span(step=1, lane="driver", name="generation", start=1000.5, seconds=(1.5,)),

@@ -1,0 +1,43 @@
+"""Make foreign text safe to print: exact strings, without characters that a terminal obeys, and not without end."""
+
+from typing import Any
+
+from attrs import Attribute
+
+MOST = 100_000
+"""Most characters of a message that are printed."""
+
+
+def printable(text: str, most: int = MOST) -> str:
+    """Return a text with its control characters and lone surrogates escaped; shortened where it has more than `most`."""
+    text = plain_text(text)
+    if len(text) > most:
+        text = f"{text[:most]} … ({len(text):,} characters)"
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else _escaped(letter) for letter in text)
+
+
+def plain_text(text: str) -> str:
+    """Return a text as an exact `str`; a subclass of a plugin's may override any method."""
+    return str.__str__(text)
+
+
+def as_plain(found: Any) -> Any:
+    """Return a text as an exact `str`, and anything else as it is, for checks to refuse."""
+    return plain_text(found) if isinstance(found, str) else found
+
+
+def plain_texts(cls: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":  # noqa: ARG001 - the form of attrs
+    """Have an attrs class keep its texts as exact `str`: a `field_transformer`."""
+    return [one.evolve(converter=as_plain) if one.converter is None else one for one in fields]
+
+
+def class_name(thing: object) -> str:
+    """Return the name of a thing's class, which a metaclass may hide."""
+    name: str = type.__dict__["__name__"].__get__(type(thing))
+    return printable(name)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
