@@ -62,7 +62,7 @@ class DataSourceProvider:
     """How the names of its files end, such as ".csv", in small letters. A recipe that names such a file and another source is
     refused, with this one as the remedy."""
     priority: int = 0
-    """Of several sources for one suffix, messages name the one of the highest priority."""
+    """The source's rank among those of one suffix: messages name the highest."""
     keys: frozenset[str] = field(default=frozenset(), converter=as_frozen)
     """Which of the keys `subset` and `split` of a data set's section it reads; any other is refused."""
     unavailable: Callable[[], str | None] = available
