@@ -36,7 +36,7 @@ CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 	$(addprefix tests/core/run/,execution report synchronous train_step) \
 	$(wildcard tests/core/run/test_loop*.py) \
 	$(foreach subject,ending interrupt preferences protocols train train_observers values,tests/core/run/test_$(subject).py)
-CORE := -e core[tokenizer,serve] datasets
+CORE := -e core[tokenizer] datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))
@@ -112,7 +112,7 @@ lint: setup-dev
 	$(BIN)/ruff check
 	$(BIN)/mypy $$($(BIN)/python release/packages.py checked)
 	$(BIN)/python release/import_contracts.py
-	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
+	printf '%s\n' $(PACKAGES) | xargs -P $(JOBS) -I {} sh -c 'cd {} && $(CURDIR)/$(BIN)/deptry src'
 
 oracle: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle

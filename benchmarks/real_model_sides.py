@@ -264,7 +264,7 @@ def greedy_by_transformers(trainer: Any, tokenizer: Any, prompts: Sequence[Any],
 
 def load_reward() -> Callable[[str, str], bool]:
     """The function that rlcore's recipes name."""
-    from rlcore.functions import load_function
+    from rlcore_workers.functions import load_function
 
     return load_function(f"{SCORING}:exact", "the reward")
 

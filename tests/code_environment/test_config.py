@@ -1,8 +1,8 @@
 """How many responses are tested at once."""
 
-from rlcore.worker_pool import default_processes
 from rlcore_code.config import CodeConfig, num_processes
 from rlcore_code.provider import CODE
+from rlcore_workers.pool import default_processes
 
 
 def test_it_is_the_number_of_cores_unless_stated():

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from rlcore.cli.main import cli
 from rlcore.spi import ENTRY_POINT_GROUPS, SPI_VERSION
-from rlcore.spi.provider import ROLES
+from rlcore_conformance.cli.new_plugin import DEPENDENCIES as ROLES
 from rlcore_conformance.cli.new_plugin import package_files
 
 MAX_LINES_OF_CODE = 100

@@ -18,6 +18,7 @@ from rlcore.published_plugins import first_published, how_to_install, pip_line
         ("trainer", "swfit", ("swift",), 'Did you mean "swift"?'),
         ("environment", "zzz", ("function",), ""),
         ("sink", "wandb", (), "Run: pip install rlcore-wandb"),
+        ("environment", "judge", (), "Run: pip install 'rlcore[rewards]'"),
         ("importer", "nemo_rl", (), 'Did you mean "nemo-rl"? Run: pip install rlcore-import'),
         ("observer", "watch", (), ""),
     ],

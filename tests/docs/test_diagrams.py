@@ -43,5 +43,5 @@ def test_rooms_stand_above_those_that_they_import():
 
 
 def test_a_circle_of_imports_is_refused():
-    with pytest.raises(ValueError, match="circle of imports among one, other"):
+    with pytest.raises(ValueError, match="one, other$"):
         script().levels({"one": {"other"}, "other": {"one", "third"}, "third": set()})

@@ -482,7 +482,7 @@ FAULTS = (
         TRAINER,
         "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
         "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, sequences)",
-        f"{GROUPS}::test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut",
+        f"{GROUPS}::test_columns_of_log_probabilities_are_of_the_updates_that_read_them",
     ),
     Fault(
         "an update gets the log-probabilities of the first microbatches",
@@ -773,14 +773,14 @@ FAULTS = (
         "rlcore.run.data.hub_reach",
         "    reason = why_unreachable()",
         "    reason = None",
-        "tests/core/serve/test_serving.py::test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it",
+        "tests/serving/test_serving.py::test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it",
     ),
     Fault(
         "what the Hub does not show is left to its client to say",
         "rlcore.run.data.tokenizer",
         "    except OSError as error:",
         "    except ZeroDivisionError as error:",
-        "tests/core/serve/test_serving.py::test_a_name_that_the_hub_does_not_know_is_no_defect",
+        "tests/serving/test_serving.py::test_a_name_that_the_hub_does_not_know_is_no_defect",
     ),
     Fault(
         "groups are replaced by rewards that nothing reads",
@@ -1399,10 +1399,10 @@ FAULTS = (
     ),
     Fault(
         "a program that a stop of the whole job reaches first has failed for good",
-        "rlcore.run.checkpoint_evaluation.evaluations",
+        "rlcore_serve.checkpoint_evaluation.evaluations",
         "self._closing.wait(GRACE_S)",
         "pass",
-        "tests/core/run/checkpoint_evaluation/test_evaluations.py"
+        "tests/serving/checkpoint_evaluation/test_evaluations.py"
         "::test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run",
     ),
     Fault(
@@ -1436,10 +1436,10 @@ FAULTS = (
     ),
     Fault(
         "a process lives no longer than its main thread",
-        "rlcore.descendants",
+        "rlcore_workers.descendants",
         "if state not in ENDED or living_threads(int(folder.name)):",
         "if state not in ENDED:",
-        "tests/core/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
+        "tests/workers/test_descendants.py::test_a_process_whose_main_thread_has_ended_lives_in_its_others",
     ),
     Fault(
         "what a killed rank has started is taken for gone with its main thread",
@@ -1457,10 +1457,10 @@ FAULTS = (
     ),
     Fault(
         "what a program leaves behind outlives its evaluation",
-        "rlcore.worker_pool",
+        "rlcore_workers.pool",
         "end_descendants(self._process.pid)",
         "pass",
-        "tests/core/run/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",
+        "tests/serving/checkpoint_evaluation/test_evaluations.py::test_what_a_program_leaves_behind_ends_with_it",
     ),
     Fault(
         "engines that come back while the others sleep are awake",

@@ -16,15 +16,14 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.sessions.record import Segment
-from rlcore.sessions.server import serving as serving_sessions
-from rlcore.sessions.session import Sessions
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, Segment, SessionEndpoint
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.environment import NemoGymBackend
 from rlcore_nemo_gym.provider import NEMO_GYM
+from rlcore_serve.sessions.server import serving as serving_sessions
+from rlcore_serve.sessions.session import Sessions
 
 from ..core.sessions.chat_model import END, ChatMl, Script, served  # type: ignore[import-not-found]
 from .gym_servers import TOOL, Gym, free_port, row, serving

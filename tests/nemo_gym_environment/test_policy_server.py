@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlcore.sessions.server import serving
-from rlcore.sessions.session import Sessions
 from rlcore.spi import ConfigError, SessionEndpoint
 from rlcore_nemo_gym.policy_server import KEY, PolicyServer
 from rlcore_nemo_gym.server_thread import ServerThread, listening
+from rlcore_serve.sessions.server import serving
+from rlcore_serve.sessions.session import Sessions
 
 from ..core.sessions.chat_model import END, Script, served  # type: ignore[import-not-found]
 from .gym_servers import free_port

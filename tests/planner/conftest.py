@@ -8,6 +8,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+from rlcore_ray.provider import RAY
 
 from ..core.run.conftest import prepared as prepared  # type: ignore[import-not-found]
 from ..core.run.conftest import run as run  # type: ignore[import-not-found]
@@ -34,6 +35,7 @@ def registry() -> Registry:
             "generator": [generator],
             "algorithm": [FAKE_ALGORITHM],
             "environment": [FAKE_ENVIRONMENT],
+            "execution": [RAY],
         }
     )
 

@@ -182,7 +182,6 @@ def test_on_a_cluster_the_driver_plans_by_its_own_devices_of_the_role(
     generator = evolve(FAKE_GENERATOR, capabilities=(FAKE_GENERATOR.capabilities - {"refit.in_process"}) | names)
     plan = resolved(
         "cluster.nodes=2",
-        "cluster.address=auto",
         "cluster.gpus_per_node=2",
         *overrides,
         registry=registry_of(trainer=trainer, generator=generator),

@@ -10,7 +10,7 @@ BETWEEN_PROCESSES = {
     "core/src/rlcore/run/execution/plugins.py": "options, from the driver to its workers",
     "plugins/ray_execution/src/rlcore_ray/failures.py": "errors, from a worker to its driver",
     "plugins/ray_execution/src/rlcore_ray/worker.py": "the tokenizer, from the driver",
-    "core/src/rlcore/worker_process.py": "requests and answers, by a pipe",
+    "plugins/workers/src/rlcore_workers/process.py": "requests and answers, by a pipe",
     "torchkit/src/rlcore_torchkit/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/host.py": "what an engine begins with, by its standard input",

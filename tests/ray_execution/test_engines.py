@@ -389,6 +389,7 @@ def test_a_rank_whose_engine_is_out_and_that_dies_itself_ends_the_stream(tmp_pat
     assert not pool.generator.is_usable
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("local_ray")
 def test_an_engine_that_fails_again_and_again_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     options = ("cluster.max_engine_restarts=1", *engine_options(tmp_path))

@@ -29,6 +29,7 @@ LAYOUTS = {
 NUM_RANKS = {"two": 2, "one": 1, "helpers": 4, "shared": 4, "separate": 2, "apart": 2}
 
 
+@pytest.mark.wide(sample=2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: str) -> None:
     options = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.functions import load_function
 from rlcore.run.plan.prepare import prepare
+from rlcore_workers.functions import load_function
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "smollm2"
 Script = Callable[..., None]

@@ -80,6 +80,7 @@ def expected_loss(model: Path) -> float:
     return total / number
 
 
+@pytest.mark.wide(keep=["fsdp2"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_the_loss_counts_what_the_assistant_said(folder: Path, trainer: str) -> None:
     with contextlib.chdir(folder):

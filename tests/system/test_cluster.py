@@ -136,7 +136,7 @@ class Killer(threading.Thread):
         """Engines of the killed rank and of those beside it that were there when the first new one was."""
 
     def run(self) -> None:
-        for number, (kind, mark) in enumerate((("judge", "rlcore.worker_process"), ("generator", ENGINE), ("rank", ""))):
+        for number, (kind, mark) in enumerate((("judge", "rlcore_workers.process"), ("generator", ENGINE), ("rank", ""))):
             while self.num_steps() < number + 1 or not (victims := self.victims(mark)):
                 time.sleep(0.02)
             engines = self.suspended() if kind == "rank" else []

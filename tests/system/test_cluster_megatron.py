@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlcore.serve.serving import find_target, prepare_serving, served_model
 from rlcore_ray.config import RayConfig
 from rlcore_ray.session import ray_session
+from rlcore_serve.serving import find_target, prepare_serving, served_model
 
 from .system_support import Workplace, checkpoints, close, read_metrics  # type: ignore[import-not-found]
 

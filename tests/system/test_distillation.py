@@ -129,7 +129,7 @@ DIVIDED_STUDENT = (
 )
 
 
-@pytest.mark.wide(keep=["fsdp2-inside", "megatron-inside"])
+@pytest.mark.wide(keep=["fsdp2-inside"])
 @pytest.mark.parametrize(
     ("trainer", "place"),
     [("fsdp2", ()), ("fsdp2", DIVIDED_TEACHER), ("megatron", ()), ("megatron", DIVIDED_STUDENT)],

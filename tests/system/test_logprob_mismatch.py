@@ -87,6 +87,7 @@ def test_a_generator_that_lies_is_found_out(
     assert read_metrics(run) == honest
 
 
+@pytest.mark.wide(keep=["fsdp2"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_dropout_neither_makes_a_lie_nor_hides_one(workplace: Workplace, site: Site, trainer: str) -> None:
     """What adapters drop in a train step is no part of the policy that samples are compared with, or weighed by."""

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.spi.provider import ROLES
+from rlcore_conformance.cli.new_plugin import DEPENDENCIES as ROLES
 
 ROOT = Path(__file__).parents[2]
 WARM_START = (

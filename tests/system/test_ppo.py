@@ -70,6 +70,7 @@ def lines_of(directory: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.wide(keep=["fsdp2"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_a_resumed_run_equals_one_that_was_not_stopped_to_the_last_bit(train: Train, trainer: str) -> None:
     whole = train("whole", f"trainer.name={trainer}")

@@ -121,6 +121,7 @@ class Expected:
         }
 
 
+@pytest.mark.wide(keep=["fsdp2-margins", "megatron-margins"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_reward_model_learns_as_an_independent_computation_does(
     place: Workplace, model: Path, case: str, request: pytest.FixtureRequest

@@ -20,10 +20,10 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from rlcore.cli.main import cli
-from rlcore.rewards.judge import JudgeBackend
-from rlcore.rewards.judge_config import JudgeConfig
 from rlcore.spi import EnvironmentContext, FinishReason, PluginError, Turn
 from rlcore.testing.models import make_model
+from rlcore_rewards.judge import JudgeBackend
+from rlcore_rewards.judge_config import JudgeConfig
 
 RECIPE = """
 [run]

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from rlcore.sessions.record import Segment
-from rlcore.sessions.sampling import Sample, SampleRequest
-from rlcore.sessions.served_model import ServedModel
-from rlcore.sessions.server import serving
-from rlcore.sessions.session import Session, Sessions
-from rlcore.spi import FinishReason, SamplingParams, SessionEndpoint
+from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingParams, Segment, SessionEndpoint
+from rlcore_serve.sessions.served_model import ServedModel
+from rlcore_serve.sessions.server import serving
+from rlcore_serve.sessions.session import Session, Sessions
 
 from ..core.sessions.chat_model import END, END_ID, ChatMl
 

@@ -12,9 +12,9 @@ from rlcore_verifiers.package import unavailable
 if missing := unavailable():
     pytest.skip(missing, allow_module_level=True)
 
-from rlcore.sessions.server import serving
-from rlcore.sessions.session import Sessions
 from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, SessionEndpoint
+from rlcore_serve.sessions.server import serving
+from rlcore_serve.sessions.session import Sessions
 from rlcore_verifiers.config import VerifiersConfig
 from rlcore_verifiers.environment import VerifiersEnvironment, episode_result
 

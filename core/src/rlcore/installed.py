@@ -15,8 +15,10 @@ from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
+from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
+from rlcore.spi.sessions import SESSION_SERVER_GROUP
 from rlcore.spi.sink import CHART_GROUP
 
 FILE = "entry_points.txt"
@@ -28,6 +30,8 @@ GROUPS = (
     IMPORTER_GROUP,
     PLANNER_GROUP,
     CHART_GROUP,
+    SESSION_SERVER_GROUP,
+    CHECKPOINT_EVALUATOR_GROUP,
     COMMAND_GROUP,
     CHANNEL_GROUP,
     DATASET_GROUP,

@@ -85,7 +85,7 @@ _PROGRAMS = (
     ("sqlcmd|bcp|zip|unzip", "-P", "", _ANY),
     ("smbclient|lftp", "-[uU]", r"[^\s'\",%]+[,%]", _ANY),
     ("openssl", "-pass(?:in|out)?", "pass:", _ANY),
-    ("wandb|vault", rf"login(?:{_GAP}--?\w[^\s'\"]*)*", "", _MIXED),
+    (r"[a-z][\w-]+", rf"login(?:{_GAP}--?\w[^\s'\"]*)*", "", _MIXED),
 )
 """Programs with the option whose value is a secret, what comes before the secret in the value, and the secret's form."""
 COMMANDS = tuple(

@@ -42,6 +42,7 @@ def prepared() -> SimpleNamespace:
         recipe=recipe,
         chosen={role: entry(role, name) for role, name in roles.items()},
         device="cpu",
+        runs_here=True,
         model=SimpleNamespace(dtype="float32"),
         algorithm=SimpleNamespace(needs=SimpleNamespace(source="rollouts")),
         channel="in_process",

@@ -53,7 +53,8 @@ def test_check_says_who_uses_which_devices(
 ) -> None:
     found = prepared()
     found.recipe = evolve(found.recipe, cluster=cluster)
-    found.device, found.ranks_per_generator = "cuda", num_ranks
+    found.device, found.ranks_per_generator, found.runs_here = "cuda", num_ranks, False
+    found.chosen["execution"] = evolve(found.chosen["trainer"], role="execution", name="threads")
     monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", lambda *_: found)
 
     def shown() -> str:
@@ -61,5 +62,7 @@ def test_check_says_who_uses_which_devices(
         return next(line.removeprefix("  cluster").strip() for line in lines if line.startswith("  cluster "))
 
     assert shown() == expected
+    execution = next(line for line in invoke("check", "r.toml").stdout.splitlines() if line.startswith("  execution "))
+    assert execution.split(maxsplit=1)[1] == "threads 1.2 of acme-tra (auto, priority 50)"
     del found.chosen["generator"]
     assert shown() == f"{expected.split(' train')[0]} train"

@@ -128,16 +128,25 @@ def test_the_listing_fits_any_width_and_leaves_nothing_out(installed, monkeypatc
 
 def test_what_is_missing_for_a_run_is_told_with_what_installs_it(installed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    line = "pip install rlcore-transformers rlcore-grpo"
-    assert f"missing for a run with rewards: generator, algorithm. Run: {line}" in run("--device", "cpu").splitlines()
+    line = "pip install rlcore-transformers rlcore-grpo rlcore-math"
+    assert (
+        f"missing for a run with rewards: generator, algorithm, environment. Run: {line}" in run("--device", "cpu").splitlines()
+    )
     listing = json.loads(run("--json", "--device", "cpu"))
-    assert listing["missing"] == {"roles": ["generator", "algorithm"], "install": line}
+    assert listing["missing"] == {"roles": ["generator", "algorithm", "environment"], "install": line}
 
 
-def test_an_empty_environment_lists_the_cores_own_plugins(installer):
-    found = {(row["distribution"], row["role"]) for row in plugins_json(discover(), "cpu")["plugins"]}
-    assert found == {("rlcore", "environment")}  # the core's own
+def test_an_empty_environment_lists_nothing(installer):
+    assert plugins_json(discover(), "cpu")["plugins"] == []
     assert "Plugins for rlcore" in run("--device", "auto")
+
+
+def test_executions_are_listed_with_the_one_that_auto_takes():
+    """The core's own where the recipe has no [cluster]."""
+    listing = plugins_json(discover(), "cpu")
+    own = next(row for row in listing["plugins"] if (row["role"], row["name"]) == ("execution", "in_process"))
+    assert (own["distribution"], own["state"], own["auto"]) == ("rlcore", "usable", True)
+    assert listing["auto"]["execution"] == {"name": "in_process", "error": None}
 
 
 SCRIPT = """

@@ -174,27 +174,6 @@ def test_paths_on_the_command_line_start_from_the_working_directory(tmp_path: Pa
     assert read_raw(path, ["lora.init_from=gone"]).values["lora"]["init_from"] == str(tmp_path / "here" / "gone")
 
 
-def test_files_with_functions_start_from_the_recipe_or_else_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "here").mkdir()
-    for file in ("recipes/rewards.py", "here/rewards.py", "here/agent.py"):
-        write(tmp_path / file, "")
-    monkeypatch.chdir(tmp_path / "here")
-    functions = '[environment.function]\npath = ["rewards.py:f", "gone.py:f", "os.path:join"]\n'
-    path = write(
-        tmp_path / "recipes" / "r.toml",
-        f'{functions}[environment.agent]\nfunction = "agent.py:run"\n[environment.judge]\nprompt_file = "judge.txt"',
-    )
-    sections = read_raw(path, ()).values["environment"]
-    assert sections["function"]["path"] == [
-        *(f"{tmp_path}/recipes/rewards.py:f", f"{tmp_path}/recipes/gone.py:f", "os.path:join")
-    ]
-    assert sections["agent"]["function"] == "agent.py:run"
-    assert sections["judge"]["prompt_file"] == f"{tmp_path}/recipes/judge.txt"
-    sections = read_raw(path, ["environment.function.path=rewards.py:g"]).values["environment"]
-    assert sections["function"]["path"] == f"{tmp_path}/here/rewards.py:g"
-
-
 def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write(tmp_path / "r.toml", 'model.path = "~/model"')
@@ -203,13 +182,11 @@ def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_home_that_is_not_known_is_left_to_the_converter(tmp_path: Path) -> None:
     nowhere = "~no-such-user/x"
-    keys = ("model.path", "lora.init_from", "data.train.path", "environment.judge.prompt_file")
+    keys = ("model.path", "lora.init_from", "data.train.path")
     text = "".join(f'{key} = "{nowhere}"\n' for key in keys)
-    path = write(tmp_path / "r.toml", f'{text}environment.function.path = ["{nowhere}.py:f", "rewards.py:f"]')
+    path = write(tmp_path / "r.toml", text)
     values = read_raw(path, ()).values
     assert values["model"]["path"] == values["lora"]["init_from"] == values["data"]["train"]["path"] == nowhere
-    assert values["environment"]["judge"]["prompt_file"] == nowhere
-    assert values["environment"]["function"]["path"] == [f"{nowhere}.py:f", f"{tmp_path}/rewards.py:f"]
 
 
 def test_a_recipe_in_a_home_that_is_not_known_cannot_be_read(tmp_path: Path) -> None:

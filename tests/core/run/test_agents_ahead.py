@@ -37,6 +37,7 @@ from .test_asynchrony import (  # type: ignore[import-not-found]
     rollouts,
 )
 
+pytest.importorskip("rlcore_serve", reason="sessions need a server")
 Run = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.timeout(300)
 SMALL = (

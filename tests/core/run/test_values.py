@@ -42,7 +42,7 @@ def rows(tmp_path: Path) -> tuple[str, ...]:
 def test_a_model_of_values_learns_and_is_measured_by_its_values(
     run: Run, prepared: Prepare, rows: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert set(prepared(*rows).chosen) == {"trainer", "algorithm"}
+    assert set(prepared(*rows).chosen) == {"trainer", "algorithm", "execution"}
     run(*rows)
     (directory,) = (tmp_path / "runs").iterdir()
     metrics = read_metrics(directory)

@@ -5,7 +5,6 @@ import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from data_support import require_source
@@ -13,14 +12,13 @@ from data_support import require_source
 from rlcore.config.data import DatasetConfig
 from rlcore.config.load import read_raw
 from rlcore.config.model import ModelConfig
-from rlcore.functions import load_function
 from rlcore.images import image_file
 from rlcore.model_files import model_problems
-from rlcore.rewards.judge import template_of
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.schema.file_limits import memory_bytes, read_file, require_file, require_tree
 from rlcore.spi import RlcoreError
+from rlcore_workers.functions import load_function
 
 
 def pipe(path: Path) -> None:
@@ -150,10 +148,6 @@ def function(path: Path) -> None:
     load_function(f"{path.parent / 'reward.py'}:score", "environment.function.path")
 
 
-def judge(path: Path) -> None:
-    template_of(SimpleNamespace(prompt=None, prompt_file=str(path)))  # type: ignore[arg-type]
-
-
 def image(path: Path) -> None:
     image_file(str(path))
 
@@ -170,7 +164,6 @@ READERS = [
     *map(of_model, ("tekken.json", "vocab.txt", "additional_chat_templates/tools.jinja", "model.safetensors.index.json")),
     of_model("model.safetensors"),
     function,
-    judge,
     image,
 ]
 WHOLE = [reader for reader in READERS if "safetensors" not in reader.__name__ or "index" in reader.__name__]

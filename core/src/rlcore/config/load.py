@@ -27,10 +27,6 @@ COMMAND_LINE = "the command line"
 MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"), ("critic", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
-FUNCTIONS: tuple[Key, ...] = (("environment", "agent", "function"), ("environment", "function", "path"))
-"""Where "file.py:function" may stand, or an array of such."""
-FILES: tuple[Key, ...] = (("environment", "judge", "prompt_file"),)
-"""Paths of files, whether they are there or not."""
 
 
 @frozen(kw_only=True)
@@ -266,30 +262,11 @@ def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> 
         is_model = key in MODEL_PATHS and "/" in value and candidate.parent.is_dir()
         if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
-    for key in FILES:
-        section = _table_at(tables, key[:-1])
-        value = section.get(key[-1])
-        if key in origins and isinstance(value, str) and has_home(value):
-            section[key[-1]] = os.path.normpath(origins[key].directory / expanded(value))
-    for key in FUNCTIONS:
-        section = _table_at(tables, key[:-1])
-        if key in origins:
-            section[key[-1]] = _functions_from(section.get(key[-1]), origins[key].directory)
 
 
 def _is_of_files(source: Any) -> bool:
     provider = installed_data_sources().get(source) if isinstance(source, str) else None
     return provider is not None and provider.path == "file"
-
-
-def _functions_from(value: Any, directory: Path) -> Any:
-    """Return "file.py:function", or an array of such, with the files of a directory, or else those of the working one."""
-    if isinstance(value, list):
-        return [_functions_from(item, directory) for item in value]
-    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    candidate = directory / expanded(file)
-    is_file = file.endswith(".py") and has_home(file) and (candidate.is_file() or not Path(file).is_file())
-    return f"{os.path.normpath(candidate)}{colon}{name}" if is_file else value
 
 
 def _table_at(tables: Mapping[str, Any], key: Key) -> dict[str, Any]:

@@ -22,8 +22,10 @@ from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
+from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
+from rlcore.spi.sessions import SESSION_SERVER_GROUP
 from rlcore.spi.sink import CHART_GROUP
 from rlcore.time_limit import LateError
 
@@ -229,7 +231,14 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
     """Return what the environment variable names of plugins that no recipe can disable."""
     disabled = _disable_list(())
-    groups = {"importer": IMPORTER_GROUP, "command": COMMAND_GROUP, "planner": PLANNER_GROUP, "chart": CHART_GROUP}
+    groups = {
+        "importer": IMPORTER_GROUP,
+        "command": COMMAND_GROUP,
+        "planner": PLANNER_GROUP,
+        "chart": CHART_GROUP,
+        "session_server": SESSION_SERVER_GROUP,
+        "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
+    }
     for role, group in groups.items():
         for entry_point in installed.select(group=group):
             disabled.covers(_named(Installed, entry_point, role=role))

@@ -1,4 +1,4 @@
-"""Functions that packages add to the core: the planner of "auto" options, and charts of finished runs."""
+"""Functions that packages add to the core: the planner of "auto" options, charts of finished runs, the session server."""
 
 from typing import TypeVar
 
@@ -7,6 +7,8 @@ from attrs import field, frozen
 from rlcore.registry.discovery import FunctionEntry, load_group
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import states_of
+from rlcore.spi.errors import PluginError
+from rlcore.spi.sessions import SESSION_SERVER_GROUP, SessionContext, SessionServer
 
 
 @frozen(kw_only=True, eq=False)
@@ -23,7 +25,30 @@ class PlannerEntry(FunctionEntry):
     role: str = field(default="planner", init=False)
 
 
+@frozen(kw_only=True, eq=False)
+class SessionServerEntry(FunctionEntry):
+    """One installed session server, as rlcore.spi.sessions.SESSION_SERVER_GROUP describes it."""
+
+    role: str = field(default="session_server", init=False)
+
+
+@frozen(kw_only=True, eq=False)
+class CheckpointEvaluatorEntry(FunctionEntry):
+    """One installed checkpoint evaluator, as rlcore.spi.observer.CHECKPOINT_EVALUATOR_GROUP describes it."""
+
+    role: str = field(default="checkpoint_evaluator", init=False)
+
+
 AnyFunction = TypeVar("AnyFunction", bound=FunctionEntry)
+
+
+def session_server(context: SessionContext) -> SessionServer:
+    """Build the installed session server. PluginError where there is none, or it is not usable."""
+    entry = only_function(SessionServerEntry, SESSION_SERVER_GROUP)
+    if entry is None or entry.function is None:
+        raise PluginError(f"found no session server; expected one in {SESSION_SERVER_GROUP}")
+    server: SessionServer = entry.function(context)
+    return server
 
 
 def only_function(kind: type[AnyFunction], group: str) -> AnyFunction | None:

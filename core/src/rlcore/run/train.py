@@ -1,22 +1,21 @@
 """`train`: build what a prepared recipe chose, run it, and leave a run directory behind."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
-from rlcore.run.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.checkpoint_evaluation import EvaluatedRun, checkpoint_evaluator
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.recorded_progress import RecordedProgress
 from rlcore.run.report.sinks import Sinks
@@ -66,7 +65,16 @@ def train(
             clock, guard = PhaseClock(recorded), InterruptGuard()
             with (
                 _open_sinks(prepared, directory.path, recorded) as sinks,
-                _evaluations(prepared, directory, sinks, recorded, clock, guard) as evaluations,
+                checkpoint_evaluator(
+                    EvaluatedRun(
+                        recipe=prepared.recipe,
+                        directory=directory,
+                        sinks=sinks,
+                        progress=recorded,
+                        clock=clock,
+                        guard=guard,
+                    )
+                ) as evaluations,
                 execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
             ):
                 run = TrainingRun(
@@ -104,17 +112,3 @@ def _open_sinks(prepared: RunPlan, directory: Path, progress: Progress) -> Itera
         yield sinks
     finally:
         sinks.close()
-
-
-@contextmanager
-def _evaluations(
-    prepared: RunPlan, directory: RunDirectory, sinks: Sinks, progress: Progress, clock: PhaseClock, guard: InterruptGuard
-) -> Iterator[Sequence[LoopObserver]]:
-    """The evaluations of the run's checkpoints, none of which outlives it."""
-    if prepared.recipe.checkpoint_evaluation is None:
-        yield []
-        return
-    for label in sinks.without_evaluations:
-        progress.note(f"{label} takes no figures of evaluated checkpoints; they are in metrics.jsonl")
-    with closing(CheckpointEvaluations(prepared.recipe, directory, sinks, progress, clock, guard)) as evaluations:
-        yield [evaluations]

@@ -62,3 +62,17 @@ Share: TypeAlias = Annotated[float, between(0, 1)]
 Text: TypeAlias = Annotated[str, not_empty()]
 PathText: TypeAlias = Annotated[str, KNOWN_HOME]
 """A path that `rlcore.schema.homes.expanded` is called with."""
+
+
+@frozen
+class PathBesideRecipe:
+    """Marks the type of a plugin's path: a relative one starts from the folder of the file in which the recipe says it."""
+
+    names_function: bool = False
+    """True for "file.py:function", whose file may lie in the working directory too; "module:function" stays as it is."""
+
+
+FileText: TypeAlias = Annotated[str, KNOWN_HOME, PathBesideRecipe()]
+"""A path of a file. The plugin gets it absolute."""
+FunctionText: TypeAlias = Annotated[str, KNOWN_HOME, PathBesideRecipe(names_function=True)]
+"""A function, as "file.py:function" or "module:function". The plugin gets the file's path absolute."""

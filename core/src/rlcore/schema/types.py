@@ -1,12 +1,14 @@
 """Types of configuration fields, taken apart: unions, arrays, tables, and the types inside them."""
 
 import functools
+import math
 import operator
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Union
+from numbers import Real
+from typing import Any, TypeVar, Union
 
 import attrs
 
@@ -30,6 +32,27 @@ def constraints(tp: Any) -> tuple[Constraint, ...]:
     """The conditions that are written beside a type."""
     found = typing.get_args(tp)[1:] if typing.get_origin(tp) is typing.Annotated else ()
     return tuple(condition for condition in found if isinstance(condition, Constraint))
+
+
+MarkT = TypeVar("MarkT")
+
+
+def marks(tp: Any, kind: type[MarkT]) -> Iterator[MarkT]:
+    """Yield the remarks of a class that are written beside a type, its alternatives or its items."""
+    if typing.get_origin(tp) is typing.Annotated:
+        yield from (mark for mark in typing.get_args(tp)[1:] if isinstance(mark, kind))
+        tp = plain(tp)
+    if is_union(tp) or is_array(tp):
+        for argument in typing.get_args(tp):
+            yield from marks(argument, kind)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number; numpy's numbers count."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 def is_constrained(tp: object) -> bool:

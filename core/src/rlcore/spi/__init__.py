@@ -49,12 +49,15 @@ _NAMES = {
     ),
     "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
-    "observer": "ObserverContext",
+    "observer": "CHECKPOINT_EVALUATOR_GROUP ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES Provider Role",
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
+    "sessions": (
+        "SESSION_SERVER_GROUP ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"
+    ),
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "tools": "ParseToolCalls Tool ToolCall",
@@ -189,6 +192,7 @@ if TYPE_CHECKING:
     from rlcore.spi.loss import LossInputs as LossInputs
     from rlcore.spi.loss import LossOutput as LossOutput
     from rlcore.spi.loss import LossSpec as LossSpec
+    from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP as CHECKPOINT_EVALUATOR_GROUP
     from rlcore.spi.observer import ObserverContext as ObserverContext
     from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
     from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec
@@ -205,6 +209,15 @@ if TYPE_CHECKING:
     from rlcore.spi.provider import Role as Role
     from rlcore.spi.rows import LazyRows as LazyRows
     from rlcore.spi.sampling_mask import SamplingMask as SamplingMask
+    from rlcore.spi.sessions import SESSION_SERVER_GROUP as SESSION_SERVER_GROUP
+    from rlcore.spi.sessions import ChatTokenizer as ChatTokenizer
+    from rlcore.spi.sessions import Sample as Sample
+    from rlcore.spi.sessions import Sampler as Sampler
+    from rlcore.spi.sessions import SampleRequest as SampleRequest
+    from rlcore.spi.sessions import Segment as Segment
+    from rlcore.spi.sessions import Session as Session
+    from rlcore.spi.sessions import SessionContext as SessionContext
+    from rlcore.spi.sessions import SessionServer as SessionServer
     from rlcore.spi.shards import Delta as Delta
     from rlcore.spi.shards import ShardExport as ShardExport
     from rlcore.spi.shards import ShardRoute as ShardRoute

@@ -72,6 +72,8 @@ AGENT = "agent"
 """run(row, seed, session) in place of reset and step: episodes run by themselves and ask the policy through OpenAI's API."""
 CHEAP_RESET = "cheap_reset"
 """reset is quick and depends on its row alone: the core resets every row once before a run, to check prompt lengths."""
+REWARD_FUNCTIONS = "reward_functions"
+"""EnvironmentContext.reward_functions: it rewards samples by functions that a program hands over."""
 NO_REWARDS = "no_rewards"
 """Every reward is 0: it brings prompts alone, for algorithms that learn from something else."""
 

@@ -1,7 +1,8 @@
 """What the core gives a backend when it builds it: `Backend(context, config)`."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -127,6 +128,9 @@ class EnvironmentContext:
     """What an environment is built with."""
 
     seed: int
+    reward_functions: tuple[Callable[..., Any], ...] = ()
+    """Functions that a program hands over, as `rlcore.train(recipe, reward=f)` does, in place of those that the section names.
+    Needs the capability `reward_functions`."""
 
 
 @frozen(kw_only=True)

@@ -62,7 +62,7 @@ class DataSourceProvider:
     """How the names of its files end, such as ".csv", in small letters. A recipe that names such a file and another source is
     refused, with this one as the remedy."""
     priority: int = 0
-    """The source's rank among those of one suffix: messages name the highest."""
+    """Messages name the source of the highest priority among several for one suffix."""
     keys: frozenset[str] = field(default=frozenset(), converter=as_frozen)
     """Which of the keys `subset` and `split` of a data set's section it reads; any other is refused."""
     unavailable: Callable[[], str | None] = available

@@ -5,6 +5,10 @@ from typing import Any
 
 from attrs import frozen
 
+CHECKPOINT_EVALUATOR_GROUP = "rlcore.checkpoint_evaluators"
+"""Functions, called as function(EvaluatedRun) -> LoopObserver with a method `close`: what measures a run's checkpoints as the
+section `[checkpoint_evaluation]` says. A run uses the only one that is installed."""
+
 
 @frozen(kw_only=True)
 class ObserverContext:

@@ -3,8 +3,8 @@
 import signal
 from typing import Any
 
-from rlcore.worker_pool import WorkerPool
-from rlcore.worker_process import Ended, Limits, Task
+from rlcore_workers.pool import WorkerPool
+from rlcore_workers.process import Ended, Limits, Task
 
 COSTLY_S = 0.25
 MAX_RESPONSES = 1000

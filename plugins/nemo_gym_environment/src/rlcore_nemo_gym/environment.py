@@ -6,13 +6,14 @@ from typing import Any
 
 import aiohttp
 
-from rlcore.functions import brief, is_number
+from rlcore.schema.types import is_number
 from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
 from rlcore_nemo_gym.agent_servers import find_agent, run_episode
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.policy_server import KEY, PolicyEpisode, PolicyServer
 from rlcore_nemo_gym.rows import PARAMS, agent_of, params_of, read_rows
 from rlcore_nemo_gym.server_thread import SECTION
+from rlcore_workers.functions import brief
 
 FAILURE = "_ng_failure_class"
 """The field of a reply by which servers of NeMo Gym say that its reward is none."""

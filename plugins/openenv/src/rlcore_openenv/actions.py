@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from rlcore.functions import brief, load_function, place_in
 from rlcore.spi import RewardError
 from rlcore_openenv.config import OpenEnvConfig
+from rlcore_workers.functions import brief, load_function, place_in
 
 ACTION_KEY = "environment.openenv.action_function"
 ACTION_FORM = 'a function of (answer, observation), as "FILE.py:FUNCTION" or "MODULE:FUNCTION", not async'

@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from rlcore.functions import is_async, load_function
 from rlcore.spi import CheckContext, ConfigError, Problem
 from rlcore_openenv.actions import ACTION_FORM, ACTION_KEY
 from rlcore_openenv.config import OpenEnvConfig
 from rlcore_openenv.views import OBSERVATION_FORM, OBSERVATION_KEY
+from rlcore_workers.functions import is_async, load_function
 
 SECTION = "environment.openenv"
 

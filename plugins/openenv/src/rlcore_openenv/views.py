@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from rlcore.functions import brief, load_function, place_in
 from rlcore.spi import PluginError, RewardError
 from rlcore_openenv.config import OpenEnvConfig
+from rlcore_workers.functions import brief, load_function, place_in
 
 OBSERVATION_KEY = "environment.openenv.observation_function"
 OBSERVATION_FORM = 'a function of (observation), as "FILE.py:FUNCTION" or "MODULE:FUNCTION", not async'

@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
-from rlcore.descendants import living_threads
 from rlcore.spi import ExecutionProgress
 from rlcore_ray.failures import WorkerInfo
+from rlcore_workers.descendants import living_threads
 
 MARK = "RLCORE_POOL"
 """The environment variable by which they are known; what they start in turn inherits it."""

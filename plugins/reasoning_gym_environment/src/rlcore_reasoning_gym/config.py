@@ -61,6 +61,6 @@ def num_processes(config: ReasoningGymConfig) -> int:
     """How many responses are scored at once."""
     if config.num_processes is not None:
         return config.num_processes
-    from rlcore.worker_pool import default_processes  # which listing the plugins does not need
+    from rlcore_workers.pool import default_processes  # which listing the plugins does not need
 
     return default_processes()

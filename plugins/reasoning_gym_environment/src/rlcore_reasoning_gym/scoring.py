@@ -10,9 +10,9 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.spi import RewardError
-from rlcore.worker_pool import WorkerPool
-from rlcore.worker_process import Ended, Limits, Task
 from rlcore_reasoning_gym.config import ReasoningGymConfig, num_processes
+from rlcore_workers.pool import WorkerPool
+from rlcore_workers.process import Ended, Limits, Task
 
 MAX_RESPONSES = 1000
 """Responses that one process scores: sympy keeps some of what it has parsed."""

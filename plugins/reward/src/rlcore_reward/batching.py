@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.spi import PluginError
-from rlcore.worker_pool import WorkerPool
+from rlcore_workers.pool import WorkerPool
 
 
 class Batches:

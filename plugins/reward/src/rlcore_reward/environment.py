@@ -15,11 +15,11 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
-from rlcore.worker_pool import WorkerPool
-from rlcore.worker_process import Ended, Task, ending
 from rlcore_reward.batching import Batches
 from rlcore_reward.config import RewardModelConfig
 from rlcore_reward.scorer import Conversation, Failure, Scoring
+from rlcore_workers.pool import WorkerPool
+from rlcore_workers.process import Ended, Task, ending
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """Environment variables with the Hub's tokens, which the process that loads the model gets."""

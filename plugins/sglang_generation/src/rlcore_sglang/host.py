@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlcore.descendants import end_with
+from rlcore_workers.descendants import end_with
 
 READY = -1
 """The call that the answer of the start is for."""

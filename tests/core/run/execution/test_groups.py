@@ -135,7 +135,7 @@ def test_values_are_in_the_places_of_their_tokens_and_need_no_column() -> None:
 
 
 def test_columns_of_log_probabilities_are_of_the_updates_that_read_them() -> None:
-    batch, group = batch_of([3, 4, 5, 6]), trainer(8)
+    batch, group = batch_of([3, 4, 5, 6]), trainer(6)  # which cuts the longest sequence first
     minibatches = [minibatch(batch, [0, 2]), minibatch(batch, [3])]  # nothing is learned from sequence 1
     columns = [LogprobsColumn(name="a", model="policy"), LogprobsColumn(name="b", model="reference", first=1)]
     found = group.with_logprobs(minibatches, columns, (ADVANTAGES,), 0)

@@ -291,6 +291,7 @@ def test_what_was_guessed_is_told_once() -> None:
 
 @pytest.mark.parametrize(("channel", "by_trainer"), [("shards", "host"), ("directory", "off")])
 def test_the_end_of_a_channel_that_sends_is_asked_for_changes(channel: str, by_trainer: str) -> None:
+    pytest.importorskip("rlcore_torchkit", reason="has these channels")
     route: Any = Unsteady()
     refitter = refitter_of(route, apart=False, channel=channel, delta="host")
     refitter.refit(0)

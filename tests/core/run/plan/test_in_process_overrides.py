@@ -1,24 +1,25 @@
 """What a program hands over stands in for the recipe's own."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from rlcore.config.load import Origin, raw_from
-from rlcore.registry.discovery import Registry
-from rlcore.rewards.environment import FunctionBackend
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.plan.in_process_overrides import InProcessOverrides
 from rlcore.run.plan.prepare import prepare
-from rlcore.spi import ConfigError, PluginError
-from rlcore.testing.fakes import fake_registry
+from rlcore.spi import ConfigError, EnvironmentContext, PluginError
+from rlcore.testing.fakes import FAKE_ENVIRONMENT, fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment
 
 ORIGIN = Origin(label="the test", directory=Path())
 RECIPE: dict[str, Any] = {
     "model": {"path": "none"},
     "algorithm": {"name": "fake"},
-    "environment": {"name": "fake", "function": {"path": "gone.py:f", "weights": {"score": 2.0}}},
+    "environment": {"name": "fake"},
     "data": {"train": {"source": "jsonl", "path": "gone.jsonl", "limit": 1}},
 }
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
@@ -38,20 +39,41 @@ def given(**options: Any) -> InProcessOverrides:
     return InProcessOverrides(origin=ORIGIN, **options)
 
 
+class Rewards(FakeEnvironment):
+    def __init__(self, context: EnvironmentContext, config: Any) -> None:
+        super().__init__(context, config)
+        self.functions = context.reward_functions
+
+
+def with_rewards(*able: str) -> Registry:
+    """The fakes, with an environment `function` that declares these capabilities."""
+    provider = evolve(FAKE_ENVIRONMENT, name="function", backend=f"{__name__}:Rewards", capabilities=able)
+    entry = Entry(role="environment", name="function", distribution="in-process", version="0").holding(provider)
+    return evolve(fake_registry(), entries=(*fake_registry().entries, entry))
+
+
 def test_a_function_and_rows_replace_those_of_the_recipe() -> None:
-    plan = prepare(RECIPE, registry=fake_registry(), given=given(reward=(score,), rows={"train": ROWS}))
-    assert isinstance(plan.environment, FunctionBackend)
+    recipe = {**RECIPE, "environment": {"name": "fake", "function": {"path": "gone.py:f", "num_turns": 2}}}
+    plan = prepare(recipe, registry=with_rewards("reward_functions"), given=given(reward=(score,), rows={"train": ROWS}))
+    assert plan.environment.functions == (score,)  # type: ignore[union-attr]
     assert (plan.recipe.data.train.source, plan.recipe.data.train.path, plan.recipe.data.train.limit) == ("python", None, 1)
     assert plan.given_rows["train"] is ROWS
-    assert "[environment.function.weights]" in plan.resolved
+    assert "num_turns = 2\n" in plan.resolved
     assert "gone" not in plan.resolved
-    assert RECIPE["environment"]["name"] == "fake"
+    assert recipe["environment"]["name"] == "fake"
 
 
-def test_a_recipe_of_the_run_directory_needs_what_was_given() -> None:
-    recipe = {**RECIPE, "environment": {"name": "function"}}
-    with pytest.raises(ConfigError, match=r"environment\.function\.path.*rlcore\.train"):
-        prepare(recipe, registry=fake_registry())
+def test_a_function_needs_an_environment_that_takes_it() -> None:
+    handed = given(reward=(score,), rows={"train": ROWS})
+    with pytest.raises(PluginError, match=re.escape("Run: pip install 'rlcore[rewards]'")):
+        prepare(RECIPE, registry=fake_registry(), given=handed)
+    with pytest.raises(PluginError, match="reward_functions"):
+        prepare(RECIPE, registry=with_rewards(), given=handed)
+
+
+def test_a_resumed_run_needs_the_environment_that_was_given() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.name.*rlcore\.train"):
+        prepare({**RECIPE, "environment": {"name": "python"}, "data": {}}, registry=fake_registry())
 
 
 @pytest.mark.parametrize(("environment", "runs_agents"), [(FakeEnvironment.__new__(FakeEnvironment), False), (Agents(), True)])

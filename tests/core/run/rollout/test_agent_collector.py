@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlcore.registry.functions import session_server
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -40,6 +41,7 @@ from rlcore.testing.fakes import FakeTokenizer
 from .test_collector import Notes, Speller
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
+pytest.importorskip("rlcore_serve", reason="sessions need a server")
 Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]
 
 
@@ -83,6 +85,7 @@ def make() -> Any:
             "tokenizer": FakeTokenizer(),
             "sampling": SamplingParams(stop_token_ids=(0,)),
             "samples_per_prompt": 2,
+            "server": session_server,
             "max_sequence_length": 200,
             "max_response_tokens": 5,
             "max_failed_fraction": 0.5,

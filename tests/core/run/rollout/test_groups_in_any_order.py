@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rlcore.registry.functions import session_server
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
@@ -174,7 +175,8 @@ def collector_of(runner: EpisodeRunner) -> StepCollector[Any]:
         "progress": Progress(),
     }
     if runner.runs_agents:
-        return AgentCollector(**options, max_sequence_length=200, history="refuse")
+        pytest.importorskip("rlcore_serve", reason="sessions need a server")
+        return AgentCollector(**options, server=session_server, max_sequence_length=200, history="refuse")
     return RolloutCollector(**options, prompt_limit=PromptLimit(max_tokens=300, drops=False, key="data.train"), max_turns=2)
 
 

@@ -9,10 +9,7 @@ import pytest
 
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import seed_after
-from rlcore.sessions.errors import RequestError
-from rlcore.sessions.sampling import Sample, SampleRequest
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, SamplingParams
-from rlcore.spi.execution import Responses
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Responses, Sample, SampleRequest, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -91,7 +88,7 @@ def test_nothing_is_sampled_once_generation_has_ended(sampler: SessionSampler) -
         waiting = asyncio.create_task(sampler.sample(request()))
         await asyncio.sleep(0)
         sampler.close()
-        refused = await asyncio.gather(waiting, sampler.sample(request()), return_exceptions=True)
+        refused = await asyncio.gather(waiting, sampler.sample(request()))
         sampler.open()
         again = asyncio.create_task(sampler.sample(request()))
         await asyncio.sleep(0)
@@ -99,8 +96,7 @@ def test_nothing_is_sampled_once_generation_has_ended(sampler: SessionSampler) -
         again.cancel()
         return refused
 
-    outcomes = run(ask())
-    assert all(isinstance(one, RequestError) and one.status == 503 for one in outcomes)
+    assert run(ask()) == [None, None]
     assert sampler.feed.num_outstanding == 0
 
 
@@ -123,10 +119,7 @@ def test_a_session_that_is_given_up_waits_no_longer(sampler: SessionSampler) -> 
         given_up, kept = (asyncio.create_task(sampler.sample(request(conversation=number))) for number in (3, 4))
         await asyncio.sleep(0)
         sampler.give_up(3)
-        await asyncio.wait([given_up])
-        error = given_up.exception()
-        assert isinstance(error, RequestError)
-        assert error.status == 401
+        assert await given_up is None
         assert sampler.feed.num_outstanding == 1
         assert not kept.done()
         kept.cancel()

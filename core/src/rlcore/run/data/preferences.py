@@ -14,13 +14,13 @@ from rlcore import spi
 from rlcore.chat.conversation import behind_prompt, opened_prompt
 from rlcore.chat.messages import ASSISTANT, IN_LOSS, read_messages, thought_of
 from rlcore.config.data import DatasetConfig
-from rlcore.functions import is_number
 from rlcore.images import image_parts
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault, tools_beside
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.data.turn_ends import ended_answer, require_shown, turn_end
+from rlcore.schema.types import is_number
 
 EXPECTED = "be learned from as preferences; expected a prompt with a chosen and a rejected answer"
 

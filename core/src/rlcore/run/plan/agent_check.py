@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from rlcore.config.recipe import RolloutConfig
-from rlcore.installed import is_installed
+from rlcore.published_plugins import first_published, pip_line
 from rlcore.registry.discovery import Entry
+from rlcore.registry.functions import SessionServerEntry, only_function
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import Problem, capabilities
+from rlcore.spi import SESSION_SERVER_GROUP, Problem, capabilities
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -26,9 +27,10 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return
     agents = f"with environment {name!r}, whose agents run the episodes"
-    if not is_installed("aiohttp"):
-        remedy = "Run: pip install 'rlcore[serve]'"
-        yield Problem(path="environment", found=f"{name!r}, without the package aiohttp", expected="the package", remedy=remedy)
+    if only_function(SessionServerEntry, SESSION_SERVER_GROUP) is None:
+        requirement = first_published("session_server")
+        remedy = f"Run: {pip_line([requirement])}" if requirement else ""
+        yield Problem(path="environment", found=f"{name!r}, without a session server", expected="one", remedy=remedy)
     if rollout.max_turns != 1:
         expected = "1, the default: an agent asks as often as it likes"
         yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)

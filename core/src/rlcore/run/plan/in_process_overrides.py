@@ -1,18 +1,16 @@
 """Objects that a program passes to a run besides its recipe: reward functions, an environment, rows."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from rlcore.config.load import Origin, RawRecipe
-from rlcore.functions import Function
 from rlcore.registry.binding import build_environment, require_environment
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.rewards.environment import FunctionBackend
 from rlcore.run.data.datasets import Split
-from rlcore.spi import AgentEnvironment, ConfigError, Environment, EnvironmentContext, Problem, capabilities
+from rlcore.spi import AgentEnvironment, ConfigError, Environment, EnvironmentContext, PluginError, Problem, capabilities
 
 PYTHON = "python"
 """What the recipe calls an environment, or the source of rows, that is handed over."""
@@ -22,7 +20,7 @@ PYTHON = "python"
 class InProcessOverrides:
     """Stands in for parts of a recipe, whose own keys for them are then taken out."""
 
-    reward: Sequence[Function] = ()
+    reward: Sequence[Callable[..., Any]] = ()
     environment: Environment | AgentEnvironment | None = None
     rows: Mapping[Split, Sequence[Any]] = field(factory=dict)
     origin: Origin
@@ -67,7 +65,9 @@ class InProcessOverrides:
         if self.environment is not None:
             require_environment(entry, self.environment)
             return self.environment
-        return FunctionBackend(context, config, self.reward) if self.reward else build_environment(entry, context, config)
+        if self.reward and (entry.provider is None or capabilities.REWARD_FUNCTIONS not in entry.provider.capabilities):
+            raise PluginError(f"{entry.label} takes no functions of a program; expected one that declares `reward_functions`")
+        return build_environment(entry, evolve(context, reward_functions=tuple(self.reward)), config)
 
 
 def _as_agent(entry: Entry) -> Entry:

@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 
 from rlcore.config.convert import CLUSTER, EXECUTION, OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import COMMAND_LINE, RawRecipe
+from rlcore.config.plugin_paths import with_plugin_paths
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
 from rlcore.registry.selection import AUTO, select
@@ -19,7 +20,9 @@ from rlcore.spi import ROLES, ClusterConfig, ConfigError, Note, PluginError, Pro
 def convert_recipe(raw: RawRecipe, registry: Registry | None = None) -> tuple[Recipe, Registry]:
     """Convert a recipe by the sections of the installed plugins, for which `registry` stands in. Returns these as well."""
     registry = registry or discover(_disabled_plugins(raw.values))
-    return convert(raw, sections(registry), unchecked(registry), _cluster_class(raw.values.get(CLUSTER), registry)), registry
+    found = sections(registry)
+    cluster = _cluster_class(raw.values.get(CLUSTER), registry)
+    return convert(with_plugin_paths(raw, found), found, unchecked(registry), cluster), registry
 
 
 def execution_needs(cluster: ClusterConfig | None) -> dict[str, str]:

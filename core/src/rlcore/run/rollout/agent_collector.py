@@ -1,22 +1,23 @@
 """Rewarded samples of agents: each episode has a session, and each of the session's segments becomes a sequence."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from attrs import frozen
 
 from rlcore import spi
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups, SessionOptions
+from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups
 from rlcore.run.rollout.collector import StepCollector
+from rlcore.run.rollout.episode import NOT_GENERATED
 from rlcore.run.rollout.episode_group import Compared, reward_components
 from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import StepPlans
-from rlcore.sessions.record import NOT_GENERATED, Segment
-from rlcore.sessions.served_model import History, ServedModel
+from rlcore.spi import Segment
 from rlcore.spi.arrays import offsets_of
 
 MODEL_NAME = "policy"
@@ -28,30 +29,33 @@ _SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.ST
 class AgentCollector(StepCollector[AgentGroup]):
     """Episodes that agents run. Seeds follow from those of the steps, the episode, and the order of its requests."""
 
+    server: Callable[[spi.SessionContext], spi.SessionServer]
+    """Builds the server of its sessions."""
     max_sequence_length: int
-    history: History
+    history: Literal["refuse", "segment"]
     compares: Compared = "rewards"
     """What tells the samples of a group apart."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepCollector."""
         sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask)
-        model = ServedModel(
-            name=MODEL_NAME,
+        context = spi.SessionContext(
+            model_name=MODEL_NAME,
             tokenizer=self.tokenizer,
             sampler=sampler,
-            max_sequence_length=self.max_sequence_length,
             sampling=self.sampling,
+            max_tokens=self.max_response_tokens,
+            max_sequence_length=self.max_sequence_length,
             capabilities=frozenset(name for name in _SAMPLING if self.generator.has(name)),
             vocab_size=self.episodes.vocab_size,
             history=self.history,
-            parser=self.tool_parser,
+            parse_tool_calls=None if self.tool_parser is None else self.tool_parser.parse,
             note=self.progress.note,
         )
         return AgentGroups(
-            model=model,
+            server=self.server(context),
             sampler=sampler,
-            options=SessionOptions(sampling=self.sampling, max_tokens=self.max_response_tokens, compares=self.compares),
+            compares=self.compares,
             plans=plans,
             runner=self.episodes,
             failures=failures,

@@ -1,10 +1,9 @@
 """Groups of episodes that agents run: each has a session, which asks for samples until the agent says its reward."""
 
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -13,11 +12,7 @@ from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import StepPlans
-from rlcore.sessions.record import Segment
-from rlcore.sessions.served_model import ServedModel
-from rlcore.sessions.server import serving
-from rlcore.sessions.session import Session, Sessions
-from rlcore.spi import EpisodeResult, SamplingParams, SessionEndpoint
+from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
 
 
 @define(kw_only=True, eq=False)
@@ -60,17 +55,6 @@ class AgentGroup:
         """See OpenGroup: an agent leaves nothing behind."""
 
 
-@frozen(kw_only=True, eq=False)
-class SessionOptions:
-    """What all sessions of a run have in common."""
-
-    sampling: SamplingParams
-    max_tokens: int
-    """Most tokens of an answer."""
-    compares: Compared = "rewards"
-    """What tells the samples of a group apart."""
-
-
 class AgentGroups(GroupWork[AgentGroup]):
     """Runs agents, each from its beginning to its end: none can be left and taken up again. Where their server or their event
     loop ends, they begin again."""
@@ -80,9 +64,9 @@ class AgentGroups(GroupWork[AgentGroup]):
     def __init__(
         self,
         *,
-        model: ServedModel,
+        server: SessionServer,
         sampler: SessionSampler,
-        options: SessionOptions,
+        compares: Compared,
         plans: StepPlans,
         runner: EpisodeRunner,
         failures: MaskedFailures,
@@ -90,20 +74,17 @@ class AgentGroups(GroupWork[AgentGroup]):
         groups_per_step: int,
         on_ended: Callable[[int, int], None],
     ) -> None:
-        """`model` answers by `sampler`. `on_ended` gets how many of the open groups' episodes have ended, and how many there
-        are."""
+        """`server` answers by `sampler`; `compares` is what tells the samples of a group apart. `on_ended` gets how many of the
+        open groups' episodes have ended, and how many there are."""
         self.feed, self.count, self.task_pool = sampler.feed, sampler.count, TaskPool()
         self.plans, self.failures, self.group_size = plans, failures, group_size
-        self._model = model
+        self._server = server
         self._sampler = sampler
-        self._options = options
+        self._compares = compares
         self._runner = runner
         self._samples_per_step = groups_per_step * group_size
         self._tell = on_ended
-        self._serving = ExitStack()
-        self._sessions = Sessions()
-        self._address: str | None = None
-        """Where the server listens, while there is one."""
+        self._serves = False
         self._calls: EnvironmentCalls | None = None
         self._on_ended: Callable[[int], None]
         self._groups: dict[int, AgentGroup] = {}
@@ -119,15 +100,17 @@ class AgentGroups(GroupWork[AgentGroup]):
 
     def open(self) -> None:
         """See GroupWork: serve sessions."""
-        if self._address is None:
+        if not self._serves:
             self._sampler.open()
-            self._address = self._serving.enter_context(serving(self._model, self._sessions))
+            self._server.open()
+            self._serves = True
 
     def close(self) -> None:
         """See GroupWork."""
         self._sampler.close()
-        self._serving.close()
-        self._address = None
+        if self._serves:
+            self._serves = False
+            self._server.close()
 
     def new_group(self, number: int) -> AgentGroup:
         """See GroupWork."""
@@ -172,7 +155,7 @@ class AgentGroups(GroupWork[AgentGroup]):
         """See GroupWork: whether what is compared differs among its episodes, each of which is one turn."""
         results = [episode.result for episode in group.episodes if episode.result is not None]
         rewards, components = [(one.reward,) for one in results], [one.reward_components for one in results]
-        return has_reward_variance(rewards, components, self._options.compares)
+        return has_reward_variance(rewards, components, self._compares)
 
     def kept(self, group: AgentGroup) -> AgentGroup | None:
         """See GroupWork: a group whose agents have all ended."""
@@ -202,10 +185,9 @@ class AgentGroups(GroupWork[AgentGroup]):
         sessions: list[Session] = []
 
         def begin() -> SessionEndpoint:
-            sessions.append(self._open_session((*plan.draws.key, in_step)))
+            sessions.append(self._server.begin((*plan.draws.key, in_step)))
             self._running[episode] = sessions[0]
-            token = sessions[0].token
-            return SessionEndpoint(base_url=f"{self._address}/{token}/v1", api_key=token, model=self._model.name)
+            return sessions[0].endpoint
 
         seed, of = plan.draws.reset_seeds[of_step], (in_step, self._samples_per_step)
         call = self._runner.run(plan.rows[of_step], seed, begin, of, episode)
@@ -227,11 +209,8 @@ class AgentGroups(GroupWork[AgentGroup]):
         self._tell(self._num_ended, len(self._groups) * self.group_size)
         self._on_ended(number)
 
-    def _open_session(self, seed: tuple[int, ...]) -> Session:
-        return self._sessions.open(seed=seed, sampling=self._options.sampling, max_tokens=self._options.max_tokens)
-
-    def _finish(self, session: Session) -> list[Segment]:
-        segments = self._sessions.finish(session)
+    def _finish(self, session: Session) -> Sequence[Segment]:
+        segments = session.finish()
         self._sampler.give_up(session.number)
         return segments
 

@@ -5,6 +5,7 @@ from typing import Any
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DatasetConfig
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
+from rlcore.registry.functions import session_server
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.report.progress import Progress
@@ -49,6 +50,7 @@ def collector_of(
             tokenizer=tokenizer,
             sampling=sampling,
             samples_per_prompt=options.samples_per_prompt,
+            server=session_server,
             max_sequence_length=rollout.max_sequence_length,
             max_response_tokens=rollout.max_response_tokens,
             max_failed_fraction=rollout.max_failed_fraction,

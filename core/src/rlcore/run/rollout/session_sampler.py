@@ -1,10 +1,9 @@
-"""The generator's stream as the server of sessions sees it: each request joins what is generated."""
+"""The generator's stream as a session server sees it: each request joins what is generated."""
 
 import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ import numpy as np
 from rlcore.run.rollout.episode import Completion, CompletionRequest, Decode, until_stop
 from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
 from rlcore.run.rollout.step_plans import seed_after
-from rlcore.sessions.errors import RequestError
-from rlcore.sessions.sampling import Sample, SampleRequest
-from rlcore.spi import FinishReason, SamplingMask
+from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingMask
 
 
 class SessionSampler:
@@ -29,26 +26,28 @@ class SessionSampler:
         self.count = SampleCount()
         self._decode = decode
         self._lock = threading.Lock()
-        self._waiting: dict[asyncio.Future[Completion], int] = {}
+        self._waiting: dict[asyncio.Future[Completion | None], int] = {}
         """What is waited for, each with the session that it is of."""
         self._is_closed = False
 
-    async def sample(self, request: SampleRequest) -> Sample:
-        """See rlcore.sessions.sampling.Sampler."""
+    async def sample(self, request: SampleRequest) -> Sample | None:
+        """See rlcore.spi.Sampler."""
         said: list[Completion] = []
         while True:
             sampled = await self._ask(request, said)
+            if sampled is None:
+                return None
             sampled = until_stop([part.tokens for part in said], sampled, self._decode)
             said.append(sampled)
             if sampled.finish_reason is not FinishReason.ABORTED:
                 return self._joined(said)
 
-    async def _ask(self, request: SampleRequest, said: Sequence[Completion]) -> Completion:
-        """What follows on what a sample has said so far, in parts."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    async def _ask(self, request: SampleRequest, said: Sequence[Completion]) -> Completion | None:
+        """What follows on what a sample has said so far, in parts; None where it is refused."""
+        future: asyncio.Future[Completion | None] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._is_closed:
-                raise _ended()
+                return None
             self._waiting[future] = request.conversation
         num_said = sum(len(part.tokens) for part in said)
         wanted = CompletionRequest(
@@ -62,20 +61,21 @@ class SessionSampler:
             sampling_mask=self._sampling_mask,
             goes_on=request.goes_on or num_said > 0,
         )
+        completion = None
         try:
             self.count.ask(1)
             self.feed.ask([wanted])
-            return await future
-        except (asyncio.CancelledError, RequestError):  # whoever asked has gone, or is refused
-            self.count.withdraw(self.feed.withdraw(lambda waiting: waiting is not wanted))
-            raise
+            completion = await future
+            return completion
         finally:
+            if completion is None:  # whoever asked has gone, or is refused
+                self.count.withdraw(self.feed.withdraw(lambda waiting: waiting is not wanted))
             with self._lock:
                 self._waiting.pop(future, None)
 
     def give_up(self, session: int) -> None:
         """Refuse what a session still waits for. From any thread."""
-        self._refuse(RequestError(401, "this session is finished", code="session_finished"), session)
+        self._refuse(session)
 
     def open(self) -> None:
         """Take requests, as it does until `close`."""
@@ -86,13 +86,13 @@ class SessionSampler:
         """Refuse what waits for a sample, and all that is asked for from now on."""
         with self._lock:
             self._is_closed = True
-        self._refuse(_ended())
+        self._refuse()
 
-    def _refuse(self, error: RequestError, session: int | None = None) -> None:
+    def _refuse(self, session: int | None = None) -> None:
         with self._lock:
             waiting = [future for future, owner in self._waiting.items() if session in (None, owner)]
         for future in waiting:
-            _settle(future, partial(future.set_exception, error))
+            _settle(future, None)
 
     def _joined(self, said: Sequence[Completion]) -> Sample:
         """The parts of a sample as one."""
@@ -113,14 +113,11 @@ class SessionSampler:
         self.count.come(len(samples), len(samples))
         for sampled in samples:
             future: Any = sampled.wanted.owner
-            _settle(future, partial(future.set_result, sampled))
+            _settle(future, sampled)
 
 
-def _ended() -> RequestError:
-    return RequestError(503, "generation has ended")
-
-
-def _settle(future: "asyncio.Future[Completion]", tell: partial[None]) -> None:
-    """Tell a future what came of it, on its own event loop."""
+def _settle(future: "asyncio.Future[Completion | None]", completion: Completion | None) -> None:
+    """Set a future's result, on its own event loop."""
     with suppress(RuntimeError):  # the loop is closed
-        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else tell())  # done: whoever asked has gone
+        # A future that is done belongs to someone who has gone.
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else future.set_result(completion))

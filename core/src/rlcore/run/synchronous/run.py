@@ -24,7 +24,7 @@ from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
-from rlcore.run.protocols import LoopPosition, MetricsTo, WeightSync, nothing
+from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, WeightSync, nothing
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -61,6 +61,8 @@ class SynchronousRun:
     registry: Registry
     tokenizer: Tokenizer
     rows: Sequence[spi.Row]
+    observers: Sequence[LoopObserver] = ()
+    """Those that follow the run besides its metrics file."""
 
     def train(self, metrics_file: Path, progress: Progress) -> None:
         """Train to the last step, with a line of the metrics file a step."""
@@ -74,7 +76,11 @@ class SynchronousRun:
                 learners=[self._policy(algorithm, backends, clock, progress)],
                 weights=self._weights(backends, clock, progress, guard),
                 saver=Unsaved(),
-                observers=[MetricsTo(write=partial(append_metrics, metrics_file)), MetricsTo(write=progress.step)],
+                observers=[
+                    MetricsTo(write=partial(append_metrics, metrics_file)),
+                    MetricsTo(write=progress.step),
+                    *self.observers,
+                ],
                 progress=progress,
                 clock=clock,
                 guard=guard,

@@ -35,7 +35,7 @@ class _Episode:
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
-    """Of the weights that sampled each token; READ for the others."""
+    """The weight version that sampled each token; READ for the others."""
     text: str = ""
     reward: float = 0.0
     components: dict[str, float] = field(factory=dict)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import asdict, frozen
 
-from rlcore.descendants import supervised
 from rlcore.gpu import detect_device
 from rlcore.published_plugins import how_to_install
 from rlcore.registry.discovery import Entry, Registry, discover
@@ -19,6 +18,7 @@ from rlcore.registry.selection import select
 from rlcore.schema.problem import Problem
 from rlcore.spi.errors import ConfigError, PluginError, WorkerError
 from rlcore.spi.provider import ROLES, Role
+from rlcore_workers.descendants import supervised
 
 if TYPE_CHECKING:
     from rich.table import Table

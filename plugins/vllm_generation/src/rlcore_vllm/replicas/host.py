@@ -12,11 +12,11 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.descendants import end_with
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore.spi.errors import ProblemsError
 from rlcore_vllm.engines.sampling import Event, Samples
 from rlcore_vllm.setup.settings import EngineSettings
+from rlcore_workers.descendants import end_with
 
 
 @frozen(kw_only=True)

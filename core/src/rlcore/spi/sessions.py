@@ -1,0 +1,171 @@
+"""Sessions: the policy behind OpenAI's API for one episode each, and the sequences that the episode trains on.
+
+A run whose environment declares `agent` asks the installed session server for an endpoint each episode. The server turns
+requests into sample requests, which the core has generated, and returns what was sampled as sequences of tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from attrs import frozen
+
+from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
+from rlcore.spi.environment import SessionEndpoint
+from rlcore.spi.generator import FinishReason, SamplingParams
+from rlcore.spi.sampling_mask import SamplingMask
+from rlcore.spi.tools import ParseToolCalls
+
+SESSION_SERVER_GROUP = "rlcore.session_servers"
+"""Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
+
+
+@frozen(kw_only=True, eq=False)
+class SampleRequest:
+    """One sample that is wanted."""
+
+    prompt: Int32Array
+    """int32 [length], at least one token. Requests of one array share a prompt."""
+    seed: int
+    """Non-negative and below 2⁶³."""
+    max_tokens: int
+    """Most tokens to generate, at least 1."""
+    sampling: SamplingParams
+    conversation: int = -1
+    """`Session.number` of the session that it belongs to; -1 where its prompts have nothing in common."""
+    goes_on: bool = False
+    """Whether the session has asked before."""
+
+
+@frozen(kw_only=True, eq=False)
+class Sample:
+    """One sample."""
+
+    text: str
+    """Its tokens decoded, without special tokens."""
+    tokens: Int32Array
+    """int32 [T], the stop token included."""
+    logprobs: Float32Array
+    """float32 [T]: of each token under the distribution sampled from."""
+    weight_versions: Int32Array
+    """int32 [T]: version of the weights that sampled each token."""
+    finish_reason: FinishReason
+    sampling_mask: SamplingMask | None = None
+    """What each of the T tokens was chosen among, where the generator was asked."""
+
+
+class Sampler(Protocol):
+    """A generator as a session server sees it."""
+
+    async def sample(self, request: SampleRequest) -> Sample | None:
+        """Generate one sample, on any event loop; it joins whatever else is generated. Cancelling it gives the sample up. None
+        where no sample comes any more: generation has ended, or the session is finished."""
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer as a session server sees it."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
+
+    @property
+    def prompt_prefix(self) -> tuple[int, ...]:
+        """Tokens that a prompt given as plain text begins with."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of exactly this text, no special tokens added."""
+
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text as it stands behind another one."""
+
+    def decode(self, tokens: Sequence[int] | Int32Array) -> str:
+        """Return the text of tokens, without special tokens."""
+
+    def show(self, tokens: Sequence[int] | Int32Array) -> str:
+        """Return the text of tokens, special tokens included."""
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
+        """Return the tokenizer with further variables for its chat template. DataError where that reads none of a name."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the messages through the chat template, up to where the assistant's answer begins. DataError where the
+        template refuses them."""
+
+
+@frozen(kw_only=True, eq=False)
+class SessionContext:
+    """What a session server is built with."""
+
+    model_name: str
+    """What clients call the model."""
+    tokenizer: ChatTokenizer
+    sampler: Sampler
+    sampling: SamplingParams
+    """The distribution of all samples, and their stop tokens."""
+    max_tokens: int
+    """Most tokens of an answer."""
+    max_sequence_length: int
+    """Most tokens of a prompt and its answer."""
+    capabilities: frozenset[str] = frozenset()
+    """What the generator can do, of rlcore.spi.capabilities."""
+    vocab_size: int | None = None
+    """Tokens that the model has; None where that is not known."""
+    history: Literal["refuse", "segment"] = "refuse"
+    """rollout.history: what becomes of a chat whose template rewrites what there was, a refusal or a new sequence."""
+    parse_tool_calls: ParseToolCalls | None = None
+    """Reads the calls of tools; None where their form is not known, and tools are refused."""
+    note: Callable[[str], None]
+    """Tells the user something, from any thread."""
+
+
+@frozen(kw_only=True, eq=False)
+class Segment:
+    """One sequence of a session: T tokens from the first prompt to the last answer."""
+
+    tokens: Int32Array
+    """int32 [T]"""
+    loss_mask: BoolArray
+    """bool [T]: True where the policy sampled the token, in the first of the session's segments that holds it."""
+    logprobs: Float32Array
+    """float32 [T]: of each token under the distribution sampled from; 0.0 where the policy only read it."""
+    weight_versions: Int32Array
+    """int32 [T]: version of the weights that sampled each token; -1 where the policy only read it."""
+    finish_reason: FinishReason
+    """Why the last answer ended."""
+    text: str
+    """The text of all answers, one after another."""
+    sampling_mask: SamplingMask
+    """What each token was chosen among, where the generator was asked; empty rows elsewhere."""
+
+
+class Session(Protocol):
+    """One episode's endpoint."""
+
+    @property
+    def number(self) -> int:
+        """Its own among all sessions of the process."""
+
+    @property
+    def endpoint(self) -> SessionEndpoint:
+        """What the environment gets."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that were asked for so far."""
+
+    def finish(self) -> Sequence[Segment]:
+        """Refuse its requests from now on, those under way too, and return what was recorded, in order. From any thread."""
+
+
+class SessionServer(Protocol):
+    """Serves sessions."""
+
+    def open(self) -> None:
+        """Begin to listen."""
+
+    def begin(self, seed: tuple[int, ...]) -> Session:
+        """Return a session, whose samples' seeds follow from this key of numpy's SeedSequence and the order of its requests.
+        From any thread, between `open` and `close`."""
+
+    def close(self) -> None:
+        """End the server, and what answers requests. `open` may be called again."""

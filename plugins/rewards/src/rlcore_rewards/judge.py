@@ -1,0 +1,146 @@
+"""The environment `judge`: one turn an episode, scored by a model behind OpenAI's API."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.installed import is_installed
+from rlcore.schema.file_limits import read_file
+from rlcore.schema.homes import expanded
+from rlcore.secrets import keep_secret, masked
+from rlcore.spi import (
+    CheckContext,
+    ConfigError,
+    DataError,
+    EnvironmentContext,
+    PluginError,
+    Problem,
+    ResetResult,
+    RewardError,
+    Row,
+    StepResult,
+    Turn,
+)
+from rlcore_rewards.judge_config import JudgeConfig
+from rlcore_rewards.judge_template import filled, pattern_fault, row_fields, score_of
+from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
+
+SECTION = "environment.judge"
+CLOSE_S = 2.0
+WRONG = ("AuthenticationError", "PermissionDeniedError", "NotFoundError", "BadRequestError", "UnprocessableEntityError")
+"""Errors of the client that the next request would meet too."""
+
+
+class JudgeBackend:
+    """Asks the judge about each answer."""
+
+    def __init__(self, context: EnvironmentContext, config: JudgeConfig) -> None:  # noqa: ARG002
+        self._config = config
+        self._template = template_of(config)
+        self._clients: dict[asyncio.AbstractEventLoop, Any] = {}
+        """One for each event loop, to which its connections belong."""
+
+    def rows(self, split: str) -> Sequence[Row] | None:  # noqa: ARG002
+        """Return None: prompts come from the recipe's data."""
+        return None
+
+    async def reset(self, row: Row, seed: int) -> ResetResult:  # noqa: ARG002
+        """The row's prompt. DataError where the row has none, or lacks a field that the judge is told."""
+        if missing := [name for name in row_fields(self._template) if name not in row]:
+            has = ", ".join(map(repr, row))
+            raise DataError(f"{SECTION}: the prompt names row[{missing[0]}]; expected a field of the row, which has {has}")
+        return ResetResult(observation=observation_of(row, self._config), state=row)
+
+    async def step(self, state: Any, turn: Turn) -> StepResult:
+        """The score, as a reward from 0.0 to 1.0. RewardError where there is none; PluginError where the endpoint refuses."""
+        config = self._config
+        score = score_of(await self._asked(filled(self._template, state[PROMPT], turn.text, state)), config)
+        low, high = config.score_range
+        reward = (score - low) / (high - low)
+        return StepResult(reward=reward, done=True, success=reward >= config.success_reward, metrics={"score": score})
+
+    def close(self) -> None:
+        """Close the connections; the next call opens others."""
+        clients, self._clients = self._clients, {}
+        for loop, client in clients.items():
+            if not loop.is_closed() and loop.is_running():
+                with contextlib.suppress(TimeoutError):
+                    asyncio.run_coroutine_threadsafe(client.close(), loop).result(CLOSE_S)
+
+    async def _asked(self, text: str) -> str:
+        config = self._config
+        try:
+            answer = await self._endpoint().chat.completions.create(
+                model=config.model,
+                messages=[{"role": "user", "content": text}],
+                temperature=config.temperature,
+                max_tokens=config.max_tokens,
+            )
+        except Exception as error:  # of a library that is imported only here
+            what = masked(f"the judge {config.model!r} at {config.base_url}: {type(error).__name__}: {error}")
+            # Not `from error`, whose own words are what the endpoint said.
+            raise (PluginError if type(error).__name__ in WRONG else RewardError)(what) from None
+        return answer.choices[0].message.content or ""
+
+    def _endpoint(self) -> Any:
+        from openai import AsyncOpenAI
+
+        loop, config = asyncio.get_running_loop(), self._config
+        if loop not in self._clients:
+            self._clients[loop] = AsyncOpenAI(
+                base_url=config.base_url,
+                api_key="none" if config.api_key_env is None else keep_secret(os.environ.get(config.api_key_env, "")),
+                timeout=config.timeout_s,
+                max_retries=config.max_attempts - 1,
+            )
+        return self._clients[loop]
+
+
+def template_of(config: JudgeConfig) -> str:
+    """What the judge is asked. ConfigError where it cannot be read."""
+    if config.prompt is not None or config.prompt_file is None:
+        return config.prompt or ""
+    try:
+        return read_file(expanded(config.prompt_file)).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = _problem("prompt_file", f"{config.prompt_file} ({error})", "a file with text in UTF-8")
+        raise ConfigError([problem]) from error
+
+
+def check(context: CheckContext | None, config: JudgeConfig) -> list[Problem]:
+    """Return what is wrong with the section."""
+    problems = prompt_problems(SECTION, config)
+    if not is_installed("openai"):
+        found, remedy = "the section, without the package openai", "Run: pip install 'rlcore[rewards]'"
+        problems.append(Problem(path=SECTION, found=found, expected="the package", remedy=remedy))
+    if not config.base_url.startswith(("http://", "https://")):
+        problems.append(_problem("base_url", repr(config.base_url), "an address that begins with http:// or https://"))
+    if config.api_key_env is not None and not os.environ.get(config.api_key_env):
+        problems.append(_problem("api_key_env", f"{config.api_key_env}, which is not set", "a variable of the environment"))
+    if config.score_field is None and (fault := pattern_fault(config.score_pattern)):
+        problems.append(_problem("score_pattern", fault, "a regular expression with one group"))
+    limit_s = None if context is None else context.environment_timeout_s
+    if limit_s is not None and config.timeout_s >= limit_s:
+        expected = f"less than rollout.environment_timeout_s, which is {limit_s:g}"
+        problems.append(_problem("timeout_s", f"{config.timeout_s:g}", expected))
+    return problems + _template_problems(config)
+
+
+def _template_problems(config: JudgeConfig) -> list[Problem]:
+    if (config.prompt is None) == (config.prompt_file is None):
+        found = "neither" if config.prompt is None else "both"
+        return [Problem(path=SECTION, found=f"{found} of prompt and prompt_file", expected="one of the two")]
+    try:
+        template = template_of(config)
+    except ConfigError as error:
+        return list(error.problems)
+    if "{completion}" in template:
+        return []
+    key = "prompt" if config.prompt is not None else "prompt_file"
+    return [_problem(key, f"{template!r:.60}", "a text with {completion} in it", "The judge would never see the answer.")]
+
+
+def _problem(key: str, found: str, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"{SECTION}.{key}", found=found, expected=expected, remedy=remedy)

@@ -1,0 +1,93 @@
+"""Reads the values of reward functions, and combines them into one reward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.schema.types import is_number
+from rlcore.spi import RewardError
+from rlcore_workers.functions import brief
+
+REWARD, SUCCESS = "reward", "success"
+
+
+@frozen
+class RewardOutput:
+    """What one function says of one sample."""
+
+    name: str
+    """The function's."""
+    figures: Mapping[str, float]
+    """`reward`, where the function says one, and whatever else it returned."""
+    success: bool | None = None
+    """None where it does not say."""
+
+
+@frozen(kw_only=True)
+class Score:
+    """What a sample is worth."""
+
+    reward: float
+    success: bool
+    metrics: Mapping[str, float]
+    components: Mapping[str, float]
+    """What the reward is the sum of, weighted; empty where that is one thing."""
+
+
+def read(name: str, value: object) -> RewardOutput:
+    """What a function's value stands for: a finite number, or a mapping of names to such, in which `success` is a bool.
+    RewardError where it is something else."""
+    values: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {REWARD: value}
+    success = values.pop(SUCCESS, None)
+    if success is not None and not isinstance(success, bool | np.bool_):
+        raise _wrong(name, f"{SUCCESS!r} as {brief(success)}", "True or False")
+    for key, found in values.items():
+        if not (is_number(found) or isinstance(found, bool | np.bool_)):  # True is a usual way to say that an answer is right
+            what = brief(value) if not isinstance(value, Mapping) else f"{brief(found)} as {key!r}"
+            raise _wrong(name, what, "a finite number, or a mapping of names to such")
+    return RewardOutput(
+        name, {str(key): float(found) for key, found in values.items()}, None if success is None else bool(success)
+    )
+
+
+def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_reward: float) -> Score:
+    """The weighted sum of what functions say: of each its reward, or else those of its figures that `weights` names. Everything
+    is a metric, but for the reward of a single function. RewardError where there is no reward, or one that `weights` names is
+    missing."""
+    parts: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    for one in said:
+        if REWARD in one.figures:
+            found = {one.name: one.figures[REWARD]}
+        else:
+            found = {name: figure for name, figure in one.figures.items() if name in weights}
+        if not found:
+            raise _wrong(one.name, f"a mapping of {_listed(one.figures)}", f"{REWARD!r} among them, or a name in weights")
+        for name, figure in ({key: value for key, value in one.figures.items() if key != REWARD} | found).items():
+            if name in metrics:
+                raise _wrong(one.name, f"{name!r}, which is said already", "each name once")
+            metrics[name] = figure
+        parts |= found
+    if missing := [name for name in weights if name not in parts]:
+        raise RewardError(f"weights name {_listed(missing)}, of which there is none; found {_listed(parts)}")
+    weighted = {name: weights.get(name, 1.0) * figure for name, figure in parts.items()}
+    reward = float(sum(weighted.values()))
+    verdicts = [one.success for one in said if one.success is not None]
+    if len(said) == 1:
+        metrics = {name: figure for name, figure in metrics.items() if name != said[0].name}
+    return Score(
+        reward=reward,
+        success=all(verdicts) if verdicts else reward >= success_reward,
+        metrics=metrics,
+        components=weighted if len(weighted) > 1 else {},
+    )
+
+
+def _wrong(name: str, found: str, expected: str) -> RewardError:
+    return RewardError(f"the reward function {name!r} returned {found}; expected {expected}")
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -1,0 +1,68 @@
+"""`rlcore serve`."""
+
+import contextlib
+
+import click
+
+from rlcore.schema.printable import printable
+from rlcore.secrets import keep_secret, masked
+
+
+@click.command("serve")
+@click.argument("target", metavar="RUN_OR_MODEL")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--checkpoint", metavar="step-N", help="A checkpoint of the run, in place of its exported model or its newest one."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every one of the machine."
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
+@click.option("--name", help="What clients call the model; by default the name of the run or of the model.")
+@click.option("--generator", metavar="PLUGIN", help="The generator that serves; by default the run's own.")
+@click.option(
+    "--api-key",
+    envvar="RLCORE_API_KEY",
+    show_envvar=True,
+    metavar="KEY",
+    help="What clients have to show; by default everyone is answered.",
+)
+@click.option(
+    "--max-length", type=click.IntRange(min=2), help="Most tokens of prompt and answer; by default the model's limit."
+)
+def serve_command(
+    target: str,
+    overrides: tuple[str, ...],
+    checkpoint: str | None,
+    host: str,
+    port: int,
+    name: str | None,
+    generator: str | None,
+    api_key: str | None,
+    max_length: int | None,
+) -> None:
+    """Serve a model over HTTP.
+
+    RUN_OR_MODEL is a run directory, one of its checkpoints, a Hugging Face model directory or a name on the Hub. Of a run,
+    the exported model is served, or else its newest checkpoint, which is exported first. KEY=VALUE overrides a key of the run's
+    recipe, such as the generator's options.
+
+    Ctrl-C ends it.
+    """
+    from rlcore_serve.serving import check_address, find_target, prepare_serving, serve, served_model
+
+    keep_secret(api_key or "")
+    source = click.get_current_context().get_parameter_source("api_key")
+    if source is click.core.ParameterSource.COMMANDLINE:
+        _note("warning: everyone here can read the key in the list of processes. Set RLCORE_API_KEY in place of --api-key")
+    check_address(host, port)
+    serving = prepare_serving(find_target(target, checkpoint, _note), overrides, generator)
+    with contextlib.suppress(KeyboardInterrupt):
+        model = served_model(serving, _note)
+        entry = serving.generator
+        _note(f"serving {model} on http://{host}:{port} with {entry.name} {entry.version} of {entry.distribution}")
+        serve(serving, model, host=host, port=port, name=name, max_sequence_length=max_length, api_key=api_key, note=_note)
+
+
+def _note(text: str) -> None:
+    click.echo(printable(masked(text)), err=True)

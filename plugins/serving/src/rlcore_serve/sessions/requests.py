@@ -1,0 +1,181 @@
+"""Requests of OpenAI's API, read strictly: what the server does not do is refused, with everything else that is wrong."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from rlcore.chat.messages import read_message, read_messages, read_tools
+from rlcore.images import image_parts
+from rlcore.spi import DataError, Message, SamplingParams
+from rlcore.spi.arrays import Int32Array
+from rlcore_serve.sessions.bounds import require_bounded
+from rlcore_serve.sessions.errors import RequestError, bad_request
+from rlcore_serve.sessions.request_keys import looked_up, shown
+
+MAX_N = 128
+MAX_TOP_K = 2**31 - 1
+MIN_TEMPERATURE = 1e-3
+"""Besides 0; logits that are divided by less are infinite, and say nothing any more."""
+
+
+@frozen(kw_only=True, eq=False)
+class AnswerRequest:
+    """A request for `n` answers, of either kind."""
+
+    model: str
+    sampling: SamplingParams
+    """What the client wants, over the default."""
+    chooses_distribution: bool
+    """Whether the client chose a distribution other than the default."""
+    max_tokens: int | None
+    n: int
+    seed: int | None
+    stream: bool
+    include_usage: bool
+    """Whether a stream ends with the numbers of tokens."""
+    logprobs: bool
+    return_token_ids: bool = False
+    """Whether the reply has the tokens of prompt and answers too."""
+    record: bool = True
+    """Whether the session records the answers; those that it does not are no part of its sequences."""
+    messages: tuple[Message, ...] = ()
+    """Messages of a chat, in the form of `read_messages`."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_variables: Mapping[str, Any] = field(factory=dict)
+    """Variables of the chat template in this request, which override those of the model."""
+    prompt: str | Int32Array | None = None
+    """The prompt of a completion: text, or int32 [length]; None in a chat."""
+    notes: Mapping[str, str] = field(factory=dict)
+    """Notes on keys that the server takes and ignores, by key."""
+
+
+def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> AnswerRequest:
+    """Return what a request's JSON asks for. RequestError with status 400, and all that is wrong, where anything is."""
+    if not isinstance(body, dict):
+        raise RequestError(400, f"found a {type(body).__name__} as the request's body; expected a JSON object")
+    values = {name: value for name, value in body.items() if value is not None}
+    require_bounded(values)
+    problems, notes = looked_up(values, "chat" if is_chat else "completions")
+    problems += _wrong(values, is_chat)
+    if problems:
+        raise bad_request(problems)
+    stop = values.get("stop", ())
+    sampling = evolve(
+        default,
+        temperature=float(values.get("temperature", default.temperature)),
+        top_p=float(values.get("top_p", default.top_p)),
+        top_k=max(values.get("top_k", default.top_k), 0),
+    )
+    chooses = sampling != default
+    ends = () if values.get("ignore_eos") else default.stop_token_ids
+    sampling = evolve(
+        sampling,
+        stop_token_ids=tuple(dict.fromkeys((*ends, *values.get("stop_token_ids", ())))),
+        stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
+    )
+    tools = () if values.get("tool_choice") == "none" else read_tools(values.get("tools"))
+    return AnswerRequest(
+        model=values["model"],
+        sampling=sampling,
+        chooses_distribution=chooses,
+        max_tokens=values.get("max_completion_tokens", values.get("max_tokens", None if is_chat else 16)),
+        n=values.get("n", 1),
+        seed=values["seed"] % 2**63 if "seed" in values else None,
+        stream=values.get("stream", False),
+        include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
+        logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
+        return_token_ids=values.get("return_token_ids", False),
+        record=values.get("record", True),
+        messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
+        tools=tools,
+        template_variables=values.get("chat_template_kwargs", {}),
+        prompt=None if is_chat else _prompt(values["prompt"]),
+        notes=notes,
+    )
+
+
+def _prompt(prompt: Any) -> str | Int32Array:
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    return prompt if isinstance(prompt, str) else np.asarray(prompt, np.int32)
+
+
+def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
+    if not isinstance(values.get("model"), str):
+        yield f"model: found {shown(values.get('model'))}; expected the model's name"
+    for name, low, high in (
+        ("n", 1, MAX_N),
+        ("max_tokens", 1, None),
+        ("max_completion_tokens", 1, None),
+        ("top_k", -1, MAX_TOP_K),
+    ):
+        value = values.get(name, 1)
+        if type(value) is not int or value < low or (high is not None and value > high):
+            limit = f"at least {low}" if high is None else f"between {low} and {high}"
+            yield f"{name}: found {shown(value)}; expected a whole number, {limit}"
+    for name, low_open, top in (("temperature", False, 2.0), ("top_p", True, 1.0)):
+        value = values.get(name, 1.0)
+        if type(value) not in (int, float) or not 0 <= value <= top or (low_open and value == 0):
+            yield f"{name}: found {shown(value)}; expected a number from 0 to {top:g}"
+    if type(values.get("temperature")) is float and 0 < values["temperature"] < MIN_TEMPERATURE:
+        yield f"temperature: found {shown(values['temperature'])}; expected 0, or at least {MIN_TEMPERATURE:g}"
+    if type(values.get("seed", 0)) is not int:
+        yield f"seed: found {shown(values['seed'])}; expected a whole number"
+    for name in ("stream", "ignore_eos", "return_token_ids", "record"):
+        if type(values.get(name, False)) is not bool:
+            yield f"{name}: found {shown(values[name])}; expected true or false"
+    if not isinstance(values.get("stop_token_ids", []), list) or not all(map(_is_token, values.get("stop_token_ids", []))):
+        yield f"stop_token_ids: found {shown(values['stop_token_ids'])}; expected a list of token ids"
+    for name in ("stream_options", "chat_template_kwargs"):
+        if not isinstance(values.get(name, {}), dict):
+            yield f"{name}: found {shown(values[name])}; expected an object"
+    stop = values.get("stop", [])
+    if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
+        yield f"stop: found {shown(stop)}; expected a text or a list of texts, none of them empty"
+    logprobs = values.get("logprobs", False)
+    if type(logprobs) is not bool and (is_chat or logprobs not in (0, 1)):
+        yield f"logprobs: found {shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
+    yield from _wrong_messages(values) if is_chat else _wrong_prompt(values)
+
+
+def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
+    messages, tools = values.get("messages"), values.get("tools", [])
+    if not isinstance(messages, list) or not messages:
+        yield f"messages: found {shown(messages)}; expected a list of at least one message"
+        messages = []
+    for number, message in enumerate(messages):
+        try:
+            read = read_message(message, is_last=number == len(messages) - 1, keeps_unreadable=True)
+            if message.get("prefix"):
+                yield f"messages[{number}]: found prefix; expected none: an answer of this server is a message of its own"
+            if image_parts(read):
+                yield f"messages[{number}]: found an image; expected parts of text alone"
+        except DataError as error:
+            yield f"messages[{number}]: found one {error}"
+    if not isinstance(tools, list):
+        yield f"tools: found {shown(tools)}; expected a list of tools"
+        tools = []
+    for number, tool in enumerate(tools):
+        try:
+            read_tools([tool])
+        except DataError as error:
+            yield f"tools[{number}]: found {error}"
+
+
+def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:
+    prompt = values.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) or _are_tokens(prompt):
+        return
+    yield f"prompt: found {shown(prompt)}; expected one text, or a list of token ids"
+
+
+def _are_tokens(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and all(map(_is_token, prompt))
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31

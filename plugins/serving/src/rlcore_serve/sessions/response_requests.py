@@ -1,0 +1,158 @@
+"""Requests of OpenAI's Responses API, put into the form of a chat."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from attrs import define, evolve, field
+
+from rlcore.spi import SamplingParams
+from rlcore_serve.sessions.bounds import require_bounded
+from rlcore_serve.sessions.errors import RequestError, bad_request
+from rlcore_serve.sessions.request_keys import IN_CHAT, INCLUDED, looked_up, shown
+from rlcore_serve.sessions.requests import AnswerRequest, read_request
+from rlcore_serve.sessions.response_reply import FIRST_CALL
+
+_LOGPROBS = "message.output_text.logprobs"
+_TEXTS = ("input_text", "output_text", "text")
+_SHOWN = ("name", "description", "parameters")
+"""Keys of a tool that chat templates show."""
+_TOOL = {"type", "strict", *_SHOWN}
+_ITEMS = "message, function_call, function_call_output"
+
+
+def read_response_request(body: object, default: SamplingParams) -> AnswerRequest:
+    """Return what a request's JSON asks for. RequestError with status 400, and all that is wrong, where anything is."""
+    if not isinstance(body, dict):
+        raise RequestError(400, f"found a {type(body).__name__} as the request's body; expected a JSON object")
+    values = {name: value for name, value in body.items() if value is not None}
+    require_bounded(values)
+    problems, notes = looked_up(values, "responses")
+    problems += _wrong(values)
+    chat = {name: value for name, value in values.items() if name in IN_CHAT}
+    if values.get("tool_choice") == "none":
+        chat["tool_choice"] = "none"
+    read = _Items()
+    problems += read.take_all(values)
+    if type(values.get("max_output_tokens")) is int:
+        chat["max_completion_tokens"] = max(values["max_output_tokens"], 1)
+    included = values.get("include", [])
+    chat |= {"messages": read.messages or [{"role": "user", "content": ""}]}
+    chat["logprobs"] = isinstance(included, list) and _LOGPROBS in included
+    tools = values.get("tools", [])
+    problems += _wrong_tools(tools)
+    if not problems and tools:
+        chat["tools"] = [_chat_tool(tool) for tool in tools]
+    try:
+        request = read_request(chat, default, is_chat=True)
+    except RequestError as error:
+        problems += str(error).splitlines()
+    if problems:
+        raise bad_request(problems)
+    return evolve(request, notes=notes)
+
+
+@define
+class _Items:
+    """The input as the messages of a chat."""
+
+    messages: list[dict[str, Any]] = field(factory=list)
+
+    def take_all(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Add the messages that a request's `instructions` and `input` are. Yield what is wrong with them."""
+        instructions, items = values.get("instructions"), values.get("input")
+        if instructions is not None and not isinstance(instructions, str):
+            yield f"instructions: found {shown(instructions)}; expected text"
+        elif instructions:
+            self.messages.append({"role": "system", "content": instructions})
+        if isinstance(items, str):
+            self.messages.append({"role": "user", "content": items})
+        elif isinstance(items, list) and items:
+            for number, item in enumerate(items):
+                fault = self._take(item)
+                if fault is not None:
+                    yield f"input[{number}]: {fault}"
+        else:
+            yield f"input: found {shown(items)}; expected text, or a list of at least one item"
+
+    def _take(self, item: Any) -> str | None:
+        """Add an item. Return what is wrong with it."""
+        kinds: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
+            "message": self._message,
+            "function_call": self._call,
+            "function_call_output": self._output,
+            "reasoning": _reasoning_fault,
+        }
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            return f"found {shown(item)}; expected an item of the type {_ITEMS} or reasoning"
+        return kinds[kind](item)
+
+    def _message(self, item: Mapping[str, Any]) -> str | None:
+        text, role = _text(item.get("content")), item.get("role")
+        if not isinstance(role, str):
+            return f"found the role {shown(role)}; expected text"
+        if text is None:
+            return f"found the content {shown(item.get('content'))}; expected text, or parts of text alone"
+        self.messages.append({"role": role, "content": text})
+        return None
+
+    def _call(self, item: Mapping[str, Any]) -> str | None:
+        """A call belongs to the answer before it, unless it begins one."""
+        name, arguments, call_id = (item.get(key) for key in ("name", "arguments", "call_id"))
+        if not (isinstance(name, str) and isinstance(arguments, str) and isinstance(call_id, str)):
+            return f"found {shown(item)}; expected the texts name, arguments and call_id"
+        if not self.messages or self.messages[-1]["role"] != "assistant" or call_id.startswith(f"{FIRST_CALL}_"):
+            self.messages.append({"role": "assistant", "content": None})
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+        return None
+
+    def _output(self, item: Mapping[str, Any]) -> str | None:
+        text, call_id = _text(item.get("output")), item.get("call_id")
+        if text is None or not isinstance(call_id, str):
+            return f"found {shown(item)}; expected call_id, and as output text, or parts of text alone"
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        return None
+
+
+def _text(content: Any) -> str | None:
+    """The text of a message; None where there is something else in it."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    parts = [part for part in content if isinstance(part, dict) and part.get("type") in _TEXTS]
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "".join(texts) if len(texts) == len(content) else None
+
+
+def _reasoning_fault(item: Mapping[str, Any]) -> str | None:
+    said = [name for name in ("summary", "content", "encrypted_content") if item.get(name)]
+    if not said:
+        return None
+    return f"found reasoning with {said[0]}; expected none: answers of this server have all that was said in their text"
+
+
+def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
+    limit = values.get("max_output_tokens", 1)
+    if type(limit) is not int or limit < 1:
+        yield f"max_output_tokens: found {shown(limit)}; expected a whole number, at least 1"
+    include = values.get("include", [])
+    if not isinstance(include, list) or not all(one in INCLUDED for one in include):
+        yield f"include: found {shown(include)}; expected a list of {', '.join(INCLUDED)}"
+
+
+def _wrong_tools(tools: Any) -> Iterator[str]:
+    if not isinstance(tools, list):
+        yield f"tools: found {shown(tools)}; expected a list of tools"
+        return
+    for number, tool in enumerate(tools):
+        is_function = isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("name"), str)
+        if not is_function or {key for key, value in tool.items() if value not in (None, False)} - _TOOL:
+            expected = '{"type": "function", "name": …, "parameters": …}'
+            yield f"tools[{number}]: found {shown(tool)}; expected {expected}"
+
+
+def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {name: tool[name] for name in _SHOWN if tool.get(name) is not None}
+    return {"type": "function", "function": function}

@@ -1,0 +1,188 @@
+"""The routes of the server, and the errors that they answer with."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from rlcore.spi import SamplingParams
+from rlcore_serve.sessions.bounds import body_too_long, max_body_bytes, read_json
+from rlcore_serve.sessions.errors import RequestError
+from rlcore_serve.sessions.off_loop import off_loop
+from rlcore_serve.sessions.replies import Reply
+from rlcore_serve.sessions.requests import AnswerRequest, read_request
+from rlcore_serve.sessions.response_reply import ResponseReply
+from rlcore_serve.sessions.response_requests import read_response_request
+from rlcore_serve.sessions.served_model import Answered, Prepared, ServedModel
+from rlcore_serve.sessions.session import Session, Sessions
+
+BODY_S = 60.0
+"""Seconds within which a request's body has to arrive."""
+LARGE_BYTES = 2**20
+MAX_LARGE = 4
+"""Most requests with a body of more than LARGE_BYTES that are read at once. Further large ones wait, smaller ones do not."""
+ROUTES = "POST /v1/chat/completions, POST /v1/responses, POST /v1/completions or GET /v1/models"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Read = Callable[[object, SamplingParams], AnswerRequest]
+
+
+class Gate:
+    """Limits the number of samples that requests ask for at once, and closes when the server shuts down."""
+
+    def __init__(self, max_waiting: int) -> None:
+        """At most `max_waiting` samples are asked for at once."""
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self.is_closed = False
+
+    def enter(self, number: int) -> None:
+        """Let in a request for this many samples. RequestError with status 429 or 503 where it has to come again, or not."""
+        self.require_open()
+        if self._num_waiting and self._num_waiting + number > self._max_waiting:
+            found = f"{self._num_waiting} samples are waited for, and at most {self._max_waiting} are taken"
+            raise RequestError(429, f"{found}; try again", retry_after_s=1)
+        self._num_waiting += number
+
+    def require_open(self) -> None:
+        """Raise a RequestError with status 503 while the server shuts down."""
+        if self.is_closed:
+            raise RequestError(503, "the server ends")
+
+    def leave(self, number: int) -> None:
+        """A request that was let in has ended."""
+        self._num_waiting -= number
+
+
+class Routes:
+    """What answers requests, on one event loop."""
+
+    def __init__(self, model: ServedModel, sessions: Sessions, gate: Gate) -> None:
+        self._model = model
+        self._sessions = sessions
+        self._gate = gate
+        self._max_bytes = max_body_bytes(model.max_sequence_length)
+        self._large = asyncio.Semaphore(MAX_LARGE)
+
+    def application(self) -> web.Application:
+        """Return the application, with each route below `/v1` and below `/TOKEN/v1`."""
+        application = web.Application(client_max_size=self._max_bytes, middlewares=[_errors_as_json])
+        for prefix in ("/v1", "/{session}/v1"):
+            application.router.add_get(f"{prefix}/models", self._models)
+            application.router.add_get(f"{prefix}/models/{{model:.+}}", self._models)
+            application.router.add_post(f"{prefix}/chat/completions", partial(self._answer, is_chat=True))
+            application.router.add_post(f"{prefix}/completions", partial(self._answer, is_chat=False))
+            application.router.add_post(f"{prefix}/responses", self._respond)
+        application.router.add_get("/health", self._health)
+        return application
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return web.json_response({"status": "ending" if self._gate.is_closed else "ok"})
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        card = {"id": self._model.name, "object": "model", "created": 0, "owned_by": "rlcore"}
+        card["max_model_len"] = self._model.max_sequence_length
+        if "model" not in request.match_info:
+            return web.json_response({"object": "list", "data": [card]})
+        self._require_model(request.match_info["model"])
+        return web.json_response(card)
+
+    async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        _, wanted, answered = await self._answered(request, partial(read_request, is_chat=is_chat))
+        reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
+        return await _stream(request, reply) if wanted.stream else await _whole(reply)
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        body, wanted, answered = await self._answered(request, read_response_request)
+        reply = ResponseReply(
+            body=body, request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name
+        )
+        return await _stream(request, reply) if wanted.stream else await _whole(reply)
+
+    async def _answered(self, request: web.Request, read: Read) -> tuple[Any, AnswerRequest, Answered]:
+        """Return the request's JSON, the request that was read from it, and its answers."""
+        session, size = self._session(request), request.content_length
+        self._gate.require_open()
+        if size is not None and size > self._max_bytes:
+            raise body_too_long(size, self._max_bytes)
+        is_large = size is None or size > LARGE_BYTES or "Content-Encoding" in request.headers
+        async with self._large if is_large else nullcontext():
+            content = await self._body(request)
+            async with session.order:
+                body, prepared = await off_loop(self._prepared, session, content, read)
+        wanted = prepared.request
+        self._gate.enter(wanted.n)
+        try:
+            return body, wanted, await self._model.answer(session, prepared)
+        finally:
+            self._gate.leave(wanted.n)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await request.read()
+        except TimeoutError as error:
+            message = f"the request's body had not come in {BODY_S:g} s; expected all of it. Send it again"
+            raise RequestError(408, message) from error
+        except web.RequestPayloadError as error:  # the body is not in the encoding that Content-Encoding names
+            raise RequestError(400, f"the request's body cannot be read: {error}") from error
+        except web.HTTPRequestEntityTooLarge as error:  # a body without Content-Length
+            raise body_too_long(None, self._max_bytes) from error
+
+    def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Any, Prepared]:
+        body = read_json(content)
+        wanted = read(body, session.sampling or self._model.sampling)
+        self._require_model(wanted.model)
+        return body, self._model.prepare(session, wanted)
+
+    def _session(self, request: web.Request) -> Session:
+        return self._sessions.find(request.match_info.get("session"), request.headers.get("Authorization"))
+
+    def _require_model(self, name: str) -> None:
+        if name != self._model.name:
+            message = f"found no model {name!r:.100}; this server has {self._model.name!r}"
+            raise RequestError(404, message, code="model_not_found")
+
+
+async def _whole(reply: Reply | ResponseReply) -> web.StreamResponse:
+    return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole())))
+
+
+async def _stream(request: web.Request, reply: Reply | ResponseReply) -> web.StreamResponse:
+    events = await off_loop(lambda: [_event(chunk) for chunk in reply.chunks()])
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in events:
+        await response.write(event)
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event, with the name that chunks of the Responses API have."""
+    name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+    return f"{name}data: {json.dumps(chunk)}\n\n".encode()
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return web.json_response(error.body(), status=error.status, headers=error.headers())
+    except web.HTTPException as error:  # no such route, a wrong method, a body over the limit
+        message = error.text or error.reason
+        if error.status in (404, 405):
+            route = f"{request.method} {request.path[max(request.path.find('/v1'), 0) :]}"  # without a session's token
+            message = f"found {route}; expected {ROUTES}, which are all that this server has"
+        return web.json_response(RequestError(error.status, message).body(), status=error.status)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic in a native library is no Exception, and a SystemExit would end the server
+        failed = RequestError(500, f"the server failed: {type(error).__name__}: {error}")
+        return web.json_response(failed.body(), status=500)

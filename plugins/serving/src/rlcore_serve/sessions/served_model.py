@@ -1,0 +1,306 @@
+"""The model behind the server: requests become prompts of tokens, samples become answers, and sessions record both."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from attrs import field, frozen
+
+from rlcore.chat.conversation import Conversation, RewritingTemplateError
+from rlcore.chat.messages import read_message
+from rlcore.chat.tool_calls import FORMS
+from rlcore.spi import (
+    ChatTokenizer,
+    DataError,
+    FinishReason,
+    ParseToolCalls,
+    Sample,
+    Sampler,
+    SampleRequest,
+    SamplingParams,
+    ToolCall,
+    capabilities,
+)
+from rlcore.spi.arrays import Int32Array
+from rlcore_serve.sessions.errors import RequestError
+from rlcore_serve.sessions.off_loop import off_loop
+from rlcore_serve.sessions.record import Answer, conversation_keys
+from rlcore_serve.sessions.requests import AnswerRequest
+from rlcore_serve.sessions.session import Session
+
+History = Literal["refuse", "segment"]
+_CHARACTERS_PER_TOKEN = 16
+"""Characters for each token of the limit. A longer text is encoded whole only where its beginning does not exceed the limit."""
+
+
+@frozen(kw_only=True, eq=False)
+class Choice:
+    """One answer, as its client sees it."""
+
+    sample: Sample
+    content: str
+    """The sample's text, up to where a stop string begins, without tool calls."""
+    tool_calls: Sequence[ToolCall]
+
+
+@frozen(kw_only=True, eq=False)
+class Answered:
+    """What came of a request."""
+
+    prompt: Int32Array
+    """int32 [length]"""
+    choices: Sequence[Choice]
+
+
+@frozen(kw_only=True, eq=False)
+class _Prompt:
+    """What the model reads next, and the answer behind which it does."""
+
+    parent: Answer | None
+    read: Int32Array
+    conversation: Conversation | None = None
+    text: str | None = None
+
+    def tokens(self) -> Int32Array:
+        return self.read if self.parent is None else np.concatenate([self.parent.context(), self.read])
+
+
+@frozen(kw_only=True, eq=False)
+class Prepared:
+    """A request and the sample requests that it becomes."""
+
+    request: AnswerRequest
+    prompt: _Prompt
+    tokens: Int32Array
+    """int32 [length]: the whole prompt."""
+    wanted: Sequence[SampleRequest]
+
+
+@frozen(kw_only=True, eq=False)
+class ServedModel:
+    """A generator, its tokenizer, and how they answer."""
+
+    name: str
+    tokenizer: ChatTokenizer
+    sampler: Sampler
+    max_sequence_length: int
+    """Most tokens of a prompt and its answer."""
+    sampling: SamplingParams
+    """The default of requests; its stop tokens are those of all."""
+    capabilities: frozenset[str] = frozenset()
+    """What the generator can do."""
+    vocab_size: int | None = None
+    """Tokens that the model has; None where that is not known."""
+    history: History = "refuse"
+    """What becomes of a chat whose template rewrites what there was: a refusal, or a new segment of tokens rendered anew."""
+    parse: ParseToolCalls | None = None
+    """Reads the calls of tools; None where their form is not known, and tools are refused."""
+
+    note: Callable[[str], None] = lambda text: None  # noqa: ARG005
+    """Logs a note on a key that has no effect. Called from any thread."""
+    _noted: set[str] = field(factory=set, init=False)
+    """Keys whose note is logged already."""
+
+    def prepare(self, session: Session, request: AnswerRequest) -> Prepared:
+        """Turn a request into sample requests for the generator. RequestError where it cannot be done. Call it in a
+        thread, since encoding long texts is slow."""
+        for name in sorted(request.notes.keys() - self._noted):
+            self._noted.add(name)
+            self.note(f"a request's {request.notes[name]}")
+        sampling = self._sampling(session, request)
+        if request.tools and self.parse is None:
+            expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
+            raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
+        prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
+        tokens = prompt.tokens()
+        limit, goes_on = self._max_tokens(session, request, len(tokens)), session.num_samples > 0
+        wanted = [
+            SampleRequest(
+                prompt=tokens,
+                seed=session.next_seed(request.seed, number),
+                max_tokens=limit,
+                sampling=sampling,
+                conversation=-1 if session.record is None else session.number,
+                goes_on=goes_on,
+            )
+            for number in range(request.n)
+        ]
+        return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted)
+
+    async def answer(self, session: Session, prepared: Prepared) -> Answered:
+        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
+        found = await asyncio.gather(*(self.sampler.sample(one) for one in prepared.wanted))
+        samples = [sample for sample in found if sample is not None]
+        if len(samples) < len(found):
+            session.require_open()
+            raise RequestError(503, "generation has ended")
+        return await off_loop(self._answered, session, prepared, samples)
+
+    def _answered(self, session: Session, prepared: Prepared, samples: Sequence[Sample]) -> Answered:
+        session.require_open()
+        choices = [self._choice(sample, prepared.request) for sample in samples]
+        self._record(session, prepared.prompt, prepared.request, choices)
+        return Answered(prompt=prepared.tokens, choices=choices)
+
+    def _sampling(self, session: Session, request: AnswerRequest) -> SamplingParams:
+        sampling = request.sampling
+        if session.sampling is not None and request.chooses_distribution:
+            found, expected = _distribution(sampling), _distribution(session.sampling)
+            raise RequestError(400, f"found {found}; expected {expected}, which the recipe sets: leave them out")
+        lacking = {
+            capabilities.TOP_P: sampling.top_p < 1.0,
+            capabilities.TOP_K: sampling.top_k > 0,
+            capabilities.STOP_STRINGS: bool(sampling.stop_strings),
+        }
+        refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
+        if refused:
+            raise RequestError(400, f"found a request that needs {', '.join(refused)}, which the generator cannot do")
+        return sampling
+
+    def _max_tokens(self, session: Session, request: AnswerRequest, num_prompt_tokens: int) -> int:
+        room = self.max_sequence_length - num_prompt_tokens
+        if room < 1:
+            raise self._too_long(f"{num_prompt_tokens} tokens")
+        return min(limit for limit in (room, request.max_tokens, session.max_tokens) if limit is not None)
+
+    def _too_long(self, found: str) -> RequestError:
+        expected = f"fewer than {self.max_sequence_length}, the most that prompt and answer have together"
+        return RequestError(400, f"found a prompt of {found}; expected {expected}", code="context_length_exceeded")
+
+    def _encoded(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
+        """Encode a text. RequestError where its beginning alone has more tokens than the model reads: some tokenizers take
+        minutes for megabytes."""
+        beginning = text[: self.max_sequence_length * _CHARACTERS_PER_TOKEN]
+        tokens = encode(beginning)
+        if len(beginning) == len(text):
+            return tokens
+        if len(tokens) > 2 * self.max_sequence_length:  # twice: the whole text may be encoded in fewer tokens
+            raise self._too_long(f"more than {self.max_sequence_length} tokens")
+        return encode(text)
+
+    def _behind_text(self, text: str) -> list[int]:
+        (tokens,) = self.tokenizer.encode_behind([text])
+        return tokens
+
+    def _text_prompt(self, session: Session, prompt: str | Int32Array) -> _Prompt:
+        """The longest answer that the prompt continues keeps its tokens; what is behind it is encoded alone."""
+        record = session.record
+        if not isinstance(prompt, str):
+            if self.vocab_size is not None and prompt.max() >= self.vocab_size:
+                expected = f"tokens below {self.vocab_size}, the model's vocabulary"
+                raise RequestError(400, f"prompt: found the token {prompt.max()}; expected {expected}")
+            parent = None if record is None else record.continued_tokens(prompt)
+            read = prompt[0 if parent is None else parent.length :]
+            return self._readable(_Prompt(parent=parent, read=read))
+        parent = None if record is None else record.continued_text(prompt)
+        if parent is None or self._silent_end(parent) is not None:  # a text has no stop token in its middle
+            parent = None
+            encoded = [*self.tokenizer.prompt_prefix, *self._encoded(self.tokenizer.encode, prompt)]
+        else:
+            encoded = self._encoded(self._behind_text, prompt[len(parent.whole_text) :])
+        return self._readable(_Prompt(parent=parent, read=np.asarray(encoded, np.int32), text=prompt))
+
+    def _readable(self, prompt: _Prompt) -> _Prompt:
+        if prompt.parent is None and not len(prompt.read):
+            raise RequestError(400, "prompt: found no tokens; expected at least one")
+        return prompt
+
+    def _chat_prompt(self, session: Session, request: AnswerRequest) -> _Prompt:
+        """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
+        keys = conversation_keys(request.messages, request.tools, request.template_variables)
+        known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
+        try:
+            tokenizer = self.tokenizer.with_variables(request.template_variables)
+            if parent is None:
+                return self._anew(request, tokenizer)
+            after = request.messages[known:]
+            if not after:
+                raise RequestError(400, "messages: found an answer of this session at the end; expected a message behind it")
+            assert parent.conversation is not None, "a chat's keys are those of chats"
+            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(after, tokenizer)
+        except RewritingTemplateError as error:
+            if self.history == "segment":
+                return self._anew(request, tokenizer)
+            raise RequestError(
+                400,
+                f"{error}. Set model.chat_template to one that leaves earlier messages as they were, or let "
+                'such conversations begin anew: rollout.history = "segment"',
+            ) from error
+        except DataError as error:
+            raise RequestError(400, str(error)) from error
+        return _Prompt(parent=parent, read=self._behind(parent, behind), conversation=conversation)
+
+    def _anew(self, request: AnswerRequest, tokenizer: ChatTokenizer) -> _Prompt:
+        try:
+            conversation = Conversation.begin(request.messages, tokenizer, request.tools)
+        except DataError as error:
+            raise RequestError(400, str(error)) from error
+        read = np.asarray(self._encoded(self.tokenizer.encode, conversation.opened), np.int32)
+        return self._readable(_Prompt(parent=None, read=read, conversation=conversation))
+
+    def _behind(self, parent: Answer, behind: str) -> Int32Array:
+        """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
+        has not said, since its answer was cut, is none of its own."""
+        tokens = self._encoded(self._behind_text, behind)
+        return np.asarray(tokens[1:] if tokens[:1] == [self._silent_end(parent)] else tokens, np.int32)
+
+    def _silent_end(self, answer: Answer) -> int | None:
+        """The stop token that an answer ends with and that its text does not show; None where it ends otherwise."""
+        last = answer.sample.tokens[-1:].tolist()
+        return last[0] if last and last[0] in self.tokenizer.stop_token_ids and not self.tokenizer.decode(last) else None
+
+    def _choice(self, sample: Sample, request: AnswerRequest) -> Choice:
+        """An answer with a call that cannot be read is text as a whole, for its client to judge."""
+        text = _stopped(sample.text, sample, request)
+        if request.tools and self.parse is not None:
+            tokens = sample.tokens.tolist()
+            ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_token_ids
+            shown = self.tokenizer.show(tokens[:-1] if ended else tokens)  # some forms have special tokens in them
+            content, calls = self.parse(_stopped(shown, sample, request), request.tools)
+            if calls and all(call.error is None for call in calls):
+                return Choice(sample=sample, content=content, tool_calls=calls)
+        return Choice(sample=sample, content=text, tool_calls=())
+
+    def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
+        if session.record is None or not request.record:
+            return
+        for choice in choices:
+            answer = Answer(
+                parent=prompt.parent,
+                read=prompt.read,
+                sample=choice.sample,
+                conversation=prompt.conversation,
+                prompt=prompt.text,
+            )
+            key = None
+            if prompt.conversation is not None:
+                message = read_message(assistant_message(choice))
+                key = conversation_keys((*request.messages, message), request.tools, request.template_variables)[-1]
+            session.record.add(answer, key)
+
+
+def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str, Any]:
+    """Return OpenAI's message of an answer."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.content}
+    if choice.tool_calls:
+        ids = call_ids or [""] * len(choice.tool_calls)
+        message["content"] = choice.content or None
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
+            for call_id, call in zip(ids, choice.tool_calls, strict=True)
+        ]
+    return message
+
+
+def _stopped(text: str, sample: Sample, request: AnswerRequest) -> str:
+    """A text of a sample up to the stop string that ended it."""
+    if sample.finish_reason is not FinishReason.STOP:
+        return text
+    found = [text.index(stop) for stop in request.sampling.stop_strings if stop in text]
+    return text[: min(found, default=len(text))]
+
+
+def _distribution(sampling: SamplingParams) -> str:
+    return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}"

@@ -1,0 +1,1 @@
+"""Worker processes, the end of process trees, and functions that a user names."""

@@ -1,0 +1,3 @@
+"""The command line without a terminal."""
+
+from ..core.cli.conftest import invoke as invoke  # type: ignore[import-not-found]
