@@ -10,10 +10,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from data_support import rows_of_file
 from markdown_blocks import ROOT, write_files
 
 from rlcore.cli.main import cli
+from rlcore.spi import ChannelOptions, DataError, ReceiverRank, installed_data_sources
 from rlcore.testing.models import make_model
 
 PACKAGE = Path(tempfile.mkdtemp(prefix="rlcore-acme-"))
@@ -61,6 +64,9 @@ def test_the_page_holds_the_whole_package():
             "worst",
             "executions",
             "worker_thread",
+            "parts",
+            "spool",
+            "ini",
             "provider",
             "trainer",
             "generator",
@@ -151,3 +157,29 @@ def test_the_observer_notices_a_slow_call(capsys, monkeypatch):
             wrapper.send("result")
         assert returned.value.value == "result"
     assert capsys.readouterr().err == "train_step took 3.50 s; its median is 1.00 s\n"
+
+
+def test_the_channel_brings_buckets(tmp_path):
+    from acme import parts
+
+    sender = parts.SPOOL.make_sender(ChannelOptions(directory=str(tmp_path)), torch.device("cpu"))
+    (options,) = sender.connect([ReceiverRank(replica=0, rank=0, pid=1, host="here", device="cpu")])
+    receiver = parts.SPOOL.make_receiver(torch.device("cpu"), 0, options)
+    tensors = [torch.arange(6.0).view(2, 3).t(), torch.ones(3, dtype=torch.bfloat16)]
+    received = receiver.receive(sender.put(0, tensors), tensors).tensors
+    assert all(torch.equal(found, sent) for found, sent in zip(received, tensors, strict=True))
+    sender.acknowledged(0)
+    sender.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_data_source_reads_sections(tmp_path, monkeypatch):
+    from acme import parts
+
+    monkeypatch.setitem(installed_data_sources(), "ini", parts.INI)
+    (tmp_path / "sums.ini").write_text("[easy]\nprompt = 1+1=\nanswer = 2\n[large]\nprompt = 99+99=\nanswer = 198\n")
+    (tmp_path / "none.ini").write_text("no section")
+    rows = rows_of_file("ini", tmp_path / "sums.ini")
+    assert [dict(row) for row in rows] == [{"prompt": "1+1=", "answer": "2"}, {"prompt": "99+99=", "answer": "198"}]
+    with pytest.raises(DataError, match="none.ini"):
+        rows_of_file("ini", tmp_path / "none.ini")
