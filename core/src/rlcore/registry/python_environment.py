@@ -18,4 +18,4 @@ class NotGiven(Environment):
         raise ConfigError([Problem(path="environment.name", found='"python", and none', expected=expected)])
 
 
-PROVIDER = Provider(name="python", spi=(2, 0), config=PythonConfig, backend="rlcore.run.plan.python_environment:NotGiven")
+PROVIDER = Provider(name="python", spi=(2, 0), config=PythonConfig, backend="rlcore.registry.python_environment:NotGiven")
