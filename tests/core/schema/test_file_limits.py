@@ -18,7 +18,6 @@ from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.schema.file_limits import memory_bytes, read_file, require_file, require_tree
 from rlcore.spi import RlcoreError
-from rlcore_workers.functions import load_function
 
 
 def pipe(path: Path) -> None:
@@ -144,8 +143,9 @@ def of_model(name: str) -> Callable[[Path], None]:
 
 
 def function(path: Path) -> None:
+    functions = pytest.importorskip("rlcore_workers.functions")
     path.rename(path.parent / "reward.py")
-    load_function(f"{path.parent / 'reward.py'}:score", "environment.function.path")
+    functions.load_function(f"{path.parent / 'reward.py'}:score", "environment.function.path")
 
 
 def image(path: Path) -> None:
