@@ -17,8 +17,13 @@ from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
-from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
-from rlcore.spi.sessions import SESSION_SERVER_GROUP
+from rlcore.spi.provider import (
+    ARCHITECTURE_GROUP,
+    ENTRY_POINT_GROUPS,
+    GLOBAL_OBSERVER_GROUP,
+    OBSERVER_GROUP,
+    SESSION_SERVER_GROUP,
+)
 from rlcore.spi.sink import CHART_GROUP
 
 FILE = "entry_points.txt"

@@ -24,8 +24,7 @@ from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
 from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
-from rlcore.spi.sessions import SESSION_SERVER_GROUP
+from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, SESSION_SERVER_GROUP, Provider, Role
 from rlcore.spi.sink import CHART_GROUP
 from rlcore.time_limit import LateError
 

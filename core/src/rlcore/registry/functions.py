@@ -8,7 +8,8 @@ from rlcore.registry.discovery import FunctionEntry, load_group
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import states_of
 from rlcore.spi.errors import PluginError
-from rlcore.spi.sessions import SESSION_SERVER_GROUP, SessionContext, SessionServer
+from rlcore.spi.provider import SESSION_SERVER_GROUP
+from rlcore.spi.sessions import SessionContext, SessionServer
 
 
 @frozen(kw_only=True, eq=False)
@@ -27,7 +28,7 @@ class PlannerEntry(FunctionEntry):
 
 @frozen(kw_only=True, eq=False)
 class SessionServerEntry(FunctionEntry):
-    """One installed session server, as rlcore.spi.sessions.SESSION_SERVER_GROUP describes it."""
+    """One installed session server, as rlcore.spi.provider.SESSION_SERVER_GROUP describes it."""
 
     role: str = field(default="session_server", init=False)
 

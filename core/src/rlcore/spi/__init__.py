@@ -52,12 +52,12 @@ _NAMES = {
     "observer": "CHECKPOINT_EVALUATOR_GROUP ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
-    "provider": "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES Provider Role",
+    "provider": (
+        "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
+    ),
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
-    "sessions": (
-        "SESSION_SERVER_GROUP ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"
-    ),
+    "sessions": ("ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"),
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "tools": "ParseToolCalls Tool ToolCall",
@@ -205,11 +205,11 @@ if TYPE_CHECKING:
     from rlcore.spi.provider import GLOBAL_OBSERVER_GROUP as GLOBAL_OBSERVER_GROUP
     from rlcore.spi.provider import OBSERVER_GROUP as OBSERVER_GROUP
     from rlcore.spi.provider import ROLES as ROLES
+    from rlcore.spi.provider import SESSION_SERVER_GROUP as SESSION_SERVER_GROUP
     from rlcore.spi.provider import Provider as Provider
     from rlcore.spi.provider import Role as Role
     from rlcore.spi.rows import LazyRows as LazyRows
     from rlcore.spi.sampling_mask import SamplingMask as SamplingMask
-    from rlcore.spi.sessions import SESSION_SERVER_GROUP as SESSION_SERVER_GROUP
     from rlcore.spi.sessions import ChatTokenizer as ChatTokenizer
     from rlcore.spi.sessions import Sample as Sample
     from rlcore.spi.sessions import Sampler as Sampler

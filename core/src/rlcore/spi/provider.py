@@ -20,6 +20,8 @@ OBSERVER_GROUP = "rlcore.observers"
 """Objects with wrapper-only hooks, or classes of them, which a recipe names to use them."""
 GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
 """Observers that are in use in every run, named by the recipe or not, unless disabled."""
+SESSION_SERVER_GROUP = "rlcore.session_servers"
+"""Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 

@@ -15,9 +15,6 @@ from rlcore.spi.generator import FinishReason, SamplingParams
 from rlcore.spi.sampling_mask import SamplingMask
 from rlcore.spi.tools import ParseToolCalls
 
-SESSION_SERVER_GROUP = "rlcore.session_servers"
-"""Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
-
 
 @frozen(kw_only=True, eq=False)
 class SampleRequest:

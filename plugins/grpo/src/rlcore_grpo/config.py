@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from attrs import field, frozen
 
 from rlcore.schema.constraints import Constraint, above, above_at_most, at_least_below
-from rlcore_torchkit.rl.advantages import Baseline, Normalisation
-from rlcore_torchkit.rl.loss_config import LossConfig
+from rlcore_torchkit.rl.loss_config import AdvantageNormalisation, Baseline, LossConfig
 
 _FINITE = Constraint("that is finite", math.isfinite)
 
@@ -25,7 +24,7 @@ class AdvantageConfig:
     advantage_baseline: Baseline = "group_mean"
     """What is subtracted from a reward: the mean of its group, the mean of the group's other rewards, the mean of the step's
     rewards, or nothing."""
-    advantage_normalisation: Normalisation = "std"
+    advantage_normalisation: AdvantageNormalisation = "std"
     """Divide the group's advantages by the standard deviation of its rewards; by that of the group's other rewards, but at
     least half the group's; by that of the step's rewards; or by the group's mean reward (of rewards of at least 0).
     "batch_whitening" takes the mean of the advantages of the step's tokens from each, and divides by their standard

@@ -4,10 +4,12 @@ Shapes: N samples, G groups. `group_of` int64 [N] is each sample's group, counte
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlcore_torchkit.rl.loss_config import AdvantageNormalisation, Baseline
 
 Float64Array: TypeAlias = NDArray[np.float64]
 
@@ -17,15 +19,12 @@ SMALLEST_DIFFERENCE = 1e-12
 """Rewards that differ by no more than this are equal whatever their magnitude: parts of a reward that cancel, of turns or of
 functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0 and would be scaled up to the size of other advantages."""
 
-Baseline: TypeAlias = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
-Normalisation: TypeAlias = Literal["std", "leave_one_out_std", "batch_std", "batch_whitening", "mean", "none"]
-
 
 class AdvantageOptions(TypedDict):
     """What advantages are taken against, and divided by."""
 
     baseline: Baseline
-    normalisation: Normalisation
+    normalisation: AdvantageNormalisation
     epsilon: float
 
 
@@ -34,7 +33,7 @@ def group_advantages(
     group_ids: NDArray[np.integer[Any]],
     *,
     baseline: Baseline,
-    normalisation: Normalisation,
+    normalisation: AdvantageNormalisation,
     epsilon: float,
 ) -> Float64Array:
     """float64 [N]: r_i - b_i, divided by the group's std + epsilon for "std" (DeepSeekMath, arXiv:2402.03300, section 4.1).

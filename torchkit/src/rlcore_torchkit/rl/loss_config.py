@@ -1,4 +1,4 @@
-"""The options of the policy-gradient loss, as an algorithm's section of a recipe has them; imports no torch."""
+"""The names of advantages and the options of the policy-gradient loss, without torch."""
 
 from math import inf
 from typing import Annotated, Literal, Self, TypeAlias
@@ -8,6 +8,8 @@ from attrs import evolve, frozen
 from rlcore.schema.constraints import Constraint, Positive, Share, above, above_at_most, at_least
 from rlcore.spi import AlgorithmContext
 
+Baseline: TypeAlias = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
+AdvantageNormalisation: TypeAlias = Literal["std", "leave_one_out_std", "batch_std", "batch_whitening", "mean", "none"]
 ObjectiveName: TypeAlias = Literal["clipped", "clip_cov", "kl_cov", "cispo", "sapo", "gmpo", "vespo", "policy_gradient"]
 RatioLevel: TypeAlias = Literal["token", "sequence", "sequence_token", "sequence_product"]
 Normalisation: TypeAlias = Literal["token", "sequence", "constant"]
