@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ from rlcore.run.execution.backends import execution
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
-from rlcore.spi import ClusterConfig, PluginError
+from rlcore.spi import ClusterConfig, ContractError, PluginError
 from rlcore.testing.fakes import FAKE_EXECUTION, FakeTokenizer, fake_registry
 
 Prepare = Callable[..., RunPlan]
@@ -84,6 +84,37 @@ def test_what_is_no_execution_is_refused_by_name(
     prepared: Prepare, monkeypatch: pytest.MonkeyPatch, backend: Any, told: str
 ) -> None:
     plan = prepared("cluster.execution=fake", registry=with_backend(monkeypatch, backend))
-    with pytest.raises(PluginError, match=r"execution 'fake' \(in-process 0\)") as raised:
-        execution(plan, FakeTokenizer(), None, Progress())
+    with (
+        pytest.raises(PluginError, match=r"execution 'fake' \(in-process 0\)") as raised,
+        execution(plan, FakeTokenizer(), None, Progress()),
+    ):
+        pass
     assert told in str(raised.value)
+
+
+@contextmanager
+def passes(value: Any) -> Iterator[Any]:
+    yield value
+
+
+@contextmanager
+def suppresses(value: Any) -> Iterator[Any]:
+    with suppress(RuntimeError):
+        yield value
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(passes, suppresses), (suppresses, passes)])
+def test_an_execution_that_suppresses_an_error_is_named(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch, outer: Any, inner: Any
+) -> None:
+    def backend(context: Any, config: Any) -> Any:
+        return outer(lambda: inner("backends"))
+
+    plan = prepared("cluster.execution=fake", registry=with_backend(monkeypatch, backend))
+    with (
+        pytest.raises(ContractError, match=r"execution 'fake' \(in-process 0\) suppressed") as raised,
+        execution(plan, FakeTokenizer(), None, Progress()) as opened,
+        opened(),
+    ):
+        raise RuntimeError("of the run")
+    assert str(raised.value.__cause__) == "of the run"
