@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,14 +51,14 @@ def test_an_execution_is_called_once_with_its_section_and_what_it_builds_backend
     @contextmanager
     def backend(context: Any, config: Any) -> Iterator[Any]:
         events.append((context, config))
-        yield lambda: "opened"
+        yield lambda: nullcontext("backends")
         events.append("left")
 
     registry = with_backend(monkeypatch, backend)
     plan = prepared("cluster.gpus_per_node=1", registry=registry)
     tokenizer, progress = FakeTokenizer(), Progress()
-    with execution(plan, tokenizer, tmp_path / "run" / "logs", progress) as opened:
-        assert opened() == "opened"
+    with execution(plan, tokenizer, tmp_path / "run" / "logs", progress) as opened, opened() as backends:
+        assert backends == "backends"
     (context, config), left = events
     assert left == "left"
     assert config == ClusterConfig()
