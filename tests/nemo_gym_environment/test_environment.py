@@ -25,7 +25,7 @@ from rlcore_nemo_gym.provider import NEMO_GYM
 from rlcore_serve.sessions.server import serving as serving_sessions
 from rlcore_serve.sessions.session import Sessions
 
-from ..core.sessions.chat_model import END, ChatMl, Script, served  # type: ignore[import-not-found]
+from ..serving.sessions.chat_model import END, ChatMl, Script, served  # type: ignore[import-not-found]
 from .gym_servers import TOOL, Gym, free_port, row, serving
 
 PYTHON = os.environ.get("RLCORE_NEMO_GYM_PYTHON")

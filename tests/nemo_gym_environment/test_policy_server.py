@@ -16,7 +16,7 @@ from rlcore_nemo_gym.server_thread import ServerThread, listening
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Sessions
 
-from ..core.sessions.chat_model import END, Script, served  # type: ignore[import-not-found]
+from ..serving.sessions.chat_model import END, Script, served  # type: ignore[import-not-found]
 from .gym_servers import free_port
 
 

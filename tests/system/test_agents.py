@@ -18,6 +18,7 @@ from rlcore.testing.models import make_model
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.provider import PROVIDER as GRPO
+from rlcore_serve.provider import AGENT
 from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
@@ -113,6 +114,7 @@ REGISTRY = Registry.from_providers(
         "trainer": [FSDP2],
         "generator": [TRANSFORMERS],
         "algorithm": [evolve(GRPO, backend=f"{__name__}:Recording")],
+        "environment": [AGENT],
     }
 )
 

@@ -24,6 +24,7 @@ from rlcore.spi import RefitRequest, RefitResult, WeightBucket, hookimpl
 from rlcore.testing.models import make_model
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_grpo.provider import PROVIDER as GRPO
+from rlcore_serve.provider import AGENT
 from rlcore_transformers.backend import TransformersBackend
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
@@ -84,6 +85,7 @@ REGISTRY = Registry.from_providers(
         "trainer": [FSDP2],
         "generator": [evolve(TRANSFORMERS, backend=f"{__name__}:Keeping")],
         "algorithm": [GRPO],
+        "environment": [AGENT],
     }
 )
 

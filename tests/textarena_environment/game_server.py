@@ -12,7 +12,7 @@ from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions
 
-from ..core.sessions.chat_model import END, END_ID, ChatMl
+from ..serving.sessions.chat_model import END, END_ID, ChatMl
 
 
 @define(eq=False)

@@ -9,7 +9,7 @@ from rlcore.spi import ConfigError, DataError, EnvironmentContext, RewardError
 from rlcore_textarena.config import TextArenaConfig
 from rlcore_textarena.environment import TextArenaEnvironment
 
-from ..core.sessions.chat_model import END, START, ChatMl
+from ..serving.sessions.chat_model import END, START, ChatMl
 from .game_server import arena
 
 FIRST_TO_WIN = {"Player 0": ["[0]", "[1]", "[2]"], "Player 1": ["[3]", "[4]"]}

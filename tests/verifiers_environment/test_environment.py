@@ -18,7 +18,7 @@ from rlcore_serve.sessions.session import Sessions
 from rlcore_verifiers.config import VerifiersConfig
 from rlcore_verifiers.environment import VerifiersEnvironment, episode_result
 
-from ..core.sessions.chat_model import END, ChatMl, Script, served
+from ..serving.sessions.chat_model import END, ChatMl, Script, served
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 0, "b": 1}}</tool_call>'
 
