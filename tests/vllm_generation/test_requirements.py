@@ -154,7 +154,7 @@ def test_neither_probe_nor_check_imports_torch_or_vllm() -> None:
     assert output.strip() == "[]"
 
 
-REFITS = {"refit.in_process", "refit.cuda_ipc", "refit.nccl", "exact_logprobs"}
+REFITS = {"refit.in_process", "shared_channels", "separate_channels", "exact_logprobs"}
 
 
 def test_every_installed_channel_fits() -> None:
@@ -164,21 +164,21 @@ def test_every_installed_channel_fits() -> None:
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ({}, {"refit.in_process", "refit.cuda_ipc", "exact_logprobs"}),
-        ({"replicas": 2}, {"refit.cuda_ipc", "exact_logprobs"}),
-        ({"tensor_parallel": 2}, {"refit.cuda_ipc", "exact_logprobs"}),
-        ({"devices": (0,)}, {"refit.in_process", "refit.cuda_ipc", "exact_logprobs"}),
-        ({"devices": (1,)}, {"refit.nccl", "refit.in_process", "exact_logprobs"}),
-        ({"devices": (1, 2), "tensor_parallel": 2}, {"refit.nccl", "exact_logprobs"}),
+        ({}, {"refit.in_process", "shared_channels", "exact_logprobs"}),
+        ({"replicas": 2}, {"shared_channels", "exact_logprobs"}),
+        ({"tensor_parallel": 2}, {"shared_channels", "exact_logprobs"}),
+        ({"devices": (0,)}, {"refit.in_process", "shared_channels", "exact_logprobs"}),
+        ({"devices": (1,)}, {"separate_channels", "refit.in_process", "exact_logprobs"}),
+        ({"devices": (1, 2), "tensor_parallel": 2}, {"separate_channels", "exact_logprobs"}),
         ({"devices": (0, 1), "replicas": 2}, {"exact_logprobs"}),
-        ({"devices": (0, 1), "tensor_parallel": 2}, {"refit.cuda_ipc", "exact_logprobs"}),
+        ({"devices": (0, 1), "tensor_parallel": 2}, {"shared_channels", "exact_logprobs"}),
         ({"devices": (0, 1, 2, 3), "tensor_parallel": 2, "replicas": 2}, {"exact_logprobs"}),
-        ({"quantization": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"quantization": "fp8_per_block"}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"kv_cache_dtype": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"engine": {"mamba_ssm_cache_dtype": "float16"}}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"engine": {"hf_overrides": {"rope_theta": 1}}}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"engine": {"block_size": 32}}, {"refit.in_process", "refit.cuda_ipc", "exact_logprobs"}),
+        ({"quantization": "fp8"}, {"refit.in_process", "shared_channels"}),
+        ({"quantization": "fp8_per_block"}, {"refit.in_process", "shared_channels"}),
+        ({"kv_cache_dtype": "fp8"}, {"refit.in_process", "shared_channels"}),
+        ({"engine": {"mamba_ssm_cache_dtype": "float16"}}, {"refit.in_process", "shared_channels"}),
+        ({"engine": {"hf_overrides": {"rope_theta": 1}}}, {"refit.in_process", "shared_channels"}),
+        ({"engine": {"block_size": 32}}, {"refit.in_process", "shared_channels", "exact_logprobs"}),
     ],
 )
 def test_a_section_takes_away_what_its_layout_rules_out(options: dict[str, object], left: set[str]) -> None:
