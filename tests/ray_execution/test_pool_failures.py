@@ -195,7 +195,7 @@ def test_a_rank_of_the_reference_that_dies_ends_the_stream(tmp_path: Path) -> No
         os.kill(reference.workers[1].pid, signal.SIGKILL)
         running.result(300)
     assert not reference.is_usable
-    assert f"Its output is in {tmp_path / 'logs' / 'reference-rank-1.log'}" in str(caught.value)
+    assert f"Its output is in {tmp_path / 'run' / 'logs' / 'reference-rank-1.log'}" in str(caught.value)
 
 
 def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_path: Path) -> None:
