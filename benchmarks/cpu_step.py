@@ -34,6 +34,7 @@ TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
 
 
 def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
+    from attrs import evolve
     from share_environment import PROVIDER
 
     from rlcore.registry.discovery import Registry, discover
@@ -51,8 +52,9 @@ def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
             return lambda *arguments: None
 
     own = Registry.from_providers({"environment": [PROVIDER]})
+    (entry,) = (entry for entry in own.entries if entry.distribution == "in-process")
     installed = discover()
-    registry = Registry(entries=(*installed.entries, *own.entries))
+    registry = evolve(installed, entries=(*installed.entries, entry))
     with tempfile.TemporaryDirectory() as directory:
         recipe = Path(directory) / "recipe.toml"
         recipe.write_text(RECIPE)

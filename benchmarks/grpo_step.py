@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
 from model_shapes import require_device, reward, texts, write_model
 
@@ -148,7 +148,9 @@ def run_rlcore(work: Work, model: str, overrides: list[str]) -> Steps:
             print(text, file=sys.stderr, flush=True)
 
     own = Registry.from_providers({"environment": [PROVIDER]})
-    registry = Registry(entries=(*discover().entries, *own.entries))
+    (entry,) = (entry for entry in own.entries if entry.distribution == "in-process")
+    installed = discover()
+    registry = evolve(installed, entries=(*installed.entries, entry))
     with tempfile.TemporaryDirectory() as directory:
         recipe = Path(directory) / "recipe.toml"
         recipe.write_text(RECIPE)
