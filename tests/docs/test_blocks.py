@@ -16,6 +16,7 @@ from rlcore.run.plan.sections import convert_recipe
 RUN_BY = {
     "README.md": "tests/docs/test_documents.py",
     "docs/agents.md": "tests/system/test_agents.py",
+    "docs/design.md": "tests/docs/test_design_document.py",
     "docs/inspect.md": "tests/system/test_checkpoint_evaluation.py",
     "docs/moving.md": "tests/docs/test_moving_document.py",
     "docs/plugins.md": "tests/docs/test_plugin_examples.py",
@@ -25,6 +26,7 @@ RUN_BY = {
     "docs/run-directory.md": "tests/docs/test_run_directory_document.py",
     "docs/train-inference-agreement.md": "tests/system/test_logprob_mismatch.py",
     "docs/tutorials/": "tests/docs/test_tutorials.py",
+    "plugins/workers/README.md": "tests/workers/test_pool.py",
 }
 """Which test runs the Python of a document, or of all in a folder."""
 NOT_RUN = {
@@ -33,6 +35,10 @@ NOT_RUN = {
         "docs/agents.md",
         "async def run",
     ): "needs a model that answers in words: tests/system/test_agents.py runs a function of the same form",
+    (
+        "plugins/workers/README.md",
+        "from rlcore_workers.pool",
+    ): "names a package of the reader's: tests/workers/test_pool.py calls such a pool",
     ("docs/tutorials/2-your-reward.md", "from rewards import"): "run below, with the page's own file",
 }
 """Python that no test of RUN_BY runs as it stands: its document, how it begins, and why."""

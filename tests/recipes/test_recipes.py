@@ -59,6 +59,7 @@ def test_gsm8k_names_a_model_of_the_hub():
     assert {role: entry.name for role, entry in prepared.chosen.items()} == {
         "algorithm": "grpo",
         "environment": "math",
+        "execution": "in_process",
         "generator": "transformers",
         "trainer": "fsdp2",
     }

@@ -1,4 +1,4 @@
-"""Pools of processes: answers, processes that die, calls that are cancelled, and nothing left at the end."""
+"""Pools of processes, as README.md shows one: answers, processes that die, calls that are cancelled, and nothing left."""
 
 import asyncio
 import os

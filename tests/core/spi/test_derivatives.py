@@ -24,6 +24,7 @@ def test_microbatches_with_other_metrics_are_refused():
 
 def test_without_the_code_that_evaluates_losses_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "rlcore_torchkit", None)
+    monkeypatch.setitem(sys.modules, "rlcore_torchkit.trainer", None)
     monkeypatch.delitem(sys.modules, "rlcore_torchkit.trainer.loss_gradients", raising=False)
     batch = TokenBatch(tokens=np.zeros(2, np.int32), offsets=np.array([0, 2]), loss_mask=np.array([False, True]))
     with pytest.raises(PluginError, match="pip install rlcore-torchkit"):
