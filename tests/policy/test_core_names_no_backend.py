@@ -34,7 +34,7 @@ def names(plugin_projects):
 
 
 def test_there_are_names_to_look_for(names):
-    assert {"fsdp2", "megatron", "grpo", "sft", "vllm", "rlcore_transformers", "rlcore-math"} <= names
+    assert {"fsdp2", "megatron", "ray", "grpo", "sft", "vllm", "rlcore_transformers", "rlcore-math"} <= names
 
 
 def test_no_backends_name_occurs_in_the_core(core_files, names):
