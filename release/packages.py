@@ -10,7 +10,7 @@ A package says in its pyproject.toml, below [tool.rlcore], what its folder does 
 
     imports   modules that it imports besides those that every plugin may import: the core's, which make it a wing, or others'
     image     the extras that the GPU image installs; false where the image leaves the package out
-    extras    the extra that a plugin needs, by the plugin's name
+    extras    the extra that a plugin needs, by the plugin's name: the package's own, or the core's as "rlcore[NAME]"
     install   what messages name to install it, in place of its own name: the core's extra that brings it
 """
 
@@ -142,7 +142,9 @@ def published(root: Path = ROOT) -> str:
             if role == "architecture":  # a model names its family by itself
                 continue
             extra = one.settings.get("extras", {}).get(name)
-            requirement = one.settings.get("install") or one.requirement([extra] if extra else [])
+            requirement = one.settings.get("install") or one.requirement([])
+            if extra:
+                requirement = extra if extra.startswith("rlcore[") else one.requirement([extra])
             rows[role].append(f'{name} = "{requirement}"\n')
     return PUBLISHED_HEAD + "".join(f"\n[{role}]\n{''.join(lines)}" for role, lines in sorted(rows.items()))
 

@@ -321,7 +321,7 @@ def test_secrets_of_a_command_are_masked_and_known() -> None:
         (["zip", "-P", "x1", "a.zip"], ["zip", "-P", "***", "a.zip"]),
         (["smbclient", "-U", "me%x1"], ["smbclient", "-U", "me%***"]),
         (["openssl", "rsa", "-passin", "pass:x1"], ["openssl", "rsa", "-passin", "pass:***"]),
-        (["wandb", "login", "--relogin", "x1y2"], ["wandb", "login", "--relogin", "***"]),
+        (["wandb", "login", "--relogin", "4f1c0a9be27d4c6f8a135e7d9b20c4e6a7f81d35"], ["wandb", "login", "--relogin", "***"]),
         (["sh", "-c", "curl -u me:x1 host"], ["sh", "-c", "curl -u me:*** host"]),
     ],
     ids=" ".join,
@@ -350,3 +350,8 @@ def test_others_programs_get_what_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert not {"WANDB_API_KEY", "HF_TOKEN", "SOMETHING", "HTTPS_PROXY", "NOT_SET"} & found.keys()
     (problem,) = unset_problems("environment.agent", ["NAMED_KEY", "NOT_SET"])
     assert str(problem).startswith("environment.agent.pass_environment: found NOT_SET, which is not set")
+
+
+@pytest.mark.parametrize("text", ["cannot reach the login node07 of the cluster", "the login page2", "must login 2nd time"])
+def test_sentences_of_logins_stay(text: str) -> None:
+    assert masked(text) == text

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import import_contracts
@@ -49,10 +50,14 @@ def test_what_the_repository_repeats_of_its_packages_is_current() -> None:
         assert (ROOT / path).read_text() == text, f"{path} differs from the packages: run make docs"
 
 
+CORE_EXTRAS = tomllib.loads((packages.ROOT / "core" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
 def test_extras_of_released_plugins_exist() -> None:
     for one in packages.packages():
         assert set(one.settings.get("extras", {})) <= {name for _, name in one.plugins()}
-        assert set(one.settings.get("extras", {}).values()) <= set(one.project.get("optional-dependencies", {}))
+        own = one.project.get("optional-dependencies", {})
+        assert set(one.settings.get("extras", {}).values()) <= {*own, *(f"rlcore[{name}]" for name in CORE_EXTRAS)}
 
 
 def test_a_new_folder_is_in_every_list(checkout: Path) -> None:

@@ -249,6 +249,7 @@ def test_an_engine_that_dies_in_a_stream_ends_it(backend, two_models):
     expected = backend.generate(request)
     victim = engine_processes()["vllm-1"]
     feed = ScriptedFeed(first=[request], then=lambda: os.kill(victim.pid, signal.SIGKILL) or [])
+    os.kill(victim.pid, signal.SIGSTOP)  # else it may have ended everything by then
     with pytest.raises(WorkerError, match="vllm-1 ended with signal SIGKILL"):
         backend.stream(StreamRequest(feed=feed, weight_version=0))
     assert 0 < len(feed.delivered) < 12

@@ -85,15 +85,21 @@ _PROGRAMS = (
     ("sqlcmd|bcp|zip|unzip", "-P", "", _ANY),
     ("smbclient|lftp", "-[uU]", r"[^\s'\",%]+[,%]", _ANY),
     ("openssl", "-pass(?:in|out)?", "pass:", _ANY),
-    (r"[a-z][\w-]+", rf"login(?:{_GAP}--?\w[^\s'\"]*)*", "", _MIXED),
 )
 """Programs with the option whose value is a secret, what comes before the secret in the value, and the secret's form."""
-COMMANDS = tuple(
-    re.compile(
-        rf"((?<![\w.-])(?:{program})(?=['\"]?,?\s)(?:(?!\*\*\*)[^\n|;&]|(?<=\S)[|;&](?=\S)){{0,200}}?(?<=[\s'\"])(?:{options})"
-        rf"(?:{_GAP}|=['\"]?|(?<![a-z]{{3}})['\"]?){user})(?:{secret})"
-    )
-    for program, options, user, secret in _PROGRAMS
+_LOGIN = re.compile(
+    rf"(\blogin(?:{_GAP}--?\w[^\s'\"]{{0,80}}){{0,5}}{_GAP})(?:\*{{3}}|(?=[\w.-]*\d)(?=[\w.-]*[A-Za-z])[\w.-]{{20,}})"
+)
+"""Keys that a program's `login` takes: "tracker login VALUE"."""
+COMMANDS = (
+    _LOGIN,
+    *(
+        re.compile(
+            rf"((?<![\w.-])(?:{program})(?=['\"]?,?\s)(?:(?!\*\*\*)[^\n|;&]|(?<=\S)[|;&](?=\S)){{0,200}}?(?<=[\s'\"])(?:{options})"
+            rf"(?:{_GAP}|=['\"]?|(?<![a-z]{{3}})['\"]?){user})(?:{secret})"
+        )
+        for program, options, user, secret in _PROGRAMS
+    ),
 )
 """Secrets on command lines of other programs, in a shell's form or as a list: "mysql -pVALUE", ['curl', '-u', 'me:VALUE']."""
 ALWAYS = (_QUERY, *COMMANDS)

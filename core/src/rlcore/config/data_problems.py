@@ -16,20 +16,23 @@ NO_FILES = {"environment": "the environment makes", "python": "a program brings"
 
 def source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
     """`source` and the keys that belong to some sources alone. The plan refuses a source that is not installed."""
-    named = source_of_suffix(Path(config.path or "").suffix.lower())
+    suffix = Path(config.path or "").suffix.lower()
+    named = source_of_suffix(suffix)
     provider = installed_data_sources().get(config.source)
     if config.source in NO_FILES and config.path is not None:
         yield Problem(
             path=f"{path}.path",
             found=f'{describe.toml_literal(config.path)}, with source = "{config.source}"',
             expected=f"no path, since {NO_FILES[config.source]} these rows, or a source that reads it",
-            remedy=f'Set {path}.source = "{named or "huggingface"}".',
+            remedy=f"Set {path}.source to the source that reads {suffix} files."
+            if suffix and named is None
+            else f'Set {path}.source = "{named or "huggingface"}".',
         )
     elif config.source not in NO_FILES and not (config.path or "").strip():
         is_name = provider is not None and provider.path == "name"
         expected = "the name of a data set" if is_name else f"the path of a {config.source} file"
         yield Problem(path=f"{path}.path", found=f'nothing, with source = "{config.source}"', expected=expected)
-    elif provider is not None and provider.path == "file" and named not in (None, config.source):
+    elif provider is not None and provider.path == "file" and named is not None and suffix not in provider.suffixes:
         yield Problem(
             path=f"{path}.source",
             found=f'"{config.source}", with the path {config.path}',

@@ -1,5 +1,6 @@
 """Make foreign text safe to print: exact strings, without characters that a terminal obeys, and not without end."""
 
+import unicodedata
 from typing import Any
 
 from attrs import Attribute
@@ -15,7 +16,12 @@ def printable(text: str, most: int = MOST) -> str:
         text = f"{text[:most]} … ({len(text):,} characters)"
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else _escaped(letter) for letter in text)
+    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+
+
+def _is_shown(letter: str) -> bool:
+    # Wide and unbreakable spaces, and what joins emoji, are ordinary text; Python calls them unprintable.
+    return letter.isprintable() or letter in "\n\t\u200d" or unicodedata.category(letter) == "Zs"
 
 
 def plain_text(text: str) -> str:

@@ -97,7 +97,11 @@ def installed_data_sources() -> dict[str, DataSourceProvider]:
 
 def source_of_suffix(suffix: str) -> str | None:
     """Return the source whose files end so; None where there is none."""
-    sources = [one for one in installed_data_sources().values() if suffix in one.suffixes]
+    sources = [
+        one
+        for one in installed_data_sources().values()
+        if suffix and isinstance(one.suffixes, frozenset) and suffix in one.suffixes
+    ]
     return max(sources, key=lambda one: one.priority).name if sources else None
 
 

@@ -62,8 +62,10 @@ def load_rows(
     Rows may be parsed when they are taken: a large data set then costs the memory of its file, not of its objects.
     """
     key = key or f"data.{split}"
-    is_file = config.path is not None and expanded(config.path).is_file()
-    folder = expanded(config.path or "").parent if is_file else None
+    path = None if config.path is None else expanded(config.path)
+    source = installed_data_sources().get(config.source)
+    is_here = path is not None and (path.is_file() or (path.is_dir() and source is not None and source.path == "file"))
+    folder = path.parent if path is not None and is_here else None
     reader = RowReader(config=config, key=key, folder=folder, **form)
     is_own = config.source == "environment"
     rows = _environment_rows(reader, split, environment, owner) if is_own else _source_rows(reader)
@@ -100,7 +102,7 @@ def _source_rows(reader: RowReader) -> SourceRows:
         limit=config.limit,
         subset=config.subset,
         split=config.split,
-        prompt_field=config.prompt_field if reader.has_prompts else None,
+        prompt_field=config.prompt_field if reader.has_prompts and not reader.may_be_chats else None,
         check=reader.read,
     )
     owner = f"the data source {config.source!r}"
