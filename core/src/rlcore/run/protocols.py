@@ -197,8 +197,9 @@ class LoopObserver:
         """The metrics of a step are complete."""
 
     def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
-        """The checkpoint of `step` is on disk; told again where a run is resumed from it. `export` writes the model in the
-        Hugging Face format to a directory, which it returns. No interrupt ends this event."""
+        """The checkpoint of `step` is on disk. A run that is resumed from it repeats the event, once or twice.
+
+        `export` writes the model in the Hugging Face format to a directory, which it returns. No interrupt ends this event."""
 
     def between_steps(self) -> None:
         """No step is under way: the observer may wait, which an interrupt ends."""

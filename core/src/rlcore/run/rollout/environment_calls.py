@@ -243,7 +243,7 @@ class TaskPool:
 
     def hold(self) -> None:
         """Begin no work until `release`. Work that has begun goes on."""
-        self._held = []
+        self._held = self._held or []
         while not self._queue.empty():
             self._held.append(self._queue.get_nowait())
 
@@ -276,6 +276,9 @@ class TaskPool:
         self._living.add(task)
         while not (self._is_closed or state.over):  # the rest is for tasks of another event loop
             work, item, order = await queue.get()
+            if self._is_closed or state.over:
+                self._queue.put_nowait((work, item, order))  # for a task of the event loop that took over
+                return
             at_work.add(task)
             try:
                 await work(item)
