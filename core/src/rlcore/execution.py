@@ -1,4 +1,4 @@
-"""What the author of an execution imports from the core, besides `rlcore.spi`. docs/plugins.md, "An execution", shows how.
+"""The helpers of the core for authors of executions, besides `rlcore.spi`. docs/plugins.md, "An execution", shows how.
 
 The core calls the execution's function as `function(ExecutionContext, config)` and enters the context manager that it returns,
 once for a run. The function decides where backends live. It builds them with these names:

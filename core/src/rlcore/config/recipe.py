@@ -141,7 +141,7 @@ class RolloutConfig:
 
     @property
     def truncates(self) -> bool:
-        """Whether samples come from a part of the distribution."""
+        """Return whether samples come from a part of the distribution."""
         return self.top_k > 0 or self.top_p < 1.0
 
     @property
@@ -304,6 +304,6 @@ class Recipe:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the held-out set is measured at any time."""
+        """Return whether the held-out set is measured at any time."""
         wanted = self.evaluation.every_n_steps > 0 or self.evaluation.at_start or self.evaluation.at_end
         return self.environment is not None and self.data.evaluation is not None and wanted

@@ -25,7 +25,7 @@ class Rule:
     check: Check
 
     def reads_any(self, broken: Sequence[str]) -> bool:
-        """Whether a key is, contains or lies below one of `broken`."""
+        """Return whether a key is, contains or lies below one of `broken`."""
         return any(
             f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for key in self.keys for other in broken
         )

@@ -1,4 +1,4 @@
-"""What is installed: an entry point of any group, with the object that it names or with its error."""
+"""Installed entry points of any group, each with the object that it names or with its error."""
 
 import sys
 from collections.abc import Callable, Iterator

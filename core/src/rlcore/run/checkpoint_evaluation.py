@@ -19,7 +19,7 @@ from rlcore.spi import CHECKPOINT_EVALUATOR_GROUP, PluginError
 
 @frozen(kw_only=True, eq=False)
 class EvaluatedRun:
-    """What a checkpoint evaluator is called with."""
+    """The arguments of a checkpoint evaluator."""
 
     recipe: Recipe
     directory: RunDirectory

@@ -130,7 +130,7 @@ class Loop:
         return metrics | times
 
     def _end_step(self, metrics: dict[str, float]) -> None:
-        """What follows a step's updates: evaluation, the metrics' line, a checkpoint."""
+        """End a step after its updates: evaluate, write the metrics' line, save a checkpoint."""
         options, step = self.recipe.checkpoint, self.position.step
         self._log(metrics | self._measure())
         self.position.unlogged = None

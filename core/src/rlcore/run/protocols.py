@@ -70,7 +70,7 @@ class LoopPosition:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no step is half done."""
+        """Return whether no step is half done."""
         return (self.weight_version, self.critic_version) == (self.step_version, self.step_critic_version)
 
     def count_step(self) -> None:
@@ -100,7 +100,7 @@ class Saver(Protocol):
 
     @property
     def can_save(self) -> bool:
-        """Whether all that a checkpoint holds is in a known state."""
+        """Return whether all that a checkpoint holds is in a known state."""
 
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """Save a checkpoint of a position and of what is under way there; `prune` drops the oldest."""
@@ -118,7 +118,7 @@ class Source(ABC):
     """Brings the samples of each step."""
 
     generates: ClassVar[bool] = False
-    """Whether the generator makes the samples, so that it needs the new weights after each step."""
+    """True where the generator makes the samples, so that it needs the new weights after each step."""
 
     @abstractmethod
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> spi.RolloutBatch | None:
@@ -140,7 +140,7 @@ class Source(ABC):
 
     @property
     def has_failed(self) -> bool:
-        """Whether something has that the next `sample` raises: the generator's weights may count no longer."""
+        """Return whether something has that the next `sample` raises: the generator's weights may count no longer."""
         return False
 
     def generating_s(self) -> float | None:

@@ -56,7 +56,7 @@ def is_number(value: object) -> bool:
 
 
 def is_constrained(tp: object) -> bool:
-    """Whether conditions are written beside the type."""
+    """Return whether conditions are written beside the type."""
     return bool(constraints(tp))
 
 
@@ -66,12 +66,12 @@ def origin(tp: Any) -> Any:
 
 
 def is_optional(tp: object) -> bool:
-    """Whether None is among the type's alternatives."""
+    """Return whether None is among the type's alternatives."""
     return is_union(tp) and type(None) in typing.get_args(tp)
 
 
 def is_union(tp: object) -> bool:
-    """Whether the type is `A | B`."""
+    """Return whether the type is `A | B`."""
     return typing.get_origin(tp) in (Union, types.UnionType)
 
 
@@ -81,24 +81,24 @@ def alternatives(tp: object) -> list[Any]:
 
 
 def is_choice(value: object, choices: Iterable[object]) -> bool:
-    """Whether a value is one of `choices`, among which True is not 1."""
+    """Return whether a value is one of `choices`, among which True is not 1."""
     return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def is_mapping(tp: object) -> bool:
-    """Whether the type is a mapping, for which a recipe writes a table."""
+    """Return whether the type is a mapping, for which a recipe writes a table."""
     cls = origin(tp)
     return isinstance(cls, type) and issubclass(cls, Mapping)
 
 
 def is_array(tp: object) -> bool:
-    """Whether the type is a tuple, list, set or sequence, for which a recipe writes an array."""
+    """Return whether the type is a tuple, list, set or sequence, for which a recipe writes an array."""
     cls = origin(tp)
     return isinstance(cls, type) and issubclass(cls, Sequence | AbstractSet) and not issubclass(cls, str | bytes)
 
 
 def is_attrs(tp: object) -> bool:
-    """Whether the type is an attrs class."""
+    """Return whether the type is an attrs class."""
     return isinstance(tp, type) and attrs.has(tp)
 
 
@@ -108,7 +108,7 @@ def table_class(tp: object) -> Any:
 
 
 def is_table(tp: object) -> bool:
-    """Whether a recipe writes a table for the type."""
+    """Return whether a recipe writes a table for the type."""
     return is_mapping(tp) or is_attrs(tp)
 
 

@@ -59,7 +59,7 @@ class PackedTokens:
     """Token sequences one after another."""
 
     _allows_empty: ClassVar[bool] = False
-    """Whether a sequence may have no token."""
+    """True where a sequence may have no token."""
 
     tokens: Int32Array
     """int32 [T]"""

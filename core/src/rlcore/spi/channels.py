@@ -50,7 +50,7 @@ class ChannelProvider:
     """The description of one channel."""
 
     name: str
-    """What `refit.channel` and the requests call it; equal to the entry point's name."""
+    """The name in `refit.channel` and in requests; equal to the entry point's name."""
     spi: tuple[int, int]
     """The SPI version that the channel was written for: (major, minor)."""
     cost: int
@@ -61,9 +61,9 @@ class ChannelProvider:
     reach: Reach
     """Where it finds the generator."""
     sharded: bool = False
-    """Whether weights travel as the parts that the trainer's ranks hold (ExportWeightsRequest.sharded)."""
+    """True where weights travel as the parts that the trainer's ranks hold (ExportWeightsRequest.sharded)."""
     delta: bool = False
-    """Whether it can carry changes alone (RefitRequest.delta, and ExportWeightsRequest.delta where it is `sharded`)."""
+    """True where it can carry changes alone (RefitRequest.delta, and ExportWeightsRequest.delta where it is `sharded`)."""
     sender: str | None = None
     """`package.module:Class`, a ChannelSender, imported where the trainer's tensors are. None where trainer and generator that
     declare `refit.NAME` have both ends themselves."""
@@ -96,7 +96,7 @@ class ChannelProvider:
 
 @frozen(kw_only=True)
 class ChannelOptions:
-    """What a generator's section of the recipe says of its channel."""
+    """The options of the channel in a generator's section."""
 
     directory: str | None = None
     """Its option `refit_directory`: a folder that sender and receivers both see; None for one of the sender's choice."""
@@ -125,7 +125,7 @@ class ReceivedBucket:
     tensors: list[Any]
     """Torch tensors in the order of their specs, each of its spec's shape and dtype."""
     stable: bool
-    """Whether they keep their values until the refit ends, and not just until `loaded`."""
+    """True where they keep their values until the refit ends, and not just until `loaded`."""
 
 
 class ChannelSender(ABC):

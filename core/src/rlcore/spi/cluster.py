@@ -47,16 +47,16 @@ class ClusterConfig:
 
     @property
     def is_separate(self) -> bool:
-        """Whether trainer and generator have devices of their own."""
+        """Return whether trainer and generator have devices of their own."""
         return self.placement == "separate"
 
     @property
     def reaches_machines(self) -> bool:
-        """Whether the section says how to reach several machines, as far as the execution asks for that."""
+        """Return whether the section says how to reach several machines, as far as the execution asks for that."""
         return True
 
     def hosts_generator(self, rank: int, ranks_per_generator: int) -> bool:
-        """Whether a rank is the first of those that share a generator, or of its node where generators have their own
+        """Return whether a rank is the first of those that share a generator, or of its node where generators have their own
         devices."""
         return rank % (self.ranks_per_node if self.is_separate else ranks_per_generator) == 0
 

@@ -48,9 +48,9 @@ class TrainerContext:
     num_train_steps: int
     """Optimizer steps that the run plans: what learning-rate schedules end at. Fewer are made where steps have no signal."""
     needs_reference: bool
-    """Whether get_logprobs(model="reference") will be called."""
+    """True where get_logprobs(model="reference") will be called."""
     needs_policy: bool = True
-    """Whether anything but get_logprobs(model="reference"), set_residency and close will be called. False, beside
+    """True where anything but get_logprobs(model="reference"), set_residency and close will be called. False, beside
     `needs_reference`, is a reference on devices of its own: no other weights are held, `model` names what `reference` does, or
     the policy's model where that is None, and the version is 0 for ever. Needs the capability `reference_alone`."""
     max_sequence_length: int
@@ -100,7 +100,7 @@ class GeneratorContext:
     """A folder for the output of processes that the backend starts, made by whoever writes there; None where they have to find
     one themselves."""
     routed_experts: bool = False
-    """Whether requests may ask for GenerateResult.routed_experts."""
+    """True where requests may ask for GenerateResult.routed_experts."""
     lora: LoraSpec | None = None
     """Where it is set, refits bring adapters of this form apart from the model's weights (ExportWeightsRequest.adapters): the
     first of them, and each that follows where no weights count, both; the others adapters alone, beside which the weights stay.
@@ -168,7 +168,7 @@ class CheckContext:
     planned_options: frozenset[str] = frozenset()
     """Keys of the generator's section that said "auto" and hold what its plan says (Provider.planned_options)."""
     replays_routing: bool = False
-    """Whether the generator's choice of experts will be reported and replayed."""
+    """True where the generator's choice of experts will be reported and replayed."""
     corrects_staleness: bool = True
     """AlgorithmNeeds.corrects_staleness of the algorithm that trains on what is generated; true where none does."""
     max_turns: int = 1

@@ -49,7 +49,7 @@ class DataSourceProvider:
     """The description of one data source."""
 
     name: str
-    """What `data.train.source` calls it; equal to the entry point's name."""
+    """The name in `data.train.source`; equal to the entry point's name."""
     spi: tuple[int, int]
     """The SPI version that the source was written for: (major, minor)."""
     read: str

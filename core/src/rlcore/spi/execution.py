@@ -90,10 +90,10 @@ class BackendGroup(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether all of it is open and in a known state."""
+        """Return whether all of it is open and in a known state."""
 
     def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability."""
+        """Return whether the provider declares a capability."""
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what it holds; the bytes are those of the rank that keeps most."""
@@ -153,7 +153,7 @@ class GeneratorGroup(BackendGroup, Protocol):
 
     @property
     def lacks_weights(self) -> bool:
-        """Whether one of several engines holds no weights, so that the next export has to be whole."""
+        """Return whether one of several engines holds no weights, so that the next export has to be whole."""
 
     def take_restarts(self) -> int:
         """How many engines have come back, started anew, since the last time."""
@@ -180,7 +180,7 @@ class RefitCommand:
     export: ExportWeightsRequest
     channel: str
     may_alias: bool = True
-    """Whether the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
+    """True where the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
     delta: Delta = "off"
     """Whether changes alone may travel, and where they are relative to copies."""
     not_awaited: frozenset[int] = frozenset()
@@ -199,7 +199,7 @@ class Refitted:
 
 @frozen(kw_only=True, eq=False)
 class Backends:
-    """What runs a recipe's trainer and generator."""
+    """The part that runs a recipe's trainer and generator."""
 
     trainer: TrainerGroup
     generator: GeneratorGroup | None

@@ -81,7 +81,7 @@ class GenerateRequest:
     them, which has their beginning in its cache. None where no sample belongs to any."""
 
     sampling_mask: bool = False
-    """Whether to report what each token was chosen among. Needs the capability `sampling_mask`."""
+    """True where to report what each token was chosen among. Needs the capability `sampling_mask`."""
     images: Images | None = None
     """The images that each of the P prompts reads; None where there are none. Needs the capability `images`."""
 
@@ -182,7 +182,7 @@ class RefitRequest:
     """How the weights travel: the channel that the generator was built for."""
     weights: WeightExport
     may_alias: bool
-    """Whether the generator may keep a persistent export's tensors themselves instead of a copy. Then the next
+    """True where the generator may keep a persistent export's tensors themselves instead of a copy. Then the next
     train_step changes what it holds, and it must be refitted before it generates again."""
     delta: Delta = "off"
     """Whether what has not changed since the refit before may be left out on the way, and where both ends of the channel keep

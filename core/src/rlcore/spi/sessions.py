@@ -30,7 +30,7 @@ class SampleRequest:
     conversation: int = -1
     """`Session.number` of the session that it belongs to; -1 where its prompts have nothing in common."""
     goes_on: bool = False
-    """Whether the session has asked before."""
+    """True where the session has asked before."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -91,10 +91,10 @@ class ChatTokenizer(Protocol):
 
 @frozen(kw_only=True, eq=False)
 class SessionContext:
-    """What a session server is built with."""
+    """The arguments of a session server."""
 
     model_name: str
-    """What clients call the model."""
+    """The name of the model in requests."""
     tokenizer: ChatTokenizer
     sampler: Sampler
     sampling: SamplingParams
@@ -104,7 +104,7 @@ class SessionContext:
     max_sequence_length: int
     """Most tokens of a prompt and its answer."""
     capabilities: frozenset[str] = frozenset()
-    """What the generator can do, of rlcore.spi.capabilities."""
+    """The generator's capabilities, of rlcore.spi.capabilities."""
     vocab_size: int | None = None
     """Tokens that the model has; None where that is not known."""
     history: Literal["refuse", "segment"] = "refuse"

@@ -34,7 +34,7 @@ class Ends:
 
 
 class ChannelConformance:
-    """What every channel with a sender and a receiver has to pass::
+    """Checks of every channel with a sender and a receiver::
 
         class TestMine(ChannelConformance):
             @pytest.fixture

@@ -77,7 +77,7 @@ class WatchedTrainer(FakeTrainer):
 
 
 class ExecutionConformance(ProviderFixtures):
-    """What every execution has to pass::
+    """Checks of every execution::
 
         class TestMine(ExecutionConformance):
             @pytest.fixture
@@ -89,7 +89,7 @@ class ExecutionConformance(ProviderFixtures):
 
     @pytest.fixture
     def overrides(self) -> tuple[str, ...]:
-        """What the recipe needs besides the execution's name."""
+        """The capabilities that the recipe needs of the execution."""
         return ()
 
     @pytest.fixture

@@ -36,7 +36,7 @@ class Adapters:
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
     pads_between: bool
-    """Whether layers see padding between a microbatch's tokens, as where each sequence has a row of its own."""
+    """True where layers see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)
     """Whole A and B on the host as the run began with them, by name; None where it began with the model alone."""
     _on: bool = True

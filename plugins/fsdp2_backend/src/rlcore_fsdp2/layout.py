@@ -65,7 +65,7 @@ class ParallelLayout(RankGrid):
 
     @property
     def is_first_of_data_rank(self) -> bool:
-        """Whether this rank speaks for its data-parallel rank: losses and metrics of the others repeat it."""
+        """Return whether this rank speaks for its data-parallel rank: losses and metrics of the others repeat it."""
         return self.rank % (self.context * self.tensor) == 0
 
     def meshes(self, device_type: str) -> "Meshes":

@@ -161,7 +161,7 @@ def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None
 
 
 def _is_repeated(context: PlanContext, dims: ModelDims, given: Fsdp2Config, config: Fsdp2Config) -> bool:
-    """Whether it says what the given section does by itself."""
+    """Return whether it says what the given section does by itself."""
     if not config.reduce_every_microbatch or given.reduce_every_microbatch is not None:
         return False
     return _reduces_every_microbatch(context, dims, evolve(config, reduce_every_microbatch=None))

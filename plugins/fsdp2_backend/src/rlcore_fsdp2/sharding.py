@@ -64,7 +64,7 @@ def num_copies(tensor: Tensor) -> int:
 
 
 def is_first_copy(tensor: Tensor) -> bool:
-    """Whether this rank is the one of those with the same elements that speaks for them."""
+    """Return whether this rank is the one of those with the same elements that speaks for them."""
     if not isinstance(tensor, DTensor):
         return True
     mesh = tensor.device_mesh

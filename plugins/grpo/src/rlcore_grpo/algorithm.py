@@ -143,7 +143,7 @@ class Grpo:
 
     @property
     def _is_per_token(self) -> bool:
-        """Whether tokens of an episode may have different advantages."""
+        """Return whether tokens of an episode may have different advantages."""
         to_go = self._kl_in_rewards and self.config.kl_placement == "reward_to_go"
         return to_go or self.config.advantage_normalisation == "batch_whitening"
 
@@ -159,7 +159,7 @@ class Grpo:
 
     @property
     def _has_other_terms(self) -> bool:
-        """Whether a sample without an advantage has a gradient all the same."""
+        """Return whether a sample without an advantage has a gradient all the same."""
         return bool(self._loss_config.kl_coefficient or self._loss_config.entropy_coefficient)
 
 

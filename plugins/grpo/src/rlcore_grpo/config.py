@@ -64,7 +64,7 @@ class AdvantageConfig:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether a sample is compared with the others of its group."""
+        """Return whether a sample is compared with the others of its group."""
         return self.advantage_baseline in ("group_mean", "leave_one_out")
 
 

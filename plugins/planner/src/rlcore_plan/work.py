@@ -25,11 +25,11 @@ class Work:
     """residency.offload_trainer of the recipe."""
     max_staleness: int
     reaches_machines: bool = False
-    """Whether the recipe says how to reach several machines."""
+    """True where the recipe says how to reach several machines."""
     generator_sleeps: bool = True
     """residency.generator_sleeps of the recipe."""
     is_separate: bool = False
-    """Whether the recipe gives generators devices of their own."""
+    """True where the recipe gives generators devices of their own."""
     reference_per_node: int = 0
     """Devices of each machine that hold the reference and nothing else."""
     beside: EnvironmentMemory = field(factory=EnvironmentMemory)

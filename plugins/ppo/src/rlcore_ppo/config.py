@@ -60,7 +60,7 @@ class PpoConfig:
 
     @property
     def corrects_staleness(self) -> bool:
-        """Whether samples of earlier weights are weighed by what the policy makes of them. Of resolved options."""
+        """Return whether samples of earlier weights are weighed by what the policy makes of them. Of resolved options."""
         return self.previous_logprobs == "generation" or self.importance_correction != "none"
 
     def resolved(self, context: AlgorithmContext) -> "PpoConfig":

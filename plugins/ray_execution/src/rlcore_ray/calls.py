@@ -73,7 +73,7 @@ class Calls:
 
     @property
     def is_usable(self) -> bool:
-        """Whether every rank lives and is in a known state."""
+        """Return whether every rank lives and is in a known state."""
         return self.lost is None and not self.unusable
 
     def locate(self, workers: Sequence[WorkerInfo]) -> None:
@@ -328,7 +328,7 @@ class Calls:
 
 
 def _keeps_others(wait: PendingCall) -> bool:
-    """Whether a rank has failed for which the others wait, and they have had their time to fail too."""
+    """Return whether a rank has failed for which the others wait, and they have had their time to fail too."""
     return wait.first_failure is not None and suspend_aware_time() - wait.first_failure > GRACE_S and not wait.goes_on
 
 

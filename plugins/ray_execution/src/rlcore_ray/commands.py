@@ -84,7 +84,7 @@ class RefittedRank:
     sent_bytes: int | None = None
     """What it has sent, where that is counted."""
     is_starting: bool = False
-    """Whether its generator did not take part, since an engine is being started."""
+    """True where its generator did not take part, since an engine is being started."""
     shards_taken: int = 0
     """The digest of what its generator has taken of a sharded export; 0 where it has none."""
     drafts: DraftCounts | None

@@ -43,7 +43,7 @@ class RayConfig(ClusterConfig):
 
     @property
     def reaches_machines(self) -> bool:
-        """Whether the section says where Ray runs, as several machines need."""
+        """Return whether the section says where Ray runs, as several machines need."""
         return self.address is not None
 
 

@@ -45,7 +45,7 @@ class Engines:
 
     @property
     def are_whole(self) -> bool:
-        """Whether all hold weights."""
+        """Return whether all hold weights."""
         return len(self.living) == len(self.hosts)
 
     @property

@@ -28,7 +28,7 @@ class RemoteError:
     text: str
     traceback: str
     is_ours: bool
-    """Whether it is an RlcoreError, whose message says everything."""
+    """True where it is an RlcoreError, whose message says everything."""
     last_lines: str
     """What the worker had printed before."""
 
@@ -68,7 +68,7 @@ class Reply:
     value: Any = None
     error: RemoteError | None = None
     is_usable: bool = True
-    """Whether trainer and generator of the rank are in a known state."""
+    """True where trainer and generator of the rank are in a known state."""
 
 
 @frozen(kw_only=True)

@@ -31,11 +31,11 @@ class _PoolGroup:
 
     @property
     def is_usable(self) -> bool:
-        """Whether every rank lives and is in a known state."""
+        """Return whether every rank lives and is in a known state."""
         return self.calls.is_usable
 
     def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability."""
+        """Return whether the provider declares a capability."""
         return capability in self.capabilities
 
 
@@ -163,7 +163,7 @@ class PoolGenerator(_PoolGroup):
 
     @property
     def lacks_weights(self) -> bool:
-        """Whether an engine has failed since the last refit."""
+        """Return whether an engine has failed since the last refit."""
         return not self.engines.are_whole
 
     def take_restarts(self) -> int:

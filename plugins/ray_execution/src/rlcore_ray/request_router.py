@@ -85,7 +85,7 @@ class RequestRouter:
             self._work[host] -= sum(self._under_way[host].pop(sample)[0] for sample in samples.tolist())
 
     def is_busy(self, host: int) -> bool:
-        """Whether a host has samples under way."""
+        """Return whether a host has samples under way."""
         return bool(self._under_way[host])
 
     def _host_for(self, talks: Sequence[int], work: int, totals: Mapping[int, int], idlest: int) -> int:

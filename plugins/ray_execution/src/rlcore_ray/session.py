@@ -122,7 +122,7 @@ def _authentication(address: str) -> Mapping[str, str]:
 
 
 def _is_running() -> bool:
-    """Whether Ray runs in this process; without importing it."""
+    """Return whether Ray runs in this process; without importing it."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 

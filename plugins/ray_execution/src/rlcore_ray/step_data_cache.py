@@ -51,5 +51,5 @@ class StepDataCache:
         return tuple(read_by(loss, batch) for batch in self._part.microbatches(self._part.bounds[microbatches]))
 
     def is_last(self, number: int) -> bool:
-        """Whether no update comes after this one."""
+        """Return whether no update comes after this one."""
         return number + 2 == len(self._updates)

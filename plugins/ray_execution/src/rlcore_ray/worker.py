@@ -336,7 +336,7 @@ class Worker:
 
 
 def _is_rays_end(error: BaseException) -> bool:
-    """Whether an error is the SystemExit with which Ray ends a worker on SIGTERM, at any line of code."""
+    """Return whether an error is the SystemExit with which Ray ends a worker on SIGTERM, at any line of code."""
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
 
 

@@ -31,7 +31,7 @@ class Collected:
     """Samples by the driver's numbers, int64 [M]; those that report their experts, or masks, apart from the
     others."""
     has_ended: bool
-    """Whether nothing more will come."""
+    """True where nothing more will come."""
 
 
 class WorkerStream:

@@ -38,7 +38,7 @@ class RewardFunction:
     needs: tuple[str, ...]
     """The fields of the row among them that have no default."""
     takes_all: bool
-    """Whether it takes all fields of the row besides, as **kwargs."""
+    """True where it takes all fields of the row besides, as **kwargs."""
 
     @classmethod
     def of(cls, function: Function, path: str) -> "RewardFunction":
@@ -68,7 +68,7 @@ class RewardFunction:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is awaited."""
+        """Return whether it is awaited."""
         return is_async(self.call)
 
     def arguments(self, sample: Sample) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Address:
     host: str
     port: int
     name: str
-    """What clients call the model."""
+    """The name of the model in requests."""
     api_key: str | None
     """What clients have to show as their API key; None lets in all."""
 

@@ -30,7 +30,7 @@ class Scores:
 
     @property
     def is_stored(self) -> bool:
-        """Whether no kernel of torch computes it, and all scores are in memory."""
+        """Return whether no kernel of torch computes it, and all scores are in memory."""
         return bool(self.softcap) or self.sinks is not None
 
 

@@ -162,7 +162,7 @@ def layout_plan(config: Any) -> Mapping[str, str] | None:
 
 
 def has_layout_plan(config: Mapping[str, Any]) -> bool:
-    """Whether `layout_plan` has one for the model with this config.json; True where its class comes with it."""
+    """Return whether `layout_plan` has one for the model with this config.json; True where its class comes with it."""
     import_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 

@@ -116,7 +116,7 @@ def _tcp_store(rank_info: RankInfo, timeout: timedelta) -> TCPStore:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, which no other one reaches."""
+    """Return whether an address is this machine's own, which no other one reaches."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -13,7 +13,7 @@ class RankGrid:
     tensor: int = 1
     """Ranks that share each layer's heads, columns and the vocabulary."""
     sequence_parallel: bool = True
-    """Whether tensor ranks divide the tokens between the products that they share; without effect where `tensor` is 1."""
+    """True where tensor ranks divide the tokens between the products that they share; without effect where `tensor` is 1."""
 
     @property
     def tensor_rank(self) -> int:

@@ -25,7 +25,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @cache
 def is_faster() -> bool:
-    """Whether this processor has AVX-512 and is not Intel's, and torch was built with oneDNN."""
+    """Return whether this processor has AVX-512 and is not Intel's, and torch was built with oneDNN."""
     has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not has_operator or not CPU_INFO.exists():
         return False
@@ -77,7 +77,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def _serves(input: Tensor) -> bool:
-    """Whether its product takes less time than torch's own."""
+    """Return whether its product takes less time than torch's own."""
     return _can_serve(input) and is_faster() and input.numel() >= FEWEST_ROWS * input.shape[-1]
 
 

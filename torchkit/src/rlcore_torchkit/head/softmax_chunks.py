@@ -53,7 +53,7 @@ def chunk_rows(device: str, num_columns: int) -> int:
 
 
 def has_kernels(hidden: Tensor) -> bool:
-    """Whether the CUDA kernels serve this tensor; they come with Triton, as torch's CUDA builds for Linux do."""
+    """Return whether the CUDA kernels serve this tensor; they come with Triton, as torch's CUDA builds for Linux do."""
     return hidden.is_cuda and hidden.dtype != torch.float64 and hidden.shape[0] > 0 and find_spec("triton") is not None
 
 

@@ -29,7 +29,7 @@ def shared_by(hidden: Tensor, num_ranks: int) -> Tensor:
 
 
 def has_value_head(model: nn.Module) -> bool:
-    """Whether a transformers model ends in a head of values."""
+    """Return whether a transformers model ends in a head of values."""
     return hasattr(model, "score")
 
 

@@ -43,7 +43,7 @@ def _factors(device: torch.device) -> Tensor:
 
 
 def _is_whole_words(tensor: Tensor) -> bool:
-    """Whether the tensor's bytes, as they lie in memory, are words."""
+    """Return whether the tensor's bytes, as they lie in memory, are words."""
     return tensor.is_contiguous() and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
 
 

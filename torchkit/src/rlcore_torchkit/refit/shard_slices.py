@@ -93,7 +93,7 @@ def _cells_of(box: ShardSlice, bounds: Sequence[Sequence[int]]) -> Iterator[Shar
 
 
 def overlap(boxes: Sequence[ShardSlice]) -> bool:
-    """Whether two parts of one tensor have an element in common; those are compared alone whose rows meet."""
+    """Return whether two parts of one tensor have an element in common; those are compared alone whose rows meet."""
     alive: list[ShardSlice] = []
     for box in sorted((box for box in boxes if box.size), key=lambda box: (box.start, box.stop)):
         alive = [other for other in alive if not box.start or other.stop[0] > box.start[0]]
@@ -104,13 +104,13 @@ def overlap(boxes: Sequence[ShardSlice]) -> bool:
 
 
 def _meet(box: ShardSlice, other: ShardSlice) -> bool:
-    """Whether two parts, neither of them empty, have an element in common."""
+    """Return whether two parts, neither of them empty, have an element in common."""
     start, stop = map(max, box.start, other.start), map(min, box.stop, other.stop)
     return all(map(lt, start, stop))
 
 
 def _make_one(box: ShardSlice, other: ShardSlice) -> bool:
-    """Whether they overlap, or lie side by side with equal extents in all other dimensions."""
+    """Return whether they overlap, or lie side by side with equal extents in all other dimensions."""
     if box.common(other).size:
         return True
     ranges = zip(box.start, box.stop, other.start, other.stop, strict=True)

@@ -122,7 +122,7 @@ def whitened(values: NDArray[np.floating[Any]], *, epsilon: float) -> Float64Arr
 
 
 def are_equal(values: NDArray[np.floating[Any]]) -> bool:
-    """Whether values differ by no more than roundings; so does none at all."""
+    """Return whether values differ by no more than roundings; so does none at all."""
     if not len(values):
         return True
     resolution = max(RELATIVE_RESOLUTION * float(np.abs(values).max()), SMALLEST_DIFFERENCE)

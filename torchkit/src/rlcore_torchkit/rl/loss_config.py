@@ -115,12 +115,12 @@ class LossConfig:
 
     @property
     def masks_by_geometric_mean(self) -> bool:
-        """Whether a sequence can be left out for its distance from the generator's."""
+        """Return whether a sequence can be left out for its distance from the generator's."""
         return self.geometric_minimum > 0 or self.geometric_maximum < inf
 
     @property
     def chooses_by_covariance(self) -> bool:
-        """Whether the loss reads the column of tokens chosen by their covariance."""
+        """Return whether the loss reads the column of tokens chosen by their covariance."""
         return self.objective in ("clip_cov", "kl_cov")
 
     @property
@@ -132,7 +132,7 @@ class LossConfig:
 
     @property
     def corrects_staleness(self) -> bool:
-        """Whether samples of earlier weights are weighed by what the policy makes of them. Of resolved options."""
+        """Return whether samples of earlier weights are weighed by what the policy makes of them. Of resolved options."""
         if self.previous_logprobs == "generation":
             return self.objective != "policy_gradient"
         return self.importance_correction != "none"

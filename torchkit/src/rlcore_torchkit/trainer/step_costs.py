@@ -72,7 +72,7 @@ class Layout:
     wide_layers: tuple[int, int] = (0, 0)
     """How many layers at the start and at the end have none of them."""
     float8_weight_gradients: bool = True
-    """Whether the products that make the gradients of weights are among them, a third of a training step's."""
+    """True where the products that make the gradients of weights are among them, a third of a training step's."""
 
 
 @frozen(kw_only=True)

@@ -71,7 +71,7 @@ class _Pair:
     rejected: str
     """What stands behind the prompt."""
     is_chat: bool
-    """Whether a chat template wrote it."""
+    """True where a chat template wrote it."""
 
 
 def _pair_of(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig) -> _Pair:

@@ -54,7 +54,7 @@ class GeneratorArguments:
 
 @frozen(kw_only=True, eq=False)
 class BackendArguments:
-    """What to build all backends of a run with. It pickles; tokenizers with code of their own need cloudpickle."""
+    """The arguments of all backends of a run. They pickle; tokenizers with code of their own need cloudpickle."""
 
     trainer: TrainerArguments
     critic: TrainerArguments | None
@@ -69,7 +69,7 @@ class BackendArguments:
     temperature: float
     """The temperature of sampling, at which log-probabilities are computed."""
     whole_groups: bool
-    """Whether the loss compares the sequences of a group, so that a microbatch holds whole groups."""
+    """True where the loss compares the sequences of a group, so that a microbatch holds whole groups."""
     decoder: TextDecoder
     """Makes the texts of samples, in the process that generates them."""
     log_directory: Path | None

@@ -1,4 +1,4 @@
-"""What trainer and generator are made from."""
+"""The arguments of trainer and generator."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ class BackendPlan(Protocol):
 
     @property
     def model(self) -> spi.ModelSpec:
-        """What backends learn of the model."""
+        """The facts about the model that backends get."""
 
     @property
     def channel(self) -> str | None:
@@ -48,11 +48,11 @@ class BackendPlan(Protocol):
 
     @property
     def shares_devices(self) -> bool:
-        """Whether trainer and generator take turns on the same device."""
+        """Return whether trainer and generator take turns on the same device."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether the generator goes on while the trainer trains."""
+        """Return whether the generator goes on while the trainer trains."""
 
     @property
     def ranks_per_generator(self) -> int:
@@ -60,7 +60,7 @@ class BackendPlan(Protocol):
 
     @property
     def reference_is_apart(self) -> bool:
-        """Whether the reference has devices of its own."""
+        """Return whether the reference has devices of its own."""
 
     @property
     def reference_config(self) -> Any:
@@ -74,13 +74,13 @@ class BackendPlan(Protocol):
         """The recipe's section of the chosen plugin."""
 
     def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
-        """What the trainer of a rank is built with."""
+        """The arguments of a rank's trainer."""
 
     def reference_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
-        """What the reference of a rank is built with, where that has devices of its own."""
+        """The arguments of a rank's reference, where that has its own devices."""
 
     def critic_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext | None:
-        """What the critic of a rank is built with; None where none is trained."""
+        """The arguments of a rank's critic; None where none is trained."""
 
     def generator_context(self, rank_info: spi.RankInfo, log_directory: Path | None) -> spi.GeneratorContext:
-        """What the generator of a rank is built with."""
+        """The arguments of a rank's generator."""

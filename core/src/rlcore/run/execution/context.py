@@ -1,4 +1,4 @@
-"""What an execution is called with."""
+"""The arguments of an execution."""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ class CriticResidency:
     besides_generator: Offload
     """What of it leaves the device while a generator on the same device works."""
     moves: bool
-    """Whether it is ever moved."""
+    """True where it is ever moved."""
     _absent: Offload | None = None
     """What is away; None at first, since it may have made room for the generator to start."""
 

@@ -38,11 +38,11 @@ class InProcessGroup(Generic[HandleT]):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is open and in a known state."""
+        """Return whether it is open and in a known state."""
         return self.handle.is_usable
 
     def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability."""
+        """Return whether the provider declares a capability."""
         return self.handle.has(capability)
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
@@ -63,11 +63,11 @@ class MinibatchTrainer(ABC):
 
     temperature: float
     whole_groups: bool
-    """Whether the loss compares the sequences of a group, so that a microbatch holds whole groups."""
+    """True where the loss compares the sequences of a group, so that a microbatch holds whole groups."""
 
     @abstractmethod
     def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability."""
+        """Return whether the provider declares a capability."""
 
     @abstractmethod
     def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:

@@ -27,9 +27,9 @@ class Refitter:
     max_attempts: int
     delta: Delta
     apart: bool
-    """Whether adapters travel apart from the weights, which the generator keeps."""
+    """True where adapters travel apart from the weights, which the generator keeps."""
     may_alias: bool
-    """Whether the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
+    """True where the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
     clock: PhaseClock
     progress: Progress
     version: int = -1

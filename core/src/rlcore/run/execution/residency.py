@@ -63,14 +63,14 @@ class Residency:
     generator_sleeps: bool
     offload_trainer: Offload
     trainer_moves: bool
-    """Whether the trainer can be asked for memory."""
+    """True where the trainer can be asked for memory."""
     clock: PhaseClock
     turn: Literal["training", "generation"] | None
     """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
     move_critic: Callable[[], None]
     """Makes a critic leave the device to the generator; does nothing where there is none."""
     critic_moves: bool
-    """Whether that may move anything."""
+    """True where that may move anything."""
     metrics: dict[str, float]
     """What each leaves on the device while the other works, in GiB."""
 
@@ -104,12 +104,12 @@ class Residency:
 
     @property
     def moves(self) -> bool:
-        """Whether the two take turns at all."""
+        """Return whether the two take turns at all."""
         return self.generator_sleeps or self.offload_trainer != "none"
 
     @property
     def trainer_leaves(self) -> bool:
-        """Whether trainer or critic may be away while the generator has its turn."""
+        """Return whether trainer or critic may be away while the generator has its turn."""
         return self.moves and (self.offload_trainer != "none" or self.critic_moves)
 
     def to_training(self) -> bool:

@@ -70,7 +70,7 @@ def has_other_model(entry: Entry) -> bool:
 
 
 def takes_weights(entry: Entry) -> bool:
-    """Whether a generator declares a channel at all, or has none of its own to begin with."""
+    """Return whether a generator declares a channel at all, or has none of its own to begin with."""
     declared = frozenset() if entry.provider is None else entry.provider.capabilities
     return capabilities.OWN_WEIGHTS not in declared or any(map(_is_of_channels, declared))
 

@@ -373,6 +373,6 @@ def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
 
 
 def _is_about(problem: Problem, model: ModelSpec) -> bool:
-    """Whether a problem names the model's directory or a file in it."""
+    """Return whether a problem names the model's directory or a file in it."""
     directory = expanded(model.path)
     return expanded(problem.path).is_relative_to(directory)

@@ -12,7 +12,7 @@ from rlcore.time_limit import loading
 
 
 def separate(recipe: Recipe) -> bool:
-    """Whether trainer and generator have devices of their own."""
+    """Return whether trainer and generator have devices of their own."""
     return recipe.cluster is not None and recipe.cluster.is_separate
 
 

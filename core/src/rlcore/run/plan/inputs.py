@@ -277,7 +277,7 @@ def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
 
 
 def _only_measured(prepared: RunPlan) -> bool:
-    """Whether a program measures rows that stand in for those to train on, which it need not have."""
+    """Return whether a program measures rows that stand in for those to train on, which it need not have."""
     given = prepared.given_rows
     return prepared.evaluating and "train" in given and given["train"] is given.get("evaluation")
 

@@ -42,9 +42,9 @@ class RunPlan:
     given_rows: Mapping[Split, Sequence[Any]] = field(factory=dict)
     """The rows that a program brings, by the data set that they are of."""
     evaluating: bool = False
-    """Whether a model is measured and nothing trained."""
+    """True where a model is measured and nothing trained."""
     continues: bool = False
-    """Whether the trainer's state is a checkpoint's: adapters that the run began with are in it, and not read again."""
+    """True where the trainer's state is a checkpoint's: adapters that the run began with are in it, and not read again."""
     planned_options: frozenset[str] = frozenset()
     """Keys of the generator's section that said "auto", and hold what its plan says."""
     notes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class RunPlan:
 
     @property
     def runs_agents(self) -> bool:
-        """Whether episodes run by themselves, and ask the policy through OpenAI's API."""
+        """Return whether episodes run by themselves, and ask the policy through OpenAI's API."""
         entry = self.chosen.get("environment")
         return entry is not None and entry.provider is not None and spi.capabilities.AGENT in entry.provider.capabilities
 
@@ -64,7 +64,7 @@ class RunPlan:
 
     @property
     def answers_alone(self) -> bool:
-        """Whether the generator answers with weights of its own, beside no trainer."""
+        """Return whether the generator answers with weights of its own, beside no trainer."""
         return "generator" in self.chosen and "trainer" not in self.chosen
 
     @property
@@ -75,18 +75,18 @@ class RunPlan:
 
     @property
     def resets_cheaply(self) -> bool:
-        """Whether the environments can be asked for every prompt before the run."""
+        """Return whether the environments can be asked for every prompt before the run."""
         capability, entries = spi.capabilities.CHEAP_RESET, self.environments
         return bool(entries) and all(one.provider is not None and capability in one.provider.capabilities for one in entries)
 
     @property
     def model(self) -> spi.ModelSpec:
-        """What backends learn of the model."""
+        """The facts about the model that backends get."""
         return model_spec(self.recipe, self.device)
 
     @property
     def measures_examples(self) -> bool:
-        """Whether held-out rows are measured by the algorithm itself, and not by answers that an environment judges."""
+        """Return whether held-out rows are measured by the algorithm itself, and not by answers that an environment judges."""
         recipe, wanted = self.recipe, self.recipe.evaluation
         times = wanted.every_n_steps > 0 or wanted.at_start or wanted.at_end
         return self.algorithm.measures and recipe.environment is None and recipe.data.evaluation is not None and times
@@ -99,7 +99,7 @@ class RunPlan:
 
     @property
     def reference_is_apart(self) -> bool:
-        """Whether the reference has devices of its own."""
+        """Return whether the reference has devices of its own."""
         cluster = self.recipe.cluster
         return self.algorithm.needs.reference_logprobs and cluster is not None and cluster.reference_gpus_per_node > 0
 
@@ -139,7 +139,7 @@ class RunPlan:
 
     @property
     def shares_devices(self) -> bool:
-        """Whether trainer and generator take turns on the same device."""
+        """Return whether trainer and generator take turns on the same device."""
         reach = None if self.channel is None else spi.find_channel(self.channel).reach
         return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
 
@@ -185,7 +185,7 @@ class RunPlan:
         return observer_options(self.recipe, self.observers)
 
     def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
-        """What the trainer of a rank is built with."""
+        """The arguments of a rank's trainer."""
         return spi.TrainerContext(
             model=self.model,
             rank_info=rank_info,
@@ -248,7 +248,7 @@ class RunPlan:
         return 0 if self.recipe.critic is None else self.recipe.critic.warmup_steps
 
     def generator_context(self, rank_info: spi.RankInfo, log_directory: Path | None) -> spi.GeneratorContext:
-        """What the generator of a rank is built with."""
+        """The arguments of a rank's generator."""
         return spi.GeneratorContext(
             model=self.model,
             rank_info=rank_info,
@@ -271,7 +271,7 @@ def dtype_of(recipe: Recipe, device: Device) -> spi.DtypeName:
 
 
 def model_spec(recipe: Recipe, device: Device) -> spi.ModelSpec:
-    """What backends learn of the model."""
+    """The facts about the model that backends get."""
     return spi.ModelSpec(
         path=recipe.model.path,
         revision=recipe.model.revision,

@@ -48,7 +48,7 @@ class AgentGroup:
         return solved / max(self.num_rewarded, 1)
 
     def all_ended(self) -> bool:
-        """Whether all episodes have ended."""
+        """Return whether all episodes have ended."""
         return all(episode.ended for episode in self.episodes)
 
     def settle(self) -> None:

@@ -51,19 +51,19 @@ class StepCollector(ABC, Generic[GroupT]):
     max_failed_fraction: float
     """The largest share of the samples that may be masked, since their environment failed."""
     sampling_mask: bool = False
-    """Whether the batch is to say what the generator chose each token among."""
+    """True where the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
     """What reads the calls of tools; None where nothing says how the model writes them."""
     purpose: str = "the step"
     """What the samples are for, in words."""
     is_mixed: bool = False
-    """Whether the prompts are of several data sets, which their rows name."""
+    """True where the prompts are of several data sets, which their rows name."""
     clock: PhaseClock
     progress: Progress
 
     @property
     def distribution(self) -> Distribution:
-        """What tokens are sampled from."""
+        """The distribution that tokens are sampled from."""
         return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.sampling_mask
 
     @abstractmethod
@@ -143,13 +143,13 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     max_turn_tokens: int | None = None
     episode_timeout_s: float | None = None
     masks_truncated: bool = False
-    """Whether episodes that a limit of tokens or turns cut off are masked."""
+    """True where episodes that a limit of tokens or turns cut off are masked."""
     compares: Compared = "rewards"
     """What tells the samples of a group apart."""
     history: History = "refuse"
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False
-    """Whether the batch is to say which experts the generator sent each token to."""
+    """True where the batch is to say which experts the generator sent each token to."""
     on_tokens: OnTokens | None = None
     """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
 

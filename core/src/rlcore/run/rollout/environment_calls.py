@@ -136,7 +136,7 @@ class EnvironmentCalls:
                     self.uncancellable.append(call)
 
     def is_executing(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether the loop is executing the code of a call."""
+        """Return whether the loop is executing the code of a call."""
         return asyncio.current_task(loop) in self._running
 
     def executing(self, loop: asyncio.AbstractEventLoop) -> list[Call[Any]]:
@@ -154,7 +154,7 @@ class EnvironmentCalls:
             raise asyncio.CancelledError
 
     def _ends_caller(self, error: BaseException, task: "asyncio.Task[Any]") -> bool:
-        """Whether a call's error is not the environment's, but ends who made the call."""
+        """Return whether a call's error is not the environment's, but ends who made the call."""
         if isinstance(error, asyncio.CancelledError):
             return bool(task.cancelling()) and task not in self._cancelled
         return self.state.over and isinstance(error, (Abandoned, GeneratorExit))

@@ -70,7 +70,7 @@ class EpisodeRunner:
 
     @property
     def masks_failures(self) -> bool:
-        """Whether the recipe masks the samples that the environment fails on; else the first of them ends the run."""
+        """Return whether the recipe masks the samples that the environment fails on; else the first of them ends the run."""
         return self._on_error == "mask"
 
     def reset_all(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[ResetResult | Failure]:

@@ -37,7 +37,7 @@ class CompletionRequest:
     routed_experts: bool = False
     sampling_mask: bool = False
     goes_on: bool = False
-    """Whether its episode has said something before."""
+    """True where its episode has said something before."""
     conversation: int = -1
     """GenerateRequest.conversations of it."""
     images: tuple[bytes, ...] = ()
@@ -183,7 +183,7 @@ class Episode:
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit of tokens or turns cut it off: its last turn, or what was to come after that."""
+        """Return whether a limit of tokens or turns cut it off: its last turn, or what was to come after that."""
         return self.finish_reason is not FinishReason.STOP or (self.valid and self.shown is not None)
 
     def read(self, tokens: Int32Array) -> None:

@@ -42,7 +42,7 @@ class EpisodeGroup:
     images: tuple[bytes, ...] = ()
     """What the prompt shows, in order."""
     is_left_out: bool = False
-    """Whether its row's prompt is over the limit, and no other takes its place."""
+    """True where its row's prompt is over the limit, and no other takes its place."""
     episodes: list[Episode] = field(factory=list)
     """Empty until the environment has begun, and where it is left out."""
     max_turn_tokens: int | None = None
@@ -51,7 +51,7 @@ class EpisodeGroup:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is known what its prompt is."""
+        """Return whether it is known what its prompt is."""
         return self.is_left_out or bool(self.episodes)
 
     def begin(
@@ -69,7 +69,7 @@ class EpisodeGroup:
         self.episodes = [self._episode(number, budget, pieces) for number in range(first, first + group_size)]
 
     def all_ended(self) -> bool:
-        """Whether all episodes have ended. It is asked at the end of each, and looks at each once."""
+        """Return whether all episodes have ended. It is asked at the end of each, and looks at each once."""
         episodes, first = self.episodes, self._first_open
         while first < len(episodes) and episodes[first].ended:
             first += 1

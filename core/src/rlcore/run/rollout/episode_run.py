@@ -30,17 +30,17 @@ class BackgroundStream:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another stream may begin: the generator of the last one is in a known state."""
+        """Return whether another stream may begin: the generator of the last one is in a known state."""
         return self._generator is None or self._generator.is_usable
 
     @property
     def has_begun(self) -> bool:
-        """Whether a stream has begun that `end` has not ended."""
+        """Return whether a stream has begun that `end` has not ended."""
         return self._thread is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether that stream ended by an error, which `end` raises."""
+        """Return whether that stream ended by an error, which `end` raises."""
         return self._error is not None
 
     def begin(self, generator: GeneratorGroup, weight_version: int) -> None:
@@ -133,7 +133,7 @@ class EpisodeRun(Generic[GroupT]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether something has that the next `collect` raises."""
+        """Return whether something has that the next `collect` raises."""
         return self._loop.has_failed
 
     def pause(self) -> None:

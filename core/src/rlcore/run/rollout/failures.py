@@ -50,17 +50,17 @@ class Failure:
 
     @property
     def interrupts(self) -> bool:
-        """Whether the environment wants the run to end as Ctrl-C ends it."""
+        """Return whether the environment wants the run to end as Ctrl-C ends it."""
         return isinstance(self.cause, KeyboardInterrupt)
 
     @property
     def ends_run(self) -> bool:
-        """Whether the run ends although the recipe masks failures."""
+        """Return whether the run ends although the recipe masks failures."""
         return self.interrupts or self.is_final
 
     @property
     def is_final(self) -> bool:
-        """Whether it is one of FINAL."""
+        """Return whether it is one of FINAL."""
         return isinstance(self.cause, FINAL)
 
     def final_error(self, where: str) -> spi.RlcoreError:

@@ -28,7 +28,7 @@ class OpenGroup(Protocol):
         """The share of these that solved it; 0.0 where there are none."""
 
     def all_ended(self) -> bool:
-        """Whether all its episodes have."""
+        """Return whether all its episodes have."""
 
     def settle(self) -> None:
         """All have: forget what only the environment needs."""
@@ -50,7 +50,7 @@ class GroupWork(ABC, Generic[GroupT]):
     """What groups begin with."""
     group_size: int
     ends_alone: ClassVar[bool] = True
-    """Whether calls of the environment end while nothing is generated."""
+    """True where calls of the environment end while nothing is generated."""
 
     def now(self) -> float:
         """The time in seconds by which an environment's calls have theirs."""
@@ -103,7 +103,7 @@ class GroupWork(ABC, Generic[GroupT]):
 
     @abstractmethod
     def has_signal(self, group: GroupT) -> bool:
-        """Whether something can be learned from a group that has ended."""
+        """Return whether something can be learned from a group that has ended."""
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:

@@ -61,7 +61,7 @@ class LoopWork:
         return function()
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether there is no work, or it has ended; its error is kept."""
+        """Return whether there is no work, or it has ended; its error is kept."""
         try:
             if self._handle is not None and not self._handle.poll(timeout_s):
                 return False
@@ -91,12 +91,12 @@ class LoopWork:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has begun on the event loop that it is on."""
+        """Return whether it has begun on the event loop that it is on."""
         return self._handle is not None and self._begun_on is self._handle.loop
 
     @property
     def has_failed(self) -> bool:
-        """Whether an error was kept that the next `raise_failure` raises."""
+        """Return whether an error was kept that the next `raise_failure` raises."""
         return self._failure is not None
 
     def keep(self, error: BaseException | None) -> None:

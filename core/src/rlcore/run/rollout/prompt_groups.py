@@ -22,7 +22,7 @@ from rlcore.spi import ConfigError, Problem, ResetResult, Row
 
 @frozen(kw_only=True)
 class GroupOptions:
-    """What all groups of a run have in common."""
+    """The settings that all groups of a run share."""
 
     group_size: int
     """Samples of a group."""
@@ -30,7 +30,7 @@ class GroupOptions:
     max_response_tokens: int
     max_turn_tokens: int | None
     masks_truncated: bool = False
-    """Whether episodes that a limit of tokens or turns cut off are not trained on."""
+    """True where episodes that a limit of tokens or turns cut off are not trained on."""
     compares: Compared = "rewards"
     """What tells the samples of a group apart."""
     placeholder: int

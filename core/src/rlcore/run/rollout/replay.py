@@ -105,7 +105,7 @@ class ReplayTurns(Turns):
         super().begin(calls, on_ended)
 
     def all_wait(self, groups: Iterable[EpisodeGroup]) -> bool:
-        """Whether all open episodes wait, those of some groups among them: no answer is to come."""
+        """Return whether all open episodes wait, those of some groups among them: no answer is to come."""
         if len(self._open) != len(self._waiting):
             return False
         return all(

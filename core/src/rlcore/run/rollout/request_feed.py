@@ -60,7 +60,7 @@ class RequestFeed:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream is to end, or none has begun."""
+        """Return whether the stream is to end, or none has begun."""
         return self._has_ended
 
     def begin(self, weight_version: int, watch: Callable[[], bool] | None = None) -> None:
@@ -210,7 +210,7 @@ class SampleCount:
         self._num_asked = 0
         """Samples asked for that have not come."""
         self._is_generating: bool | None = None
-        """Whether a stream runs; None before the first."""
+        """True where a stream runs; None before the first."""
         self._since = time.perf_counter()
         self._idle_s = self._busy_s = self._stopped_s = 0.0
 

@@ -28,9 +28,9 @@ class LostRecord:
     length: Count
     """The tokens that it had read and said."""
     timed_out: bool = False
-    """Whether the episode took too long."""
+    """True where the episode took too long."""
     in_turn: bool = False
-    """Whether it was lost while it said its last turn."""
+    """True where it was lost while it said its last turn."""
 
 
 @frozen(kw_only=True)
@@ -43,7 +43,7 @@ class SampleRecord:
     digest: str
     """BLAKE2b of its tokens, int32, those that it read among them."""
     in_flight: bool = False
-    """Whether weights changed in a turn without a stop of the generator."""
+    """True where weights changed in a turn without a stop of the generator."""
     lost: LostRecord | None = None
     """None where it ended by itself."""
 
@@ -63,7 +63,7 @@ class GroupRecord:
     num_long: Count = 0
     """Rows whose prompts were over the limit."""
     left_out: bool = False
-    """Whether no row took the place of its own."""
+    """True where no row took the place of its own."""
 
     @property
     def failed(self) -> str | None:

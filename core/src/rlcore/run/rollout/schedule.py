@@ -26,7 +26,7 @@ class SchedulePolicy:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether each step trains on the very groups that begin with its weights."""
+        """Return whether each step trains on the very groups that begin with its weights."""
         return not (self.max_staleness or self.num_extra or self.max_refills is not None)
 
     @property
@@ -38,7 +38,7 @@ class SchedulePolicy:
 
     @property
     def carries_samples(self) -> bool:
-        """Whether a later step may train on samples of the present weights, so that an interrupt has to keep them."""
+        """Return whether a later step may train on samples of the present weights, so that an interrupt has to keep them."""
         return self.max_staleness > 0
 
     def oldest_within_bound(self, trained: int) -> int:
@@ -46,7 +46,7 @@ class SchedulePolicy:
         return trained - self.max_staleness
 
     def is_stale(self, begun: int, trained: int) -> bool:
-        """Whether a group is too old to be trained on, if it began when `begun` steps were trained."""
+        """Return whether a group is too old to be trained on, if it began when `begun` steps were trained."""
         return begun < self.oldest_within_bound(trained)
 
     def oldest_unscored(self, trained: int) -> int:
@@ -151,7 +151,7 @@ class Schedule:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no batch can come, whatever happens: nothing runs, and what there is makes none."""
+        """Return whether no batch can come, whatever happens: nothing runs, and what there is makes none."""
         return not (self._at.running or self._training or self.can_take())
 
     def position(self) -> Position:
@@ -201,7 +201,7 @@ class Schedule:
         return False
 
     def can_take(self) -> bool:
-        """Whether the next step's batch is there."""
+        """Return whether the next step's batch is there."""
         return bool(self._next())
 
     def take(self) -> list[int]:

@@ -54,7 +54,7 @@ class RolloutSource(Source):
         self._stream = stream
         self._curriculum = stream if isinstance(stream, Curriculum) else None
         self._has_signal: dict[int, bool] = {}
-        """Whether the rewards of the last batch's groups differed, and of those that were replaced before it."""
+        """True where the rewards of the last batch's groups differed, and of those that were replaced before it."""
         self._success: dict[int, float] = {}
         """The share of solved samples of the last batch's groups."""
         self._seed = seed
@@ -63,7 +63,7 @@ class RolloutSource(Source):
         self._overlaps = overlaps and replayed is None
         self._replayed = replayed
         self._is_exact = True
-        """Whether the replay has been what the file's run was."""
+        """True where the replay has been what the file's run was."""
         self._record: StepRecord | None = None
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
@@ -73,7 +73,7 @@ class RolloutSource(Source):
         self._spared: Mapping[int, int] = {}
         """The rows that had taken the places of others when it began, by step."""
         self._carries = False
-        """Whether groups were open when it began."""
+        """True where groups were open when it began."""
 
     def begin(self, step: int, saved: bytes | None) -> None:
         """Begin behind a step. CheckpointError where what was saved cannot be read."""
@@ -301,7 +301,7 @@ class HeldOutEvaluator:
     ks: Sequence[int] = ()
     """The k of pass@k, besides 1."""
     with_bounds: bool = False
-    """Whether each pass@k comes with the bounds of its interval."""
+    """True where each pass@k comes with the bounds of its interval."""
 
     def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
         """Return the metrics of an evaluation, named `evaluation/…`; `keep` is called with its answers."""

@@ -16,7 +16,7 @@ class PromptLimit:
 
     max_tokens: int
     drops: bool
-    """Whether longer ones are left out; else they are an error."""
+    """True where longer ones are left out; else they are an error."""
     key: str
     """The data set's section of the recipe."""
     option: str = "rollout.max_prompt_tokens"
@@ -130,14 +130,14 @@ class StepBatch:
     """Those whose first turns are asked for together; none where each is as soon as its prompt is known."""
     num_long: int = 0
     has_begun: bool = False
-    """Whether some group has a prompt within the limit."""
+    """True where some group has a prompt within the limit."""
     _long: dict[int, tuple[Row, int]] = field(factory=dict)
     """By their place: the row, and the tokens of its prompt."""
     _first_unknown: int = 0
     """All groups before this one have begun."""
 
     def all_begun(self) -> bool:
-        """Whether all groups have begun. It is asked at the beginning of each, and looks at each once."""
+        """Return whether all groups have begun. It is asked at the beginning of each, and looks at each once."""
         while self._first_unknown < len(self.groups) and self.groups[self._first_unknown].has_begun:
             self._first_unknown += 1
         return self._first_unknown == len(self.groups)

@@ -43,9 +43,9 @@ class TurnOptions:
     timeout_s: float | None = None
     """How long an episode may take, less the seconds in which its generator was stopped."""
     routed_experts: bool = False
-    """Whether the generator is to say which experts it sent each token to."""
+    """True where the generator is to say which experts it sent each token to."""
     sampling_mask: bool = False
-    """Whether it is to say what each token was chosen among."""
+    """True where it is to say what each token was chosen among."""
     on_tokens: OnTokens | None = None
     """Called on the event loop with each episode, as soon as no tokens can follow: of a single turn before its environment has
     answered."""
@@ -96,11 +96,11 @@ class Turns:
 
     @property
     def reads_calls(self) -> bool:
-        """Whether calls of tools can be read."""
+        """Return whether calls of tools can be read."""
         return self._options.tool_parser is not None
 
     def can_read(self, episode: Episode) -> bool:
-        """Whether an open episode can be shown something, where its environment may yet do so, or has."""
+        """Return whether an open episode can be shown something, where its environment may yet do so, or has."""
         return episode.shown is None if self.conversations is None else episode.number in self.conversations
 
     # On the event loop.
@@ -305,7 +305,7 @@ class Turns:
         return episode.turn_budget
 
     def _is_cut(self, episode: Episode, sampled: Completion) -> bool:  # noqa: ARG002 - a replay looks where it is
-        """Whether a turn is to go on behind what came of it."""
+        """Return whether a turn is to go on behind what came of it."""
         return sampled.finish_reason == FinishReason.ABORTED
 
     # In the generator's threads.

@@ -127,7 +127,7 @@ class RunSaver:
 
     @property
     def can_save(self) -> bool:
-        """Whether trainer, critic and generator are in a known state."""
+        """Return whether trainer, critic and generator are in a known state."""
         others = (self.backends.critic, self.backends.generator)
         return self.backends.trainer.is_usable and all(other is None or other.is_usable for other in others)
 

@@ -43,9 +43,9 @@ class MismatchMonitor:
     warn_above: float
     end_above: float
     warned: bool = False
-    """Whether the last update lay above `warn_above`: that it goes on is not said again."""
+    """True where the last update lay above `warn_above`: that it goes on is not said again."""
     noted_uncompared: bool = False
-    """Whether a note has said that samples cannot be compared."""
+    """True where a note has said that samples cannot be compared."""
 
     @property
     def bounds(self) -> Mapping[str, float]:
@@ -54,7 +54,7 @@ class MismatchMonitor:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether a step's first update is to return its log-probabilities."""
+        """Return whether a step's first update is to return its log-probabilities."""
         return self._may_warn and self.trainer.has(spi.capabilities.STEP_LOGPROBS)
 
     def comparable(self, minibatch: Minibatch, weight_version: int) -> Minibatch | None:

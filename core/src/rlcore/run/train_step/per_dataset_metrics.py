@@ -24,7 +24,7 @@ class PerDatasetMetrics(LoopObserver):
 
     @staticmethod
     def are_measurable(algorithm: AlgorithmHandle, trainer: TrainerGroup) -> bool:
-        """Whether they need no more than the log-probabilities that an update can return."""
+        """Return whether they need no more than the log-probabilities that an update can return."""
         needs = algorithm.needs
         can_return = trainer.has(spi.capabilities.STEP_LOGPROBS) and needs.head == "tokens"
         return algorithm.measures and can_return and not needs.reference_logprobs

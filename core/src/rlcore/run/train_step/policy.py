@@ -30,9 +30,9 @@ class PolicyLearner:
     monitor: MismatchMonitor
     clock: PhaseClock
     has_dropout: bool
-    """Whether a train step's own log-probabilities are those of a policy with dropout, which nothing samples from."""
+    """True where a train step's own log-probabilities are those of a policy with dropout, which nothing samples from."""
     samples_truncated: bool
-    """Whether tokens are sampled from fewer than all, such as with top_p."""
+    """True where tokens are sampled from fewer than all, such as with top_p."""
     num_warmup_steps: int = 0
     """First steps that train the critic alone."""
     on_logprobs: OnLogprobs | None = None

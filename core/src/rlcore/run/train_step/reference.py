@@ -21,7 +21,7 @@ class Reference:
 
     group: TrainerGroup
     is_apart: bool
-    """Whether it has devices of its own: its version is then 0 for ever."""
+    """True where it has devices of its own: its version is then 0 for ever."""
     ahead: ReferenceAhead | None = None
     """What asks it while samples come in; None where it is asked when the trainer would be."""
 
@@ -46,7 +46,7 @@ class Reference:
             yield evolve(reference, ahead=ahead)
 
     def is_beside(self, trainer: TrainerGroup) -> bool:
-        """Whether the trainer's ranks hold it, and are asked when an update needs it."""
+        """Return whether the trainer's ranks hold it, and are asked when an update needs it."""
         return self.group is trainer and self.ahead is None
 
     def logprobs(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:

@@ -34,7 +34,7 @@ from rlcore.spi.execution import Backends
 
 @frozen(kw_only=True, eq=False)
 class LoopParts:
-    """What the loop of a run is built from, beside its backends."""
+    """The parts of a run's loop, without its backends."""
 
     plan: RunPlan
     inputs: Inputs

@@ -29,7 +29,7 @@ from rlcore.spi.execution import Backends, EngineLimitError, OpenBackends
 
 @frozen(kw_only=True, eq=False)
 class TrainingRun:
-    """What stays the same however often the workers are started anew."""
+    """The state of a run that outlives restarts of its workers."""
 
     prepared: RunPlan
     inputs: Inputs
@@ -43,7 +43,7 @@ class TrainingRun:
     start: float
     """When it began, by time.perf_counter."""
     allow_changes: bool
-    """Whether a recipe that makes another run may be resumed with."""
+    """True where a recipe that makes another run may be resumed with."""
     initial_state: AlgorithmState | None
     """What the algorithm keeps before the first step; None where it keeps nothing."""
     replayed: RolloutTrace | None

@@ -23,7 +23,7 @@ def cache_directory() -> Path:
 
 
 def directory_problems(directory: Path, needed_bytes: int | None) -> Iterator[Problem]:
-    """Whether a directory cannot be made or written to, or its file system lacks `needed_bytes` (None: not known)."""
+    """Return whether a directory cannot be made or written to, or its file system lacks `needed_bytes` (None: not known)."""
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -121,7 +121,7 @@ def _check_shared(made: Path) -> None:
 
 
 def _read(copy: Path, model_chunks: Sequence[Any]) -> bool:
-    """Whether the copy could be read, the same on every rank."""
+    """Return whether the copy could be read, the same on every rank."""
     try:
         distributed_weights.read(copy, model_chunks)
     except CheckpointError as error:

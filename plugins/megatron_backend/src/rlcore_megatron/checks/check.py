@@ -186,7 +186,7 @@ def _critic_problems(context: CheckContext, config: MegatronConfig) -> Iterator[
 
 
 def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
-    """Whether `checkpoint` is what Megatron's dist_checkpointing wrote."""
+    """Return whether `checkpoint` is what Megatron's dist_checkpointing wrote."""
     if config.checkpoint is None:
         return
     if config.conversion_cache:
@@ -214,7 +214,7 @@ def _cache_problems(context: CheckContext, config: MegatronConfig, model: Mappin
 
 
 def _is_converted(context: CheckContext, model: Mapping[str, Any] | None) -> bool:
-    """Whether the copy of a local model is there already, so that nothing will be written."""
+    """Return whether the copy of a local model is there already, so that nothing will be written."""
     if model is None:
         return False
     from rlcore_megatron.checkpoints.conversion import MARK, copy_directory

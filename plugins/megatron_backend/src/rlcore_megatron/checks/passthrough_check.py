@@ -106,12 +106,12 @@ class _Setting:
 
     @property
     def fused(self) -> bool:
-        """Whether the model's layers are those of TransformerEngine."""
+        """Return whether the model's layers are those of TransformerEngine."""
         return uses_transformer_engine(self.config, self.device, self.dtype)
 
     @property
     def has_stages(self) -> bool:
-        """Whether there can be several."""
+        """Return whether there can be several."""
         return self.config.pipeline_parallel != 1 and (self.config.pipeline_parallel != "auto" or self.device == "cuda")
 
     @property

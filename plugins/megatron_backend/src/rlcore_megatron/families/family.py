@@ -35,19 +35,19 @@ class MegatronFamily(Architecture):
     windows: tuple[int | None, ...] = ()
     """How many tokens each layer's queries see, their own and those before it; None for all. Empty where all layers see all."""
     has_sinks: bool = False
-    """Whether each head has a score of nothing, which takes its share of the softmax (arXiv:2309.17453; gpt-oss)."""
+    """True where each head has a score of nothing, which takes its share of the softmax (arXiv:2309.17453; gpt-oss)."""
     has_all_biases: bool = False
-    """Whether all linear layers in the decoder's layers have biases, experts and routers too."""
+    """True where all linear layers in the decoder's layers have biases, experts and routers too."""
     swish_beta: float = 1.0
     """The gate of MLPs is x · sigmoid(beta · x)."""
     has_gelu_gates: bool = False
-    """Whether it is GELU instead, in the approximation by tanh."""
+    """True where it is GELU instead, in the approximation by tanh."""
     has_output_norms: bool = False
-    """Whether there are norms behind attention and MLP too, before the residual is added."""
+    """True where there are norms behind attention and MLP too, before the residual is added."""
     scales_embeddings: bool = False
-    """Whether embeddings are multiplied by the root of the hidden size, rounded to the weights' dtype."""
+    """True where embeddings are multiplied by the root of the hidden size, rounded to the weights' dtype."""
     has_multi_token_head: bool = False
-    """Whether files may have one layer more than the decoder: a head that predicts the token after the next."""
+    """True where files may have one layer more than the decoder: a head that predicts the token after the next."""
     score_width: float | None = None
     """What products of queries and keys are divided by the root of; None for the width of a head."""
     score_cap: float | None = None
@@ -61,7 +61,7 @@ class MegatronFamily(Architecture):
     rotary: tuple[str, ...] = ("default", "linear", "llama3")
     """Kinds of rotary embedding that it may have; of the defaults the angles alone carry the scaling."""
     is_own: bool = True
-    """Whether it is no family that is described for all trainers."""
+    """True where it is no family that is described for all trainers."""
 
     @classmethod
     def of(cls, family: Architecture) -> "MegatronFamily":
@@ -95,12 +95,12 @@ class MegatronFamily(Architecture):
 
     @property
     def needs_general_attention(self) -> bool:
-        """Whether layers attend otherwise than fused kernels for causal attention do."""
+        """Return whether layers attend otherwise than fused kernels for causal attention do."""
         return bool(self.windows) or self.stores_scores
 
     @property
     def stores_scores(self) -> bool:
-        """Whether attention keeps all scores, since no kernel of torch computes it."""
+        """Return whether attention keeps all scores, since no kernel of torch computes it."""
         return self.has_sinks or self.score_cap is not None
 
     def head_problems(self, path: str, head: Head) -> Iterator[Problem]:

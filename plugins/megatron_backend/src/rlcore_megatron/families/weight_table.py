@@ -19,7 +19,7 @@ class WeightTable:
     family: Architecture
     dims: ModelDims
     lists_attention_in_order: ClassVar[bool] = False
-    """Whether `attention` yields tensors in the order of transformers' module."""
+    """True where `attention` yields tensors in the order of transformers' module."""
 
     def sources(self, head: Head) -> Iterator[Source]:
         """The embedding's, each layer's, the last norm's, and the head's where it has a weight of its own."""

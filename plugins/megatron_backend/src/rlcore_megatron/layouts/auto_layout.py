@@ -28,7 +28,7 @@ class _Candidate:
     estimate: Estimate | None
     """None for a model whose config.json lacks sizes."""
     shares_heads: bool
-    """Whether several tensor ranks share a key head: they then gather all queries, keys and values in every layer."""
+    """True where several tensor ranks share a key head: they then gather all queries, keys and values in every layer."""
 
     @property
     def cost(self) -> tuple[int, ...]:

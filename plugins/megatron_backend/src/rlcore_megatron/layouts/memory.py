@@ -59,7 +59,7 @@ class Workload:
     lora: LoraSpec | None = None
     """The adapters that train in place of the model's weights."""
     trains: bool = True
-    """Whether there are gradients and an optimizer; False for a frozen model by itself."""
+    """True where there are gradients and an optimizer; False for a frozen model by itself."""
 
     @property
     def tokens(self) -> int:

@@ -129,5 +129,5 @@ def share(parameters: Iterable[Tensor]) -> None:
 
 
 def is_last_stage() -> bool:
-    """Whether this rank holds the head of the model."""
+    """Return whether this rank holds the head of the model."""
     return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))

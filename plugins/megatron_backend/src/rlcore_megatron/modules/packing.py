@@ -23,7 +23,7 @@ class ForwardOptions:
     temperature: float
     entropy: EntropyMode
     ahead: bool = False
-    """Whether the multi-token head, which the model has, computes log-probabilities too."""
+    """True where the multi-token head, which the model has, computes log-probabilities too."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PackedBatch(PackedSeqParams):
     """int16 [L, K, S]: the experts that each token is sent to in each of all L layers; where it is -1, and everywhere if this
     is None, the router chooses."""
     is_filler: bool = False
-    """Whether it only fills up the microbatches of an interleaved pipeline."""
+    """True where it only fills up the microbatches of an interleaved pipeline."""
 
     @cached_property
     def sequences(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether a Megatron-Core is here that can run, found out from metadata alone: neither torch nor Megatron is imported."""
+"""True where a Megatron-Core is here that can run, found out from metadata alone: neither torch nor Megatron is imported."""
 
 import importlib.util
 from importlib import metadata
@@ -38,7 +38,7 @@ def transformer_engine_version() -> Version | None:
 
 
 def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str) -> bool:
-    """Whether the layers are TransformerEngine's: as the section says, else where it is installed and there is a GPU.
+    """Return whether the layers are TransformerEngine's: as the section says, else where it is installed and there is a GPU.
 
     But not in float32 unless the section says so: it rounds products to TF32.
     """
@@ -83,7 +83,7 @@ def _misfit(versions: SpecifierSet, library: str, reason: str) -> str | None:
 
 
 def _newer_than_torchs(library: str) -> bool:
-    """Whether another version of a CUDA library is installed than the one that torch asks for."""
+    """Return whether another version of a CUDA library is installed than the one that torch asks for."""
     for line in metadata.requires("torch") or ():
         need = Requirement(line)
         if need.name.startswith(library):

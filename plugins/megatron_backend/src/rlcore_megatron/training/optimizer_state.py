@@ -106,7 +106,7 @@ def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _holds_masters(optimizer: Any, key: Tensor) -> bool:
-    """Whether what it updates is a rounded copy of its own."""
+    """Return whether what it updates is a rounded copy of its own."""
     return bool(getattr(optimizer, "master_weights", False)) and key.dtype != torch.float32
 
 

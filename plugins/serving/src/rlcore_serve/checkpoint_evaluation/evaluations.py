@@ -101,7 +101,7 @@ class CheckpointEvaluations(LoopObserver):
         self._report(waits=True)
 
     def _wants(self, step: int) -> bool:
-        """Whether the checkpoint of `step` is to be measured, and neither was nor will be."""
+        """Return whether the checkpoint of `step` is to be measured, and neither was nor will be."""
         every = self._recipe.checkpoint.every_n_steps * self._options.every_n_checkpoints
         is_last = self._recipe.checkpoint.at_end and step == self._recipe.run.num_steps
         is_due = step > 0 and (is_last or (every > 0 and step % every == 0))

@@ -61,7 +61,7 @@ class Outcome:
     failure: str | None = None
     """Why there are no figures."""
     was_stopped: bool = False
-    """Whether a signal that stops whole jobs ended it, which says nothing about the model."""
+    """True where a signal that stops whole jobs ended it, which says nothing about the model."""
 
 
 class _FailedError(Exception):

@@ -28,18 +28,18 @@ class AnswerRequest:
     sampling: SamplingParams
     """What the client wants, over the default."""
     chooses_distribution: bool
-    """Whether the client chose a distribution other than the default."""
+    """True where the client chose a distribution other than the default."""
     max_tokens: int | None
     n: int
     seed: int | None
     stream: bool
     include_usage: bool
-    """Whether a stream ends with the numbers of tokens."""
+    """True where a stream ends with the numbers of tokens."""
     logprobs: bool
     return_token_ids: bool = False
-    """Whether the reply has the tokens of prompt and answers too."""
+    """True where the reply has the tokens of prompt and answers too."""
     record: bool = True
-    """Whether the session records the answers; those that it does not are no part of its sequences."""
+    """True where the session records the answers; those that it does not are no part of its sequences."""
     messages: tuple[Message, ...] = ()
     """Messages of a chat, in the form of `read_messages`."""
     tools: tuple[Mapping[str, Any], ...] = ()

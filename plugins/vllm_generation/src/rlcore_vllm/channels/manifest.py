@@ -25,7 +25,7 @@ class Manifest:
     weight_version: int
     specs: tuple[TensorSpec, ...]
     persistent: bool
-    """Whether the tensors themselves stay valid until the refit ends, rather than until their bucket is acknowledged."""
+    """True where the tensors themselves stay valid until the refit ends, rather than until their bucket is acknowledged."""
     lora: LoraSpec | None = None
     """The form of the adapters among them; None where there are none."""
 
@@ -35,7 +35,7 @@ class Manifest:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it brings the model's own weights, and not adapters alone."""
+        """Return whether it brings the model's own weights, and not adapters alone."""
         return not all(is_adapter(spec.name) for spec in self.specs)
 
     def to_wire(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Argument:
     """What a TOML value has to be; None where the annotation names more than plain types."""
 
     def accepts(self, value: object) -> bool:
-        """Whether a TOML value can be meant. A truth value is no number."""
+        """Return whether a TOML value can be meant. A truth value is no number."""
         if self.types is None:
             return True
         if isinstance(value, bool):

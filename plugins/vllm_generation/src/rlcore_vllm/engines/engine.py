@@ -100,7 +100,7 @@ class Engine:
         return self._submit(lambda: self._resume(weight_version))
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
-        """Whether weights and KV cache are on the device; returns the bytes that are. Nothing may be generating."""
+        """Return whether weights and KV cache are on the device; returns the bytes that are. Nothing may be generating."""
         return self._submit(lambda: self._move(weights, cache, discard_weights))
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class Engine:
             self._hand_out()
 
     def _is_worth_a_wait(self, recorder: Logprobs | None) -> bool:
-        """Whether to hand out what has ended now, for which a recorder waits for the device."""
+        """Return whether to hand out what has ended now, for which a recorder waits for the device."""
         if recorder is None or not self._samples or self._num_steps % RECORDER_STEPS == 0:
             return True
         return len(self._ended) >= recorder.most_ended

@@ -66,5 +66,5 @@ def explain(error_text: str) -> str | None:
 
 
 def is_passing(error_text: str) -> bool:
-    """Whether the cause of a known error has gone by the time that it is seen."""
+    """Return whether the cause of a known error has gone by the time that it is seen."""
     return re.search(_DISTURBED, error_text) is not None

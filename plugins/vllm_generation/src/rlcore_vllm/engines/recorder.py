@@ -34,7 +34,7 @@ def record(runner: Any) -> "LogprobRecorder | None":
 
 
 def can_record(runner: Any) -> bool:
-    """Whether it samples as model runner V2 does, one token of a request at a time."""
+    """Return whether it samples as model runner V2 does, one token of a request at a time."""
     sampler, speculative = getattr(runner, "sampler", None), getattr(runner, "rejection_sampler", None)
     if sampler is None or speculative is not None or not (hasattr(runner, "req_states") and hasattr(runner, "_remove_request")):
         return False

@@ -30,9 +30,9 @@ class Samples:
     """int64 [S]: tokens at which a sample is cut, by max_tokens and the longest sequence."""
     sampling: SamplingParams
     routed_experts: bool = False
-    """Whether to report the experts of each token."""
+    """True where to report the experts of each token."""
     sampling_mask: bool = False
-    """Whether to report what each token was sampled among."""
+    """True where to report what each token was sampled among."""
     images: Images | None = None
     """The images that each of the P prompts reads; None where there are none."""
 

@@ -18,7 +18,7 @@ from rlcore_vllm.engines.recorder import RecordedRequest, replace_sample
 
 
 def truncates(sampling: SamplingParams) -> bool:
-    """Whether a sampler leaves tokens out of the distribution that its log-probabilities are of."""
+    """Return whether a sampler leaves tokens out of the distribution that its log-probabilities are of."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
 
 

@@ -64,7 +64,7 @@ class Sample:
         self.routed: list[AnyArray] | None = None
         """Experts of its tokens, as they come; None where they are not asked for."""
         self.is_masked = False
-        """Whether what its tokens are sampled among is noted; and that, once it has ended."""
+        """True where what its tokens are sampled among is noted; and that, once it has ended."""
         self.mask: SamplingMask | None = None
 
     def change_version(self, weight_version: int) -> None:

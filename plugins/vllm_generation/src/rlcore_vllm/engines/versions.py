@@ -78,7 +78,7 @@ def make_detokenizer(tokenizer: Any, params: Any) -> Any:
 
 
 def set_paused(core: Any, paused: bool) -> None:
-    """Whether the scheduler leaves every request where it is."""
+    """Return whether the scheduler leaves every request where it is."""
     from vllm.v1.core.sched.interface import PauseState
 
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED)
@@ -90,7 +90,7 @@ def num_queued_batches(core: Any) -> int:
 
 
 def has_work(core: Any) -> bool:
-    """Whether a step would do anything."""
+    """Return whether a step would do anything."""
     return bool(core.scheduler.has_requests() or num_queued_batches(core))
 
 

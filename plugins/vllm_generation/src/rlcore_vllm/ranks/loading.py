@@ -33,7 +33,7 @@ class Loader:
         self._model_config = model_config
         self._device = device
         self.is_direct = is_in_checkpoint_form(model, model_config, device)
-        """Whether tensors are copied straight into the parameters, without the layerwise reload."""
+        """True where tensors are copied straight into the parameters, without the layerwise reload."""
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
         self._loaded: set[str] | None = set()
@@ -160,7 +160,7 @@ class Loader:
 
 
 def is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.device) -> bool:
-    """Whether every parameter still is as the checkpoint has it, so that its own weight loader can write to it in place.
+    """Return whether every parameter still is as the checkpoint has it, so that its own weight loader can write to it in place.
 
     True only where each layer's method is known to leave weights as they are, nothing is computed from them after loading
     (as MLA does) but by the backend of attention, and shape, dtype and strides equal those recorded before the first load.

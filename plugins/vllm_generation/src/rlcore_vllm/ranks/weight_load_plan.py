@@ -39,9 +39,9 @@ class Copy:
     offset: int
     """Elements of the tensor before the part's first."""
     is_all: bool
-    """Whether the part is the tensor itself."""
+    """True where the part is the tensor itself."""
     is_flat: bool
-    """Whether part and destination are contiguous."""
+    """True where part and destination are contiguous."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """The part, of another contiguous tensor of the noted shape."""
@@ -70,7 +70,7 @@ class Noted:
     parameters: set[str] = field(factory=set)
     """Where something was copied to."""
     is_copied_alone: bool = True
-    """Whether a loader has done nothing else with it."""
+    """True where a loader has done nothing else with it."""
     _needed: list[ShardSlice] | None = None
 
     def needed(self, name: str) -> list[ShardSlice]:
@@ -109,7 +109,7 @@ class _Plan:
         )
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are of the shapes and dtypes that were noted, and lie as they did."""
+        """Return whether these are of the shapes and dtypes that were noted, and lie as they did."""
         return (
             [tensor.shape for tensor in tensors] == self.shapes
             and [tensor.dtype for tensor in tensors] == self.dtypes
@@ -148,7 +148,7 @@ class WeightLoadPlan:
             self._noted, self._made, self._reported, self._addresses = {}, set(), set(), addresses
 
     def know(self, name: str, tensor: Tensor) -> bool:
-        """Whether this tensor can be loaded without the loaders."""
+        """Return whether this tensor can be loaded without the loaders."""
         return self._known(name, tensor.shape, tensor.dtype) is not None and tensor.is_contiguous()
 
     def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[ShardSlice]]:

@@ -36,7 +36,7 @@ class BackgroundRestart:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether engines are being started."""
+        """Return whether engines are being started."""
         return self._is_under_way
 
     def end(self) -> None:

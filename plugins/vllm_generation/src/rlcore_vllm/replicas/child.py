@@ -70,7 +70,7 @@ class Child:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs and has never been given up."""
+        """Return whether it runs and has never been given up."""
         return self._host is not None and self._killed_because is None and self.process.poll() is None
 
     def call(self, function: Callable[[Any], Any], what: str, timeout_s: float, key: str | None = None) -> Any:

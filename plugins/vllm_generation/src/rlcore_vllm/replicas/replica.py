@@ -20,7 +20,7 @@ class Replica(Protocol):
     devices: tuple[int, ...]
     """CUDA devices of its ranks, counted among those that the driver sees; on CPU, empty."""
     is_local: ClassVar[bool]
-    """Whether it lives in this process."""
+    """True where it lives in this process."""
 
     def start(self) -> None:
         """Start the engine; WorkerError where that fails or takes too long."""
@@ -42,7 +42,7 @@ class Replica(Protocol):
         update before, None where no tokens are guessed."""
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
-        """Whether weights and KV cache are on the device; returns the bytes that are."""
+        """Return whether weights and KV cache are on the device; returns the bytes that are."""
 
     def restart(self) -> None:
         """End the engine, whatever state it is in, and start another, which holds no weights that count."""

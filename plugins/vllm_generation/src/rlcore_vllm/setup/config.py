@@ -101,10 +101,10 @@ class VllmConfig:
 
     @property
     def has_drafter(self) -> bool:
-        """Whether a model guesses tokens: another one, or a head of the policy's own."""
+        """Return whether a model guesses tokens: another one, or a head of the policy's own."""
         return self.speculative_model is not None or self.speculative_method == "mtp"
 
     @property
     def is_quantized(self) -> bool:
-        """Whether tokens are sampled from less than the model's own dtype computes."""
+        """Return whether tokens are sampled from less than the model's own dtype computes."""
         return self.quantization != "none" or self.kv_cache_dtype != "auto"

@@ -1,4 +1,4 @@
-"""Whether a vLLM is here that can run, found out from metadata alone: neither torch nor vLLM is imported."""
+"""True where a vLLM is here that can run, found out from metadata alone: neither torch nor vLLM is imported."""
 
 import importlib.util
 import platform

@@ -46,20 +46,20 @@ class EngineSettings:
     model: ModelSpec
     device: Literal["cpu", "cuda"]
     in_process: bool
-    """Whether the engine shares its process with the trainer, whose surroundings it must then leave alone."""
+    """True where the engine shares its process with the trainer, whose surroundings it must then leave alone."""
     tensor_parallel: int
     eager: bool
-    """Whether nothing is compiled, the sampler included."""
+    """True where nothing is compiled, the sampler included."""
     arguments: Mapping[str, Any]
     """Arguments of vLLM's EngineArgs, by its names."""
     adapters: bool = False
-    """Whether requests are computed with the adapters that refits bring."""
+    """True where requests are computed with the adapters that refits bring."""
     batch_invariant: bool = False
-    """Whether what is computed of a token is the same bits in every batch."""
+    """True where what is computed of a token is the same bits in every batch."""
 
     @property
     def has_drafter(self) -> bool:
-        """Whether a model guesses tokens."""
+        """Return whether a model guesses tokens."""
         return "draft_load_config" in self.arguments.get("speculative_config", {})
 
     def load_tokenizer(self) -> Any:
@@ -253,7 +253,7 @@ def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -
 
 
 def keeps_copies(context: GeneratorContext | CheckContext) -> bool:
-    """Whether refits leave copies of weights on the devices of engines, which vLLM does not count."""
+    """Return whether refits leave copies of weights on the devices of engines, which vLLM does not count."""
     return context.delta == "device" and context.channel is not None
 
 
