@@ -1,4 +1,4 @@
-"""True where a model has a head that predicts the token after the next, and the options let it train; imports no torch."""
+"""Checks that a model has a trainable head for the token after the next; imports no torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

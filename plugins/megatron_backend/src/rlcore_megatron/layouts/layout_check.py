@@ -1,4 +1,4 @@
-"""True where the parallel sizes divide the ranks and the model; imports no torch."""
+"""Checks that the parallel sizes divide the ranks and the model; imports no torch."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""True where a Megatron-Core is here that can run, found out from metadata alone: neither torch nor Megatron is imported."""
+"""Checks that an installed Megatron-Core can run, from metadata alone: imports neither torch nor Megatron."""
 
 import importlib.util
 from importlib import metadata

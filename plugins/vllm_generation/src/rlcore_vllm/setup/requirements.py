@@ -1,4 +1,4 @@
-"""True where a vLLM is here that can run, found out from metadata alone: neither torch nor vLLM is imported."""
+"""Checks that an installed vLLM can run, from metadata alone: imports neither torch nor vLLM."""
 
 import importlib.util
 import platform
