@@ -30,7 +30,7 @@ from attrs import evolve
 from model_shapes import SHAPES, config_of, require_device
 
 from rlcore.spi import ShardRoute, ShardSlice, TensorSpec
-from rlcore.testing.ranks import free_address, launch
+from rlcore_torchkit.testing.ranks import free_address, launch
 
 BUCKET_BYTES = 2**28
 CHANGED = (0.001, 0.01, 0.1)

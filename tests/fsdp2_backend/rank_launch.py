@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from rlcore.testing.ranks import PRELOADED, launch
+from rlcore_torchkit.testing.ranks import PRELOADED, launch
 
 __all__ = ["launch", "once"]
 
