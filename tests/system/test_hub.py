@@ -8,7 +8,7 @@ import tomli
 import yaml
 from transformers import AutoTokenizer
 
-from ..core.run.storage.hub_server import serving_hub  # type: ignore[import-not-found]
+from ..hub.hub_server import serving_hub  # type: ignore[import-not-found]
 from .system_support import Workplace, expect_failure  # type: ignore[import-not-found]
 
 EXPORT = ("checkpoint.export=hf", "run.num_steps=2", "evaluation.at_start=false", "checkpoint.every_n_steps=0")

@@ -15,7 +15,7 @@ from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP
-from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
+from rlcore.spi.observer import LOOP_OBSERVER_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import (
     ARCHITECTURE_GROUP,
@@ -36,7 +36,7 @@ GROUPS = (
     PLANNER_GROUP,
     CHART_GROUP,
     SESSION_SERVER_GROUP,
-    CHECKPOINT_EVALUATOR_GROUP,
+    LOOP_OBSERVER_GROUP,
     COMMAND_GROUP,
     CHANNEL_GROUP,
     DATASET_GROUP,

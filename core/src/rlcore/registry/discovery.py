@@ -22,7 +22,7 @@ from rlcore.spi.channels import CHANNEL_GROUP
 from rlcore.spi.command import COMMAND_GROUP
 from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
-from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
+from rlcore.spi.observer import LOOP_OBSERVER_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, SESSION_SERVER_GROUP, Provider, Role
 from rlcore.spi.sink import CHART_GROUP
@@ -236,7 +236,7 @@ def _matched_before_recipes(installed: EntryPoints) -> set[str]:
         "planner": PLANNER_GROUP,
         "chart": CHART_GROUP,
         "session_server": SESSION_SERVER_GROUP,
-        "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
+        "loop_observer": LOOP_OBSERVER_GROUP,
     }
     for role, group in groups.items():
         for entry_point in installed.select(group=group):

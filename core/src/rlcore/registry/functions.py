@@ -33,13 +33,6 @@ class SessionServerEntry(FunctionEntry):
     role: str = field(default="session_server", init=False)
 
 
-@frozen(kw_only=True, eq=False)
-class CheckpointEvaluatorEntry(FunctionEntry):
-    """One installed checkpoint evaluator, as rlcore.spi.observer.CHECKPOINT_EVALUATOR_GROUP describes it."""
-
-    role: str = field(default="checkpoint_evaluator", init=False)
-
-
 AnyFunction = TypeVar("AnyFunction", bound=FunctionEntry)
 
 

@@ -207,6 +207,16 @@ class LoopObserver:
     def ends(self) -> None:
         """The last step is done: the observer may wait, likewise."""
 
+    def close(self) -> None:
+        """The loop is over, by its last step or an error: end what is under way."""
+
+    def completes(self, summary: Mapping[str, object]) -> None:
+        """The model is exported, `summary` is in summary.json, and the sinks are closed. An error ends the run, and a run that
+        is resumed repeats the event."""
+
+    def completed(self, summary: Mapping[str, object]) -> None:
+        """The run is complete, whatever becomes of this."""
+
 
 @frozen(kw_only=True, eq=False)
 class MetricsTo(LoopObserver):

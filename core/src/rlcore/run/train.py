@@ -9,10 +9,10 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
-from rlcore.run.checkpoint_evaluation import EvaluatedRun, checkpoint_evaluator
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
+from rlcore.run.observers import ObservedRun, installed_observers
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
@@ -20,11 +20,10 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.recorded_progress import RecordedProgress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.storage.hub_upload import upload
 from rlcore.run.storage.resuming import check_rows, find_checkpoint
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import read_replay
-from rlcore.run.training.ending import describe_model
+from rlcore.run.training.ending import complete
 from rlcore.run.training.restarts import TrainingRun, run_with_restarts
 from rlcore.spi import SinkContext
 
@@ -65,16 +64,17 @@ def train(
             clock, guard = PhaseClock(recorded), InterruptGuard()
             with (
                 _open_sinks(prepared, directory.path, recorded) as sinks,
-                checkpoint_evaluator(
-                    EvaluatedRun(
-                        recipe=prepared.recipe,
+                installed_observers(
+                    ObservedRun(
+                        plan=prepared,
+                        tokenizer=inputs.tokenizer,
                         directory=directory,
                         sinks=sinks,
                         progress=recorded,
                         clock=clock,
                         guard=guard,
                     )
-                ) as evaluations,
+                ) as observers,
                 execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
             ):
                 run = TrainingRun(
@@ -83,7 +83,7 @@ def train(
                     digests=digests,
                     directory=directory,
                     sinks=sinks,
-                    observers=evaluations,
+                    observers=observers,
                     progress=recorded,
                     start=start,
                     allow_changes=allow_changes,
@@ -93,11 +93,10 @@ def train(
                     guard=guard,
                 )
                 summary = sinks.summary = run_with_restarts(run, opened, resume, checkpoint)
-            describe_model(prepared, directory, summary)
+            complete(observers, summary)
     progress.finished(summary)
-    # Behind the end of the run, which is complete whatever becomes of this.
-    if (repository := prepared.recipe.checkpoint.push_to_hub) is not None:
-        progress.note(f"uploaded to {upload(Path(str(summary['model'])), repository)}")
+    for observer in observers:
+        observer.completed(summary)
     return summary
 
 

@@ -49,7 +49,7 @@ _NAMES = {
     ),
     "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
-    "observer": "CHECKPOINT_EVALUATOR_GROUP ObserverContext",
+    "observer": "LOOP_OBSERVER_GROUP LoopObserverProvider ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
@@ -192,7 +192,8 @@ if TYPE_CHECKING:
     from rlcore.spi.loss import LossInputs as LossInputs
     from rlcore.spi.loss import LossOutput as LossOutput
     from rlcore.spi.loss import LossSpec as LossSpec
-    from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP as CHECKPOINT_EVALUATOR_GROUP
+    from rlcore.spi.observer import LOOP_OBSERVER_GROUP as LOOP_OBSERVER_GROUP
+    from rlcore.spi.observer import LoopObserverProvider as LoopObserverProvider
     from rlcore.spi.observer import ObserverContext as ObserverContext
     from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
     from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec

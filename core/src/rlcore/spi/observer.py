@@ -1,13 +1,34 @@
-"""What an observer may have besides hooks: a context that it is built with."""
+"""Observers: of backends, which may be built with a context, and of the training loop."""
 
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-CHECKPOINT_EVALUATOR_GROUP = "rlcore.checkpoint_evaluators"
-"""Functions, called as function(EvaluatedRun) -> LoopObserver with a method `close`: what measures a run's checkpoints as the
-section `[checkpoint_evaluation]` says. A run uses the only one that is installed."""
+from rlcore.schema.printable import plain_texts
+
+LOOP_OBSERVER_GROUP = "rlcore.loop_observers"
+"""Entry-point group of observers of the training loop, each a LoopObserverProvider under its name."""
+
+
+@frozen(kw_only=True, field_transformer=plain_texts)
+class LoopObserverProvider:
+    """The description of one observer of the training loop.
+
+    An observer named `checkpoint_evaluation`, `model_card` or `push_to_hub` does what that key of a recipe asks for, and only
+    runs whose recipe sets the key have it. Every run has each observer of another name.
+    """
+
+    name: str
+    """Equal to the entry point's name."""
+    spi: tuple[int, int]
+    """The SPI version that the observer was written for: (major, minor)."""
+    observer: str
+    """`package.module:function`, called as function(rlcore.run.observers.ObservedRun) before a run's backends are built. It
+    returns an rlcore.run.protocols.LoopObserver."""
+    check: str | None = None
+    """`package.module:function`, called as function(recipe) before a run, which returns the Problems of a recipe; None where
+    nothing can be wrong."""
 
 
 @frozen(kw_only=True)

@@ -1,6 +1,6 @@
-"""The descriptions of `rlcore report` and `rlcore trace`."""
+"""The descriptions of `rlcore report`, of `rlcore trace` and of the observer that keeps the worst samples."""
 
-from rlcore.spi import SPI_VERSION, CommandSpec
+from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
 
 REPORT = CommandSpec(
     name="report",
@@ -15,4 +15,7 @@ TRACE = CommandSpec(
     help="Write the timeline of some steps for ui.perfetto.dev.",
     command="rlcore_report.trace_command:trace_command",
     priority=65,
+)
+LOGPROB_MISMATCH = LoopObserverProvider(
+    name="logprob_mismatch", spi=SPI_VERSION, observer="rlcore_report.mismatch_report:MismatchReport"
 )

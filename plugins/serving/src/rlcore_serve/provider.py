@@ -2,12 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from rlcore.spi import SPI_VERSION, CommandSpec, Provider, capabilities
+from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider, Provider, capabilities
 from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
-    from rlcore.run.checkpoint_evaluation import EvaluatedRun
-    from rlcore.run.protocols import LoopObserver
     from rlcore.spi import SessionContext, SessionServer
 
 SERVE = CommandSpec(
@@ -24,16 +22,15 @@ AGENT = Provider(
     check="rlcore_serve.agents.environment:check",
 )
 
+CHECKPOINT_EVALUATION = LoopObserverProvider(
+    name="checkpoint_evaluation",
+    spi=SPI_VERSION,
+    observer="rlcore_serve.checkpoint_evaluation.evaluations:checkpoint_evaluations",
+)
+
 
 def session_server(context: "SessionContext") -> "SessionServer":
     """Build the server of a run's sessions, whose library is imported only here."""
     from rlcore_serve.sessions.episodes import EpisodeServer
 
     return EpisodeServer(context)
-
-
-def checkpoint_evaluator(run: "EvaluatedRun") -> "LoopObserver":
-    """Build what runs the recipe's program on the run's checkpoints."""
-    from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
-
-    return CheckpointEvaluations(run.recipe, run.directory, run.sinks, run.progress, run.clock, run.guard)

@@ -1,4 +1,4 @@
-"""A program or an evaluator that is not there is found before the run."""
+"""A program that is not there is found before the run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,15 +8,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.run.plan import evaluation_check
 from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.spi import PluginError
-
-
-@pytest.fixture(autouse=True)
-def evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some checkpoint evaluator is installed."""
-    monkeypatch.setattr(evaluation_check, "only_function", lambda *_: object())
 
 
 @pytest.fixture
@@ -40,12 +33,6 @@ def test_a_program_is_looked_for_where_it_would_be_started(recipe: Any, tmp_path
     file.chmod(0o755)
     assert problems(recipe, command=("measure",), environment={"PATH": str(tmp_path)}) == []
     assert problems(recipe, command=("{run_directory}/measure",)) == []
-
-
-def test_checkpoints_need_an_evaluator(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation_check, "only_function", lambda *_: None)
-    (missing,) = problems(recipe, command=("sh",))
-    assert "Run: pip install 'rlcore[serve]'" in missing
 
 
 def test_a_server_that_plans_with_the_devices_of_the_run_is_noted(prepared: Callable[..., Any]) -> None:

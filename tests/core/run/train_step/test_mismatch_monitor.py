@@ -31,6 +31,8 @@ from rlcore.testing.fakes.generator import FakeGenerator, RunningSamples
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
 
+pytest.importorskip("rlcore_report", reason="keeps the worst samples")
+
 Run = Callable[..., dict[str, Any]]
 Lie = Callable[..., None]
 

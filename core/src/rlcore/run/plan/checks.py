@@ -16,7 +16,7 @@ from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
 from rlcore.run.plan.evaluation_check import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
-from rlcore.run.plan.hub_check import hub_problems
+from rlcore.run.plan.observer_check import observer_problems
 from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
@@ -30,7 +30,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems: list[Problem | Note] = [
-        *hub_problems(recipe),
+        *observer_problems(recipe),
         *program_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
         *_refills(plan),

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 from rlcore.config.checkpoint_evaluation import PLACEHOLDERS, SECTION, filled
 from rlcore.config.recipe import Recipe
-from rlcore.published_plugins import first_published, pip_line
-from rlcore.registry.functions import CheckpointEvaluatorEntry, only_function
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import CHECKPOINT_EVALUATOR_GROUP, Note, Problem
+from rlcore.spi import Note, Problem
 
 
 def program_problems(recipe: Recipe) -> Iterator[Problem]:
-    """The program, and the package that starts it."""
+    """Yield a problem where the program is not there."""
     options = recipe.checkpoint_evaluation
     if options is None:
         return
@@ -27,10 +25,6 @@ def program_problems(recipe: Recipe) -> Iterator[Problem]:
             expected="one that is installed",
             remedy="Install it, or name it by its whole path.",
         )
-    if only_function(CheckpointEvaluatorEntry, CHECKPOINT_EVALUATOR_GROUP) is None:
-        requirement = first_published("checkpoint_evaluator")
-        remedy = f"Run: {pip_line([requirement])}" if requirement else ""
-        yield Problem(path=SECTION, found="the section, without a checkpoint evaluator", expected="one", remedy=remedy)
 
 
 def server_notes(plan: RunPlan) -> Iterator[Note]:

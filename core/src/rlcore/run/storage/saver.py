@@ -21,11 +21,9 @@ from rlcore.run.rollout.rollout_trace import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync
 from rlcore.run.storage.logged_samples import logged_samples
-from rlcore.run.storage.mismatch_report import save_logprob_mismatch
 from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollout_table
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import append_step
-from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
 from rlcore.spi.execution import BackendGroup, Backends
@@ -164,10 +162,6 @@ class RunSaver:
         """The answers of the evaluation behind a step, as Parquet."""
         table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer))
         self.directory.write_rollouts(f"evaluation-{step:06d}", table)
-
-    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
-        """The samples on which generator and trainer disagree most, as Parquet, and the first of them as text."""
-        return save_logprob_mismatch(self.directory.path / "logprob_mismatch", step, heading, worst, self.tokenizer)
 
     def export_model(self, kind: Literal["hf", "peft"]) -> Path:
         """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""

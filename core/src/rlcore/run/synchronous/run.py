@@ -29,7 +29,6 @@ from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.synchronous.source import SynchronousSource
-from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.reference import Reference
@@ -47,10 +46,6 @@ class Unsaved:
     def export_to(self, final: Path) -> Path:
         """See Saver."""
         raise spi.StorageError(f"{final}: a run of the inner ring exports no model")
-
-    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:  # noqa: ARG002 - a protocol's
-        """See DisagreementWriter."""
-        raise spi.StorageError("a run of the inner ring writes no samples")
 
 
 @frozen(kw_only=True, eq=False)
@@ -177,7 +172,7 @@ class SynchronousRun:
         training = self.recipe.training
         monitor = MismatchMonitor(
             trainer=backends.trainer,
-            writer=Unsaved(),
+            writer=None,
             progress=progress,
             warn_above=training.warn_token_mult_prob_error,
             end_above=training.max_token_mult_prob_error,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from attrs import define, evolve
@@ -19,8 +19,9 @@ MIN_COMPARED = 256
 """Tokens of the present weights below which a step with older ones is not judged: a mean of fewer exponentials says little."""
 
 
+@runtime_checkable
 class DisagreementWriter(Protocol):
-    """Keeps the samples on which the two disagree most."""
+    """An observer that keeps the samples on which the two disagree most."""
 
     def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
         """Write a step's worst samples; the path of the table."""
@@ -38,7 +39,8 @@ class MismatchMonitor:
 
     trainer: TrainerGroup
     """What it declares is looked at, and its log-probabilities are read where an update brings none."""
-    writer: DisagreementWriter
+    writer: DisagreementWriter | None
+    """None where no installed package keeps samples."""
     progress: Progress
     warn_above: float
     end_above: float
@@ -116,6 +118,16 @@ class MismatchMonitor:
     def _may_warn(self) -> bool:
         return not self.warned and self.warn_above < self.end_above
 
+    def _keep(self, step: int, text: str, worst: WorstSamples) -> str:
+        """Write the worst samples; where they are, in words."""
+        if self.writer is None:
+            return "No installed package keeps the worst samples; rlcore-report does."
+        try:
+            path = self.writer.save_logprob_mismatch(step, text, worst)
+        except spi.StorageError as error:
+            return f"Its worst samples could not be kept: {error}"
+        return f"The worst samples are in {path} and, to read, in {path.with_suffix('.txt').name}."
+
     def _report(
         self,
         step: int,
@@ -144,11 +156,7 @@ class MismatchMonitor:
             "before the update, those that generated" if before else "after the update: this trainer returns none before it"
         )
         remark = f"The trainer's log-probabilities are those of weight version {weight_version}, {weights}."
-        try:
-            path = self.writer.save_logprob_mismatch(step, f"{heading}.\n{remark}", worst)
-            kept = f"The worst samples are in {path} and, to read, in {path.with_suffix('.txt').name}."
-        except spi.StorageError as error:
-            kept = f"Its worst samples could not be kept: {error}"
+        kept = self._keep(step, f"{heading}.\n{remark}", worst)
         message = f"{heading}. Worst token: {worst.describe_worst_token()}. {kept} {DOCUMENT} says how to find the cause."
         if ends:
             outcome = "The update was refused and changed nothing." if refused else "The step is not saved."

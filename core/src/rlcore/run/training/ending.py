@@ -1,13 +1,12 @@
 """Ends a run, after its last step, Ctrl-C or an error, and saves what is complete."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.run.loop import Loop
-from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.summary import summarize
-from rlcore.run.storage.model_card import write_model_card
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError
@@ -51,11 +50,11 @@ def finish(loop: Loop, saver: RunSaver, total_s: float) -> dict[str, object]:
     return summary
 
 
-def describe_model(plan: RunPlan, directory: RunDirectory, summary: Mapping[str, object]) -> None:
-    """The card of the exported model, once the sinks have drawn their pictures."""
-    if (model := summary["model"]) is not None and plan.recipe.checkpoint.model_card:
-        with _after_the_last_step():
-            write_model_card(plan, directory, Path(str(model)), summary)
+def complete(observers: Sequence[LoopObserver], summary: Mapping[str, object]) -> None:
+    """Let the observers add to what the run leaves behind, once the sinks are closed."""
+    with _after_the_last_step():
+        for observer in observers:
+            observer.completes(summary)
 
 
 @contextmanager

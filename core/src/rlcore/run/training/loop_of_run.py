@@ -23,7 +23,7 @@ from rlcore.run.storage.reference_store import stored_reference
 from rlcore.run.storage.rollout_files import RolloutFiles
 from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
 from rlcore.run.train_step.held_out import HeldOutExamples
-from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
+from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
 from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.reference import Reference, ReferenceScorer
@@ -105,7 +105,7 @@ class LoopParts:
         options = self.plan.recipe.training
         return MismatchMonitor(
             trainer=backends.trainer,
-            writer=self.saver,
+            writer=next((one for one in self.observers if isinstance(one, DisagreementWriter)), None),
             progress=self.progress,
             warn_above=options.warn_token_mult_prob_error,
             end_above=options.max_token_mult_prob_error,

@@ -18,6 +18,7 @@ from rlcore.files import write_atomically
 from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.observers import ObservedRun
 from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
@@ -214,6 +215,13 @@ class CheckpointEvaluations(LoopObserver):
     def _folders(self) -> dict[int, Path]:
         found = ((re.fullmatch(r"step-([0-9]+)", path.name), path) for path in self._directory.evaluations.glob("step-*"))
         return {int(match[1]): path for match, path in found if match is not None}
+
+
+def checkpoint_evaluations(run: ObservedRun) -> CheckpointEvaluations:
+    """Build what runs the recipe's program on the run's checkpoints."""
+    for label in run.sinks.without_evaluations:
+        run.progress.note(f"{label} takes no figures of evaluated checkpoints; they are in metrics.jsonl")
+    return CheckpointEvaluations(run.recipe, run.directory, run.sinks, run.progress, run.clock, run.guard)
 
 
 def _arguments_of_run(recipe: Recipe) -> Iterator[str]:

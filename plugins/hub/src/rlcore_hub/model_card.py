@@ -6,11 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlcore.files import storage_errors, write_atomically
+from rlcore.run.observers import ObservedRun
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import LoopObserver
 from rlcore.run.storage.run_directory import RunDirectory
 
 SHOWN = ("reward_mean", "success_rate", "response_length_mean", "loss", "entropy", "grad_norm")
 """Figures of the last step that are told, besides those of evaluations."""
+
+
+class ModelCard(LoopObserver):
+    """Writes the card once the sinks have drawn their pictures."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self._run = run
+
+    def completes(self, summary: Mapping[str, object]) -> None:
+        """See LoopObserver."""
+        write_model_card(self._run.plan, self._run.directory, Path(str(summary["model"])), summary)
 
 
 def write_model_card(plan: RunPlan, directory: RunDirectory, exported: Path, summary: Mapping[str, object]) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.storage.hub_upload import upload
 from rlcore.spi import StorageError
+from rlcore_hub.upload import upload
 
 from .hub_server import Hub, serving_hub  # type: ignore[import-not-found]
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.storage.model_card import write_model_card
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore_hub.model_card import write_model_card
+
+from ..core.run.conftest import prepared as prepared  # type: ignore[import-not-found]
 
 
 def test_the_card_shows_the_pictures_that_sinks_drew_at_the_end(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:

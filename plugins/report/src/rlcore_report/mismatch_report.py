@@ -10,10 +10,23 @@ import pyarrow as pa
 from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import write_parquet
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.observers import ObservedRun
+from rlcore.run.protocols import LoopObserver
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch
 
 MAX_SHOWN_SAMPLES, MAX_SHOWN_TOKENS, MAX_SHOWN_CHARACTERS = 3, 8, 400
+
+
+class MismatchReport(LoopObserver):
+    """Keeps the worst samples of a run in its folder `logprob_mismatch`."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self._directory, self._tokenizer = run.directory.path / "logprob_mismatch", run.tokenizer
+
+    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
+        """See DisagreementWriter."""
+        return save_logprob_mismatch(self._directory, step, heading, worst, self._tokenizer)
 
 
 def save_logprob_mismatch(directory: Path, step: int, heading: str, worst: WorstSamples, tokenizer: Tokenizer) -> Path:

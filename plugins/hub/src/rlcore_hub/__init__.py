@@ -1,0 +1,1 @@
+"""Model cards of exported models, and their upload to the Hugging Face Hub."""
