@@ -384,7 +384,8 @@ def keep_allocators() -> None:
     of the pools is freed later, such as the sampler's states."""
     cumem = sys.modules.get("vllm.device_allocator.cumem")
     if cumem is not None and cumem.CuMemAllocator.instance is not None:
-        kept_allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
+        for entries in cumem.CuMemAllocator.instance.allocator_and_pools.values():  # a list for each tag from 0.32 on
+            kept_allocators.extend(allocator for _, allocator in (entries if isinstance(entries, list) else [entries]))
 
 
 def forget_layers() -> None:
@@ -393,3 +394,14 @@ def forget_layers() -> None:
     layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
     if layerwise is not None:
         layerwise.LAYERWISE_INFO.clear()
+
+
+def forget_compiled() -> None:
+    """After an engine has ended: the hooks by which torch.compile hands vLLM the code of a compiled model refer to the model,
+    so that its weights and its cache would never be freed."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    if convert_frame is None:
+        return
+    hooks = convert_frame._bytecode_hooks
+    for number in [number for number, hook in hooks.items() if hook.__module__ == "vllm.compilation.wrapper"]:
+        del hooks[number]
