@@ -14,7 +14,6 @@ from rlcore_conformance.references.reference import Float64Array
 
 Figures: TypeAlias = Mapping[str, Float32Array]
 """What is told of each token, float32 [T] by the names of LossInputs' fields: logprobs, entropy, values, previous_logprobs."""
-DIFFERENTIABLE = ("logprobs", "entropy", "values")
 
 
 @frozen(kw_only=True, eq=False)
