@@ -124,7 +124,7 @@ class TrainerUnderTest:
         return self.handle.get_values(ValuesRequest(microbatches=batches, weight_version=weight_version)).values
 
     def figures(self, batches: tuple[TokenBatch, ...], *, temperature: float) -> tuple[Float32Array, ...]:
-        """What its head gives of each token, at version 0: log-probabilities or values."""
+        """The output of its head for each token, at version 0: log-probabilities or values."""
         if self.handle.head == "value":
             return self.values(batches)
         return self.logprobs(batches, temperature=temperature)
@@ -208,7 +208,7 @@ def export_request(
 
 
 class TrainerFixtures(BackendFixtures):
-    """What the trainer's checks are made of; each can be overridden."""
+    """The fixtures of a trainer's checks; each can be overridden."""
 
     @pytest.fixture
     def loss_path(self) -> str:
@@ -230,7 +230,7 @@ class TrainerFixtures(BackendFixtures):
 
     @pytest.fixture
     def optimizer(self) -> OptimizerSpec:
-        """What the trainer optimizes with; a check that varies it keeps what it does not name."""
+        """The optimizer of the trainer; a check that varies it keeps the other fields."""
         return OptimizerSpec(learning_rate=1e-3)
 
     @pytest.fixture
@@ -251,7 +251,7 @@ class TrainerFixtures(BackendFixtures):
 
     @pytest.fixture
     def trainer_context(self, provider: Provider, model: ModelSpec, device: Device, optimizer: OptimizerSpec) -> TrainerContext:
-        """What it is built with, as one rank."""
+        """The context from which it is built, as one rank."""
         return TrainerContext(
             model=model,
             rank_info=RankInfo(device=device),

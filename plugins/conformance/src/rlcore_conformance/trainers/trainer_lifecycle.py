@@ -149,7 +149,7 @@ class TrainerLifecycle(TrainerFixtures):
             np.testing.assert_array_equal(trainer.logprobs((batch,), 1, model="reference")[0], initial)
 
     def test_damaged_state_is_refused(self, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path) -> None:
-        """Where the largest file lost its end."""
+        """A state whose largest file lost its end is refused."""
         with open_trainer() as trainer:
             trainer.step((batch,), 0)
             files = trainer.save(tmp_path)

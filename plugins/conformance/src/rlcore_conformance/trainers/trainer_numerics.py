@@ -133,7 +133,7 @@ class TrainerNumerics(TrainerFixtures):
     def test_generation_mismatch_is_reported_for_any_loss(
         self, open_trainer: OpenTrainer, loss: LossSpec, batch: TokenBatch, arrangement: Arrangement
     ) -> None:
-        """Where it is asked for, beside the metrics of a loss that knows nothing of it; the update is the one without."""
+        """It comes beside the metrics of a loss that knows nothing of it; the update is the one without."""
         carrying = with_logprobs(batch, GENERATION_LOGPROBS)
         with open_trainer() as trainer:
             before, policy = trainer.weights(), trainer.policy()

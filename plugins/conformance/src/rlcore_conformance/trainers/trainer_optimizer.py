@@ -208,13 +208,13 @@ class TrainerOptimizer(TrainerFixtures):
 
 
 def update_of(trainer: TrainerUnderTest, batches: tuple[TokenBatch, ...], version: int = 0, **options: Any) -> Values:
-    """What a step adds to the weights."""
+    """The difference that a step makes to the weights."""
     before = trainer.weights(version)
     return difference_of(trainer.outcome(batches, version, **options).weights, before)
 
 
 def updates(trainer: TrainerUnderTest, *batches: TokenBatch) -> list[Values]:
-    """What each step from the first on adds to the weights."""
+    """The differences that steps make to the weights, from the first on."""
     return [update_of(trainer, (batch,), version) for version, batch in enumerate(batches)]
 
 

@@ -57,7 +57,7 @@ class TrainerValues(TrainerFixtures):
     def test_values_begin_at_zero(
         self, provider: Provider, open_values: OpenTrainer, model: ModelSpec, batch: TokenBatch
     ) -> None:
-        """Where the model's directory holds no head of values; the first step moves it."""
+        """A directory without a head of values begins with one of zeros; the first step moves it."""
         require(provider, capabilities.VALUE_HEAD)
         with open_values(model=model) as trainer:
             (before,) = trainer.values((batch,))
