@@ -284,7 +284,7 @@ class Fsdp2Backend:
 
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
-    """What `check` could not see of a model on the Hub."""
+    """Check what `check` could not see of a model on the Hub."""
     rank_info, content = context.rank_info, load_config(context.model, context.head, any_decoder=True).to_dict()
     family = described_family(content)
     model = None if family is None else family.standard(content)

@@ -91,7 +91,7 @@ def _fill_all(
 
 
 def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_FileTensor]:
-    """What a parameter of this global shape is made of: a tensor of its own name, or the tensors of a layer's experts."""
+    """Return the tensors of a parameter of this global shape: one of its own name, or those of a layer's experts."""
     bare = name.removeprefix("model.")  # as a decoder is saved without its head
     match = _EXPERTS.fullmatch(name)
     if match is None or name in files:

@@ -35,7 +35,7 @@ class LocalShard:
         return 0 in self.shape
 
     def overlap(self, other: "LocalShard") -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-        """Where the two blocks meet: slices into this one and into the other; None where they do not."""
+        """Return the common part of the two blocks, as slices into this one and into the other; None where they have none."""
         mine, theirs = [], []
         for begin, size, other_begin, other_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
             first, beyond = max(begin, other_begin), min(begin + size, other_begin + other_size)

@@ -61,7 +61,7 @@ def make_adapted_policy(
 def make_working_copy(
     spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device, head: Head = "tokens"
 ) -> WorkingCopy:
-    """What computes in the compute dtype for `master`, on a single rank."""
+    """Make the model that computes in the compute dtype for `master`, on a single rank."""
     model = load_model(spec, dtype=getattr(torch, spec.dtype), any_decoder=True, head=head)
     _freeze(model, config)
     _checkpoint(model, config)

@@ -1,4 +1,4 @@
-"""When the gradients of several microbatches are reduced: once a step, unless there is no room for them until then."""
+"""Chooses when gradients of several microbatches are reduced: once a step, unless there is no room for them until then."""
 
 from collections.abc import Iterable
 from math import prod

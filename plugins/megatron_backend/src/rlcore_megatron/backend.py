@@ -221,7 +221,7 @@ class MegatronBackend:
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
 
     def export_whole(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
-        """All that a model's files hold: refits leave out the multi-token head."""
+        """Export all tensors of a model's files, the multi-token head's among them, which refits leave out."""
         self._gather_parameters()
         exporters = [self._exporter] if self._head_exporter is None else [self._exporter, self._head_exporter]
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))

@@ -32,7 +32,7 @@ class Engines:
     _out: set[int] = field(factory=set, init=False)
     """Hosts whose engines hold no weights."""
     _failures: dict[int, list[float]] = field(factory=dict, init=False)
-    """When each host's engine has failed, by time.monotonic."""
+    """The times of each host's engine's failures, by time.monotonic."""
     _num_restarts: int = field(default=0, init=False)
     _stream: Rejoins | None = field(default=None, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
@@ -55,7 +55,8 @@ class Engines:
             return frozenset() if len(self._out) == len(self.hosts) else frozenset(self._out)
 
     def outlive(self, error: object) -> bool:
-        """Whether others may go on after this error of one engine: it died or ran out of memory, and the workers all live."""
+        """Return whether others may go on after this error of one engine: it died or ran out of memory, and the workers all
+        live."""
         is_failure = isinstance(error, WorkerError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
         may_restart = self.calls.cluster.max_engine_restarts > 0 and self.calls.is_usable
         return is_failure and may_restart and not isinstance(error, PoolLostError)
@@ -139,7 +140,7 @@ class Engines:
             self._stream = None
 
     def take_restarts(self) -> int:
-        """How many engines have come back since the last time."""
+        """Return how many engines have come back since the last time."""
         with self._lock:
             count, self._num_restarts = self._num_restarts, 0
         return count

@@ -24,7 +24,7 @@ TOLERANCE = 1e-6
 
 @frozen(kw_only=True, eq=False)
 class _PoolGroup:
-    """What trainers and generators of a pool have in common."""
+    """The common part of trainers and generators of a pool."""
 
     calls: Calls
     capabilities: frozenset[str]
@@ -44,7 +44,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     """The trainer on all ranks."""
 
     model: TrainedModel
-    """Which of the ranks' trainers it is."""
+    """The one of the ranks' trainers that it is."""
     members: Sequence[Sequence[int]]
     """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
     max_tokens_per_microbatch: int
@@ -167,7 +167,7 @@ class PoolGenerator(_PoolGroup):
         return not self.engines.are_whole
 
     def take_restarts(self) -> int:
-        """How many engines have come back since the last time."""
+        """Return how many engines have come back since the last time."""
         return self.engines.take_restarts()
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:

@@ -12,7 +12,7 @@ from rlcore_ray.dispatch import request_for, request_of_samples, samples_of
 from rlcore_ray.worker_stream import NumberedRequest
 
 STICKINESS = 0.125
-"""How much more a host may have to do than another one, as a share of that, and still be given a conversation that it had."""
+"""Surplus of work, as a share of another host's, with which a host is still given a conversation that it had."""
 MAX_CONVERSATIONS = 2**17
 """Conversations that a stream remembers the host of."""
 
@@ -53,8 +53,8 @@ class RequestRouter:
         return left
 
     def dispatch(self, request: GenerateRequest, numbers: Int64Array | None = None) -> dict[int, NumberedRequest]:
-        """What each host gets of a request; hosts that get nothing are left out. `numbers` int64 [S] are those of samples that
-        were dealt before. WorkerError where no host has joined."""
+        """Return each host's part of a request; hosts that get nothing are left out. `numbers` int64 [S] are those of samples
+        that were dealt before. WorkerError where no host has joined."""
         num_prompts = request.prompts.num_sequences
         work = request.max_tokens.reshape(num_prompts, request.num_samples).sum(axis=1, dtype=np.int64)
         host_of = np.empty(num_prompts, np.int64)

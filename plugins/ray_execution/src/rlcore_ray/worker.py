@@ -99,7 +99,7 @@ class Worker:
         return Reply(value=value, error=error, is_usable=all(handle.is_usable for handle in handles))
 
     def where(self) -> str:
-        """What the rank is doing, and at which line; answered beside the calls."""
+        """Return what the rank is doing, and at which line; answered beside the calls."""
         doing = [(self._doing, self._thread), ("stream", None if self._stream is None else self._stream.thread)]
         frames, positions = sys._current_frames(), []
         for name, thread in doing:
@@ -265,7 +265,7 @@ class Worker:
         self._stream.add(requests)
 
     def stream_collect(self) -> Collected:
-        """What has ended since the last time, as soon as something has; what the generator raised is raised."""
+        """Return what has ended since the last time, as soon as something has; what the generator raised is raised."""
         assert self._stream is not None
         return self._stream.collect()
 
@@ -278,7 +278,7 @@ class Worker:
         """Nothing: a rank that takes no part in the stream answers as long as it lives."""
 
     def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """What is left on the device."""
+        """Move what a trainer holds; returns what is left on the device."""
         return self._trainer_handle(model).set_residency(request)
 
     def move_generator(self, request: spi.SetResidencyRequest) -> int:

@@ -118,7 +118,7 @@ class TransformersBackend:
         self._cache = self._tokenizer = None
 
     def _make_decoder(self, model: Any) -> Decoder:
-        """What computes this transformers model; ModelError where nothing here does."""
+        """Make the decoder of this transformers model; ModelError where there is none."""
         context, length = self._context, self._context.max_sequence_length
         if not is_described(model):
             _raise_problems(class_problems(model.config.to_dict(), context.model.path, length, has_states=has_states(model)))

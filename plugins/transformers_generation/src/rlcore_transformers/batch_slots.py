@@ -39,7 +39,7 @@ class Kind:
 
 @frozen(eq=False)
 class Place:
-    """What is in a place."""
+    """The sample in a place."""
 
     job: Job
     sample: int

@@ -78,7 +78,7 @@ class Generation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every sample has ended."""
+        """True where every sample has ended."""
         return not self._num_left
 
     def step(self) -> None:

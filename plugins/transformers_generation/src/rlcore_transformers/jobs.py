@@ -56,7 +56,7 @@ class Job:
             self.kept.setdefault(sample, []).append(tokens)
 
     def take_mask(self, sample: int) -> SamplingMask | None:
-        """What a sample's tokens were chosen among; None where nobody wants to know, or nothing was left out."""
+        """Return the tokens that a sample's were chosen among; None where the request does not ask, or nothing was left out."""
         found = None if self.kept is None else self.kept.pop(sample, None)
         return None if found is None else SamplingMask.of(found)
 
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a sample of it has no place yet."""
+        """True where a sample of it has no place yet."""
         return bool(self.waiting.size) or self.prefilled is not None
 
     def unbegun(self) -> list[FinishedSample]:

@@ -1,4 +1,4 @@
-"""Which experts the tokens of a request went to, collected while it runs.
+"""Collects the experts of a request's tokens while it runs.
 
 Shapes: S samples, L layers, K experts of a token.
 """

@@ -214,8 +214,8 @@ class VllmBackend:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
 
     def _claimed(self, indices: Sequence[int]) -> Restart:
-        """What starts engines anew. From now on nobody else does, no move asks them for anything, and none of the generator's
-        weights count until the next refit, which reaches all of them."""
+        """Return the call that starts engines anew. From now on no move reaches them, and no weights of the generator count
+        until the next refit, which reaches all of them."""
         if indices:
             self._version = NO_WEIGHTS
             if self._context.channel is not None:

@@ -56,7 +56,7 @@ def seeded(device: torch.device, *key: object) -> torch.Generator:
 
 @frozen(kw_only=True)
 class Dropout:
-    """What decides which inputs of the adapters a train step drops, in one microbatch."""
+    """The inputs that adapters drop in one microbatch of a train step."""
 
     share: float
     """Share of the inputs that is dropped; above 0."""

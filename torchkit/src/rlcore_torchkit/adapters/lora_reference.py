@@ -21,8 +21,8 @@ def save_reference(directory: Path, adapters: Mapping[str, Tensor]) -> tuple[str
 
 
 def load_reference(directory: Path) -> dict[str, Tensor] | None:
-    """What `save_reference` wrote, on the host; None where the run began with the model alone. CheckpointError where it
-    cannot be read."""
+    """Read what `save_reference` wrote, onto the host; None where the run began with the model alone. CheckpointError on
+    failure."""
     if not (directory / FILE).exists():
         return None
     try:

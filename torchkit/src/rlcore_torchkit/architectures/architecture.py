@@ -14,7 +14,7 @@ from rlcore_torchkit.architectures.values import value_problems
 
 @frozen(kw_only=True)
 class Architecture:
-    """What trainers and generators have to know of a family of models; a file that makes one adds the family.
+    """The description of a family of models for trainers and generators; a file that makes one adds the family.
 
     All families are decoders of one form: RMS norms before grouped-query attention and before a gated MLP or experts, rotary
     embeddings over whole heads, and full causal attention. A family states where it differs from Llama. The name of its entry
@@ -31,13 +31,13 @@ class Architecture:
     defaults: Mapping[str, Any] = field(factory=dict)
     """Values, by Llama's keys, that transformers takes where config.json lacks a key that it need not have."""
     has_qkv_biases: bool = False
-    """Whether queries, keys and values have a bias, and the output of attention has none."""
+    """True where queries, keys and values have a bias, and the output of attention has none."""
     has_qk_norms: bool = False
-    """Whether each head of queries and keys goes through an RMS norm, before it is rotated."""
+    """True where each head of queries and keys goes through an RMS norm, before it is rotated."""
     has_correction_bias: bool = False
-    """Whether routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
+    """True where routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
     has_windows: bool = False
-    """Whether layers may see windows, as config.json lists them; else a model with one is refused."""
+    """True where layers may see windows, as config.json lists them; else a model with one is refused."""
     window_key: str = "use_sliding_window"
     """The key of config.json that is neither false nor null where attention sees a window alone."""
 
@@ -61,12 +61,12 @@ class Architecture:
         return self.class_name.replace("ForCausalLM", "ForSequenceClassification")
 
     def is_classifier(self, config: Mapping[str, Any]) -> bool:
-        """Whether a config.json of this model_type is one of such a model."""
+        """Return whether a config.json of this model_type describes a classifier."""
         return config.get("architectures") == [self.classifier_name]
 
     def problems(self, config: Mapping[str, Any], path: str, head: Head = "tokens") -> Iterator[Problem]:
-        """What in a config.json of this model_type makes the model another than the family's; `path` is the file's. A model of
-        values (`head`) may be a classifier with one label, or any language model."""
+        """Refuse a config.json of this model_type that is not the family's; `path` is the file's. A model of values (`head`)
+        may be a classifier with one label, or any language model."""
         if malformed := self.malformed_values(config, path):
             yield from malformed
             return

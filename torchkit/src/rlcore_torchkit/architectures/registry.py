@@ -64,7 +64,7 @@ def _loaded(point: EntryPoint, model_type: str) -> Architecture | str:
 
 
 def _owner(point: EntryPoint) -> str:
-    """Which description it is, and whose; read where it is told alone, since a distribution's metadata take a millisecond."""
+    """Name a description and its distribution; called for messages alone, since reading metadata takes a millisecond."""
     return f"{point.value} of {' '.join(distribution_of(point))}"
 
 

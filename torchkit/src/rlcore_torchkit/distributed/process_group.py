@@ -14,7 +14,7 @@ from rlcore.spi.context import RankInfo
 from rlcore.spi.errors import ContractError
 
 LOOPBACKS = ("lo", "lo0")
-"""What Linux and macOS call the interface."""
+"""Names of the loopback interface on Linux and macOS."""
 LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 """torch's variable for groups of gloo whose ranks connect when they first exchange something."""
 LAZY_FROM = 256

@@ -16,7 +16,7 @@ BLOCK_BYTES = 2**26
 NUM_PINNING_THREADS = 8
 """Threads that pin blocks side by side: each first writes a block's pages, most of the time that pinning takes."""
 ALIGNED_BYTES = 512
-"""Where a storage may begin in a block, as in torch's allocator of devices; it divides BLOCK_BYTES."""
+"""Alignment of storages in a block, as in torch's allocator of devices; it divides BLOCK_BYTES."""
 COMMON_POOL = (0, 0)
 """torch's id of the pool that tensors are in unless something says otherwise."""
 
@@ -117,7 +117,7 @@ class HostCopy:
 
 
 def _aligned(start: int) -> int:
-    """Where a storage may begin, from `start` on."""
+    """Return the first aligned place from `start` on."""
     return start + -start % ALIGNED_BYTES
 
 
@@ -164,7 +164,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 class Residency:
-    """Where weights and optimizer state are. On CPU both places are one and nothing moves."""
+    """Moves weights and optimizer state between device and host. On CPU both places are one and nothing moves."""
 
     def __init__(self, device: torch.device) -> None:
         self.moves = device.type == "cuda"

@@ -110,7 +110,7 @@ def place_images(
 
 
 def _rows_of(found: Tensor) -> list[int]:
-    """How many placeholders stand together, of each row of them; `found` int64 [F] are their places, ascending."""
+    """Return the lengths of the rows of placeholders; `found` int64 [F] are their places, ascending."""
     ends = (found.diff() != 1).nonzero()[:, 0].tolist()
     return [end - begin for begin, end in pairwise([-1, *ends, len(found) - 1])] if len(found) else []
 

@@ -32,7 +32,7 @@ from rlcore_torchkit.head.softmax_chunks import (
 from rlcore_torchkit.layers.attention import PackedSequences, SharedSequences
 
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
-"""Whether the entropy is computed: not at all, without a gradient, or with one."""
+"""Modes of the entropy: not computed, computed without a gradient, or with one."""
 
 ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 """Float32 logits [C, V] from states [C, H], a head [V, H] and a temperature, which has divided them."""

@@ -20,7 +20,7 @@ _FLOOR = -1e30
 
 @frozen(eq=False)
 class KeptTokens:
-    """What each of R rows of logits is normalised over, on the device."""
+    """The tokens that each of R rows of logits is normalised over, on the device."""
 
     tokens: Tensor
     """int32 [M]: ids, row after row."""

@@ -62,7 +62,7 @@ class _Options(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a rank knows of each row's softmax: [T] each, with z the scaled logits of its part of the vocabulary."""
+    """A rank's part of each row's softmax: [T] each, with z the scaled logits of its part of the vocabulary."""
 
     base: Tensor
     """A number near the greatest z."""

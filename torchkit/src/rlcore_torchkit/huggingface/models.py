@@ -32,8 +32,8 @@ _MAX_SHOWN = 300
 
 
 def architecture_problems(path: str, head: Head = "tokens", families: Families = NO_FAMILIES) -> list[Problem]:
-    """What torchkit cannot load of the model at `path`, from its config.json alone: another architecture, quantised weights.
-    `families`, here and below, are those that the caller computes besides those that are installed.
+    """Refuse another architecture and quantised weights, from the config.json of the model at `path` alone. `families`, here
+    and below, are those that the caller computes besides those that are installed.
 
     Empty where there is no config.json that can be read, which is a problem whatever loads the model.
     """

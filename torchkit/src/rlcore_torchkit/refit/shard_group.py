@@ -19,11 +19,11 @@ _REFUSED = "!"
 _WATCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """torch's watch over NCCL, left to those that wait."""
 _KEPT_BY_NCCL = timedelta(minutes=10)
-"""How much later than a wait that gives up torch's own watch over NCCL says that it has seen it."""
+"""Seconds by which torch's own watch over NCCL reports a wait later than the wait itself gives up."""
 
 
 class ShardGroup(Protocol):
-    """What a transfer needs of the group."""
+    """The operations of a group that a transfer uses."""
 
     rank: int
 

@@ -69,7 +69,7 @@ class ShardEnd:
         self.wanted: Layout = cut_alike(route.wanted)
         """The route's, in parts that are equal or have nothing in common: what several ranks want is sent once."""
         self.received_bytes = 0
-        """What the last `take` has brought, from the trainer's ranks and from others that take the same."""
+        """Bytes that the last `take` brought, from the trainer's ranks and from others that take the same."""
         try:
             self.windows = plan_windows(specs, held, self.wanted, max_bytes)
             plan = _digest(self.windows)
@@ -138,12 +138,12 @@ class ShardEnd:
         return total.digest
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """What this rank sends in a window."""
+        """Return the pieces that this rank sends in a window."""
         for bucket in self.windows[number].buckets:
             yield from bucket.pieces if bucket.sender == self._rank else ()
 
     def sent_boxes(self) -> list[ShardSlice]:
-        """What this rank sends, each part once."""
+        """Return the parts that this rank sends, each once."""
         return list(dict.fromkeys(piece.box for number in range(len(self.windows)) for piece in self.pieces(number)))
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class _Shared:
 
 @frozen
 class _Plan:
-    """What an end was made for."""
+    """The layouts that an end was made for."""
 
     specs: tuple[TensorSpec, ...]
     held: tuple[tuple[ShardSlice, ...], ...]
@@ -72,12 +72,12 @@ class ShardSender:
         self._ends: dict[Meeting, tuple[_Plan, ShardEnd]] = {}
         self._rendezvous: dict[tuple[str, str], Rendezvous] = {}
         self._num_made: Counter[Meeting] = Counter()
-        """How often each group has been made, so that none is taken for one that met before."""
+        """The number of times that each group has been made, so that none is taken for one that met before."""
         self._layouts: CachedAllGather[tuple[ShardSlice, ...]] = CachedAllGather(self._gathered)
         self._routes: CachedAllGather[ShardRoute | None] = CachedAllGather(self._gathered)
         self._shared = _Shared.of(())
         self._kept: tuple[object, ShardCache] | None = None
-        """What has been sent last, and of which tensors and layout."""
+        """The copies that were sent last, and of which tensors and layout."""
 
     def export(
         self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[ShardSlice], read: ReadParts
@@ -162,7 +162,7 @@ class ShardSender:
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """What fails on one rank fails on all: others would wait for it in what they gather next."""
+        """Fail on all ranks where one fails: the others would wait for it in their next gather."""
         failure: RlcoreError | None = None
         try:
             yield
@@ -209,7 +209,7 @@ class ShardSender:
                 self._ends.pop(other)[1].close()
 
     def _tell(self, own: ShardRoute, common: ShardRoute, place_of: Mapping[tuple[str, str], int]) -> None:
-        """Those whom this rank's generator brings wait for it."""
+        """Tell the ranks of this rank's generator the common route, for which they wait."""
         key = own.address, own.name
         self._rendezvous = {known: notices for known, notices in self._rendezvous.items() if known[0] == own.address}
         if key not in self._rendezvous:
@@ -217,7 +217,7 @@ class ShardSender:
         self._rendezvous[key].tell(common, place_of[key])
 
     def _gathered(self, own: Any) -> list[Any]:
-        """What every rank of the trainer has given, in their order."""
+        """Gather a value from every rank of the trainer, in their order."""
         if self._world_size == 1:
             return [own]
         found: list[Any] = [None] * self._world_size

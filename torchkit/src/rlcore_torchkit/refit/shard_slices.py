@@ -71,7 +71,7 @@ def joined(boxes: Iterable[ShardSlice]) -> list[ShardSlice]:
 
 
 def _cells(boxes: Sequence[ShardSlice]) -> dict[ShardSlice, tuple[ShardSlice, ...]]:
-    """What each of these parts of one tensor is cut into."""
+    """Cut each of these parts of one tensor into cells."""
     if not overlap(boxes):
         return {box: (box,) for box in boxes}
     bounds = [

@@ -38,7 +38,7 @@ class Bucket:
         return sum(map(_aligned, self.pieces)) + 8
 
     def slices(self, num_bytes: int) -> list[slice]:
-        """What each receiver gets from the sender, of a message of so many bytes: as much as the others, but for the end."""
+        """Return the slice of a message of so many bytes that the sender gives each receiver, all equally long but the last."""
         share = self._share(num_bytes)
         return [
             slice(min(place * share, num_bytes), min((place + 1) * share, num_bytes)) for place in range(len(self.receivers))
@@ -96,7 +96,7 @@ class Bucket:
 
 @frozen(kw_only=True)
 class Moved:
-    """What one rank has sent or taken."""
+    """The bytes that one rank has sent or taken, and their digest."""
 
     digest: int
     """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""

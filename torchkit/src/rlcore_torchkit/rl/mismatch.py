@@ -1,4 +1,4 @@
-"""How far the generator's log-probabilities are from the trainer's, token by token."""
+"""Distance of the generator's log-probabilities from the trainer's, token by token."""
 
 import torch
 from torch import Tensor

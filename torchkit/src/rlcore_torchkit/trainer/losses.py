@@ -83,7 +83,7 @@ def evaluate(
 
 
 def _given(inputs: LossInputs) -> str:
-    """What a loss has to work with, in words, and who asks for what it has not."""
+    """Describe a loss's inputs, and who asks for those that are missing."""
     parts = [f"the token columns {', '.join(inputs.token_columns) or '(none)'}"]
     if inputs.previous_logprobs is None:
         parts.append("no previous_logprobs (AlgorithmNeeds.previous_logprobs asks for them)")

@@ -1,4 +1,4 @@
-"""What an optimizer step measured, and what makes a trainer refuse the step."""
+"""Measurements of an optimizer step, and the checks by which a trainer refuses the step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

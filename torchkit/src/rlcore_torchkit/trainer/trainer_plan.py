@@ -1,4 +1,4 @@
-"""What the `plan` of a trainer written with torchkit tells of a layout: the model's sizes, and the seconds of each phase."""
+"""The `plan` of a trainer written with torchkit: the model's sizes, and the seconds of each phase."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from rlcore_torchkit.trainer.step_costs import Layout, Tokens, num_parameters, p
 
 CONFIG = "config.json"
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts")
-"""What other families call `num_experts`."""
+"""Other families' names of `num_experts`."""
 
 
 @frozen(kw_only=True)

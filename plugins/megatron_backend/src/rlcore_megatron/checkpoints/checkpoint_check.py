@@ -1,4 +1,4 @@
-"""What a distributed checkpoint holds, read without running what its pickles may say, and compared with what is wanted."""
+"""Reads the description of a distributed checkpoint without running its pickles, and compares it with the model."""
 
 import pickle
 from collections.abc import Iterable, Mapping

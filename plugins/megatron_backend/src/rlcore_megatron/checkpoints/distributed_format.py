@@ -154,7 +154,7 @@ def _begin(directory: Path, rank: int) -> None:
 
 
 def _by_name(tensors: Sequence[ShardedTensor]) -> dict[str, LocalShardsContainer]:
-    """What this rank is to write, as torch's planner takes it."""
+    """Return the tensors that this rank writes, as torch's planner takes them."""
     found = defaultdict(list)
     for tensor in tensors:
         if is_main_replica(tensor.replica_id):
@@ -191,6 +191,6 @@ def _writing_errors(directory: Path) -> Iterator[None]:
 
 
 def _cause(failure: CheckpointException) -> BaseException:
-    """What went wrong on the first of the ranks that failed, the system's own error if there is one."""
+    """Return the error of the first rank that failed, the system's own if there is one."""
     errors = [error for error, _ in failure.failures.values()]
     return next((error for error in errors if isinstance(error, OSError)), errors[0])

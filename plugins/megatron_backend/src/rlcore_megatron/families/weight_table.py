@@ -57,7 +57,7 @@ class WeightTable:
             yield _source(shared, HfTensor(name=name, shape=(dims.vocab_size, size), tp_dim=0))
 
     def norms(self, layer: int) -> Iterator[Source]:
-        """Those before attention and before the MLP or the experts."""
+        """Yield the norms before attention and before the MLP or the experts."""
         modules = self.family.modules
         for ours, theirs in (("input", modules.input_norm), ("pre_mlp", modules.mlp_norm)):
             yield self.in_layer(layer, f"{ours}_layernorm.weight", theirs, (self.dims.hidden_size,))

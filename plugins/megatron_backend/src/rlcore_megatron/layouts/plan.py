@@ -18,11 +18,10 @@ from rlcore_torchkit.trainer.trainer_plan import PlannedModel, crossing, planned
 MOST = 16
 """Most context ranks, and most stages, that a plan looks at."""
 EXCHANGE_BYTES = 2 * 2**30
-"""What a rank that exchanges tokens with others' experts has on its device beyond what all trainers have, also between steps:
-NCCL's buffers, and what the allocator keeps of segments in use. With all of it 13 GiB were beside weights and state of
-30B-A3B on four H200."""
+"""Bytes that an exchange of tokens with other ranks' experts takes on each device, also between steps: NCCL's buffers, and the
+allocator's segments in use. With them 13 GiB were beside weights and state of 30B-A3B on four H200."""
 FUSED, PLAIN = 1.0, 1.75
-"""What layers move, in relation to fused kernels, with and without TransformerEngine."""
+"""Memory traffic of layers, in relation to fused kernels, with and without TransformerEngine."""
 
 
 def plan(context: PlanContext, config: MegatronConfig) -> Sequence[PlanOption]:

@@ -1,4 +1,4 @@
-"""What Megatron's token dispatchers keep of the tokens that they sent last."""
+"""Frees the tokens that Megatron's token dispatchers keep of the last microbatch."""
 
 from collections.abc import Sequence
 from typing import Any

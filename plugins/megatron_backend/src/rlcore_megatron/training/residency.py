@@ -1,4 +1,4 @@
-"""Where the trainer's memory lives: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
+"""Moves the trainer's memory: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

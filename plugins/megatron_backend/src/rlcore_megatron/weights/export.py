@@ -31,10 +31,10 @@ class _Held:
 
     parameter: Tensor
     adapters: Any
-    """What is merged into it; None where nothing is."""
+    """The adapters that are merged into it; None where none are."""
     groups: int
     rows: list[int]
-    """How many each of its source's tensors has in each group."""
+    """The number of rows of each of its source's tensors in each group."""
 
 
 class Exporter:
@@ -85,7 +85,7 @@ class Exporter:
         return self._specs[dtype]
 
     def parts(self) -> list[Part]:
-        """What this rank holds of them."""
+        """Return the parts of the tensors that this rank holds."""
         return parts_of(self._items, self._layout, self._share)
 
     def _make_items(self, names: Names) -> list[Exported]:
@@ -275,7 +275,7 @@ class _Running:
 
 
 def _key(source: Source) -> int | str:
-    """What is on one stage as a whole."""
+    """Return the key of the stage: sources with one key are on one stage."""
     return source.parameter if source.layer is None else source.layer
 
 

@@ -14,7 +14,7 @@ class Exported:
     tensor: HfTensor
     source: Source
     index: int
-    """Which of the source's tensors it is."""
+    """The index of the tensor among the source's."""
     stage: int
     """The pipeline rank that sends it where it is gathered."""
     expert_rank: int | None
@@ -23,10 +23,10 @@ class Exported:
     """The number of the model chunk and the name of the parameter, on ranks that hold a share of it."""
 
     def sent_shape(self, size: int) -> tuple[int, ...]:
-        """What each of `size` tensor ranks sends of it: the same of all, whose end may mean nothing."""
+        """Return the shape that each of `size` tensor ranks sends: the same of all, whose end may mean nothing."""
         return largest_share(self.source, self.index, size)
 
     @property
     def sender(self) -> tuple[int, int | None, DtypeName | None]:
-        """Who sends it, and in what dtype of its own: tensors that are alike in these travel together."""
+        """The sender, and the dtype of the tensor's own: tensors that are alike in these travel together."""
         return self.stage, self.expert_rank, self.tensor.dtype

@@ -44,7 +44,7 @@ def parts_of(items: Iterable[Exported], layout: ParallelLayout, share: Callable[
 
 
 def box_of(item: Exported, layout: ParallelLayout) -> ShardSlice:
-    """Where in its tensor of the files this rank's share belongs."""
+    """Return the place of this rank's share in its tensor of the files."""
     (rank, size), tensor = tensor_rank_and_size(item.source, layout), item.tensor
     places = [row_ranges(item.source, rank, size)[item.index]]
     for dim, length in enumerate(tensor.shard_shape(size)[1:], 1):

@@ -46,12 +46,12 @@ GRAPHS_BYTES = 2 * 2**30
 CONTEXT_BYTES = 9 * 2**26
 """Bytes of the CUDA context that another rank of an engine has on a device, whose trainer's weights it maps: 520 to 560 MiB."""
 ASLEEP_BYTES = 5 * 2**29
-"""What a rank of an engine leaves on its device while it sleeps: between 1.4 and 3.0 GiB."""
+"""Bytes that a rank of a sleeping engine leaves on its device: between 1.4 and 3.0 GiB."""
 
 
 @frozen(kw_only=True)
 class Engine:
-    """What one rank of an engine holds and reads."""
+    """The memory and traffic of one rank of an engine."""
 
     dims: ModelDims
     ranks: int

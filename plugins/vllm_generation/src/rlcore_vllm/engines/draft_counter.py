@@ -14,7 +14,7 @@ class DraftCounter:
         scheduler.make_spec_decoding_stats = self._observe
 
     def take(self) -> DraftCounts:
-        """What was counted since the last time."""
+        """Return the counts since the last time."""
         found, self._found = self._found, DraftCounts()
         return found
 

@@ -1,4 +1,4 @@
-"""What vLLM finds and leaves around it: environment variables, and the state of the process that it runs in.
+"""The surroundings of vLLM: environment variables, and the state of the process that it runs in.
 
 An engine in the trainer's process is what a run on a CPU takes by default, alone and on each rank of a cluster: it starts much
 sooner than in a process of its own. vLLM takes the process that it runs in to be its own, so what it changes there is put back.
@@ -34,7 +34,7 @@ _REPLACED: tuple[tuple[Any, str], ...] = (
     *((torch.cuda, name) for name in ("Event", "Stream", "current_stream", "set_stream", "stream")),
     *((torch.Tensor, name) for name in ("pin_memory", "record_stream")),
 )
-"""What vLLM replaces in torch on CPU, some of it when it is imported; its engines need it, the trainer does not."""
+"""Parts of torch that vLLM replaces on CPU, some when it is imported; its engines need them, the trainer does not."""
 
 
 def engine_variables(settings: EngineSettings) -> dict[str, str]:
@@ -187,7 +187,7 @@ def _build(settings: EngineSettings) -> Any:
 
 
 def _clean_up() -> None:
-    """What is left of an engine that did not start."""
+    """Free what is left of an engine that did not start."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     cleanup_dist_env_and_memory()
@@ -230,7 +230,7 @@ def _default_group_kept(is_hosts: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Where this process is one of several ranks, let vLLM find a default group of one, of which it makes its own.
+    """Let vLLM find a default group of one, of which it makes its own, where this process is one of several ranks.
 
     With the real one every rank's engine would have to start, and to start anew after a failure, together with all others.
     """

@@ -9,7 +9,8 @@ from rlcore_vllm.engines import versions
 
 
 def image_features(llm: Any, request_id: str, prompt: Sequence[int], files: Sequence[bytes]) -> Sequence[Any]:
-    """What vLLM computes of the images of a prompt, whose first placeholders stand for them. `request_id` is no other prompt's.
+    """Compute vLLM's features of the images of a prompt, whose first placeholders stand for them. `request_id` is no other
+    prompt's.
 
     vLLM puts placeholders into prompts itself. It is given one for each image, and has to come to the prompt that the trainer
     sees: ContractError where it does not.

@@ -1,4 +1,4 @@
-"""Which tokens each token was sampled among, read off beside vLLM's sampler: what it has cut is -inf in its processed logits.
+"""Records the tokens that each token was sampled among, beside vLLM's sampler, whose processed logits are -inf for those cut.
 
 vLLM's own report of this needs a top-k, and is not in all versions that serve. For both of its model runners; each step in
 which somebody wants to know waits for the device once.
@@ -39,7 +39,7 @@ class MaskRecorder:
         self._kept[request] = {}
 
     def fetch(self, requests: Sequence[RecordedRequest]) -> list[SamplingMask]:
-        """What was noted of each request, which has ended; nothing of it is kept."""
+        """Return the notes on each request, which has ended; nothing of it is kept."""
         return [self._fetch(one) for one in requests]
 
     def forget(self, requests: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Where vLLM's versions 0.26 to 0.33 differ, and every name in its inside that the engine reaches for."""
+"""Differences between vLLM 0.26 and 0.33, and every internal name of vLLM that the engine uses."""
 
 import contextlib
 import importlib
@@ -148,17 +148,17 @@ def zero_new_blocks() -> None:
 
 
 def draft_counter(core: Any) -> DraftCounter | None:
-    """What counts the guesses that the scheduler judges; None where no tokens are guessed."""
+    """Return the counter of the guesses that the scheduler judges; None where no tokens are guessed."""
     return DraftCounter(core.scheduler) if core.vllm_config.speculative_config is not None else None
 
 
 def rank_calls(llm: Any) -> RankCalls | None:
-    """What reaches the recorders of an engine of several ranks; None where its one rank is in this process."""
+    """Return the calls to the recorders of an engine of several ranks; None where its one rank is in this process."""
     return RankCalls(llm.model_executor) if llm.vllm_config.parallel_config.world_size > 1 else None
 
 
 def logprob_recorder(llm: Any, calls: RankCalls | None) -> Logprobs | None:
-    """What keeps log-probabilities on the device, on CUDA where the model runner allows it."""
+    """Return the recorder that keeps log-probabilities on the device, on CUDA where the model runner allows it."""
     config = llm.vllm_config
     if config.device_config.device_type != "cuda":
         return None
@@ -169,7 +169,7 @@ def logprob_recorder(llm: Any, calls: RankCalls | None) -> Logprobs | None:
 
 
 def mask_recorder(llm: Any, calls: RankCalls | None) -> Masks:
-    """What notes the tokens that others are sampled among."""
+    """Return the recorder of the tokens that others are sampled among."""
     if calls is not None:
         return RemoteMasks(calls)
     recorder: MaskRecorder = llm.collective_rpc(lambda worker: MaskRecorder(worker.model_runner))[0]
@@ -259,8 +259,8 @@ def replace_kernels_once() -> None:
 
 
 def judge_guesses_on_cpu() -> None:
-    """Where guessed tokens are judged on a CPU, 0.32 writes the temperature, top-k and top-p of each of them into a copy, and
-    reads memory that nothing was written to; and it fails in a step that has none."""
+    """Replace functions of the sampler that fail where guessed tokens are judged on a CPU: 0.32 writes the temperature, top-k
+    and top-p of each into a copy, reads memory that nothing was written to, and fails in a step without guesses."""
     from vllm.v1.sample import rejection_sampler
 
     def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> torch.Tensor:
@@ -327,7 +327,7 @@ def without_weights(parameters: Set[str], reported: Set[str]) -> set[str]:
 
 
 def keeps_checkpoint_form(quant_method: Any) -> bool:
-    """Whether, on CUDA, this method of a layer leaves its weights as they were loaded, and keeps nothing made from them.
+    """Return whether, on CUDA, a layer's method leaves its weights as they were loaded, and keeps nothing made from them.
 
     Read in the sources of 0.26 and 0.32. Of the kernels for experts only Triton's take them as they are.
     """

@@ -28,7 +28,7 @@ from rlcore_vllm.ranks.loading import Loader
 
 BACKEND = "rlcore"
 _COLUMNS = ("names", "shapes", "dtypes", "kept", "lora")
-"""What of a manifest is the same in each refit."""
+"""Keys of a manifest that are the same in each refit."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ConnectInfo(WeightTransferInitInfo):
 
     channel: str
     options: dict[str, Any]
-    """What the channel's Receiver is made with."""
+    """The options of the channel's Receiver."""
 
 
 @dataclass
@@ -67,13 +67,13 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         """Copies of A and B that the refit has brought, until they are put in place."""
         self._specs: dict[str, TensorSpec] = {}
         self._known: tuple[list[Any], tuple[TensorSpec, ...]] | None = None
-        """What was announced last, as it came, and its specs, once they have been compared with the model."""
+        """The last announcement, as it came, and its specs, once they have been compared with the model."""
         self._digests: dict[str, int] = {}
         self._shard_digest: int | None = None
         self.received_bytes = 0
-        """What the last sharded refit has brought this rank."""
+        """Bytes that the last sharded refit brought this rank."""
         self._told: dict[tuple[TensorSpec, ...], dict[str, list[ShardSlice]]] = {}
-        """What the sender knows of what this rank reads."""
+        """The parts that this rank has told the sender that it reads."""
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:
         self._disconnect()

@@ -85,7 +85,7 @@ class Followers:
             self._sender.end()
 
     def _update(self, address: str) -> str | None:
-        """Why one follower could not be brought to the weights, or None."""
+        """Bring one follower to the weights; returns why that failed, or None."""
         assert self._manifest is not None
         # A follower's URL is its own address, so no proxy of the environment applies. The machine's certificates do.
         timeout, certificates = self._config.refit_timeout_s, ssl.create_default_context()
@@ -161,7 +161,7 @@ class _Server:
             raise RefitError("it did not drop its caches. It stays paused until a refit succeeds")
 
     def label(self, weight_version: int) -> None:
-        """What GET /weight_info says, where this version of vLLM has it."""
+        """Set the version that GET /weight_info shows, where this version of vLLM has it."""
         try:
             self.post("/update_weight_version", {"new_version": str(weight_version)})
         except _NotFoundError:

@@ -13,8 +13,7 @@ PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
 
 STICKINESS = 0.125
-"""How much more an engine may have to do than another one, as a share of that, and still be given a conversation that it has
-had."""
+"""Surplus of work, as a share of another engine's, with which an engine is still given a conversation that it has had."""
 
 
 def dispatch(

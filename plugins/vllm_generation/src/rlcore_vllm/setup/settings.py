@@ -1,4 +1,4 @@
-"""What one engine is started with: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
+"""The settings of one engine: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from rlcore_vllm.setup.speculation import num_guessed, speculative_arguments
 
 GIB = 2**30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for the largest rank; adapters of a smaller one are filled up with zeros."""
+"""The largest ranks that vLLM takes; adapters of a smaller one are filled up with zeros."""
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
 more after it divides them by the temperature."""
@@ -147,15 +147,15 @@ def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
 
 
 def invariant_arguments(config: VllmConfig, *, eager: bool) -> dict[str, Any]:
-    """What makes an engine compute by kernels that the trainer can compute by; nothing where it need not."""
+    """Return the arguments that make an engine compute by the trainer's kernels; nothing where it need not."""
     if not config.batch_invariant:
         return {}
     return {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
 
 
 def image_arguments(model: ModelSpec) -> dict[str, Any]:
-    """What vLLM needs for a model that reads images, by its config.json here or, of a model on the Hub, where the driver has
-    fetched it; nothing for any other model."""
+    """Return the arguments for a model that reads images, by its config.json, local or fetched by the driver; nothing for
+    others."""
     file = _config_file(model)
     content = None if file is None else read_object(file)
     if not isinstance(content, dict) or not reads_images(content):
@@ -186,7 +186,7 @@ def _config_file(model: ModelSpec) -> Path | None:
 
 
 def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
-    """What makes vLLM leave room for one set of adapters beside the layers that have one, and no others."""
+    """Return the arguments that make vLLM leave room for one set of adapters beside the layers that have one, and no others."""
     import torch
 
     from rlcore_torchkit.adapters.lora import linear_layers_of
@@ -202,7 +202,8 @@ def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
 
 
 def _names_graphs(config: VllmConfig) -> bool:
-    """Whether the section's own table says for which batches graphs are captured, beside which vLLM takes no other sizes."""
+    """Return whether the section's own table names the batches that graphs are captured for, beside which vLLM takes no other
+    sizes."""
     compilation = config.engine.get("compilation_config")
     tables = (config.engine, compilation if isinstance(compilation, Mapping) else {})
     return any(not GRAPH_SIZES.isdisjoint(table) for table in tables)
@@ -258,7 +259,7 @@ def keeps_copies(context: GeneratorContext | CheckContext) -> bool:
 
 
 def copies_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float | None:
-    """What copies of weights have of the smallest device of engines; None where that or the model is not known here."""
+    """Return the share of copies of weights on the engines' smallest device; None where that or the model is not known here."""
     memories, file = device_memories() or [], _config_file(context.model)
     devices = (0,) if config.devices is None else config.devices
     content = None if file is None else read_object(file)
