@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from rlcore.spi import CheckpointError, RankInfo
 from rlcore_fsdp2.adapters import trained
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
+from rlcore_fsdp2.sharding import LocalShard, is_first_copy, local, send_copies
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes

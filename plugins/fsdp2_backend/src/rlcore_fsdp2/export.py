@@ -16,7 +16,7 @@ from rlcore_fsdp2.sharding import local
 from rlcore_fsdp2.shards import Parts
 from rlcore_torchkit.adapters.lora import merged
 from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, is_adapter
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
 

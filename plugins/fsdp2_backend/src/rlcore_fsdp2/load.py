@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
+from rlcore_fsdp2.sharding import LocalShard, is_first_copy, local, send_copies
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.distributed.agreement import together

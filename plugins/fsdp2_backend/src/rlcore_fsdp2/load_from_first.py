@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.spi import ModelSpec
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import LocalShard, local
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.models import load_model

@@ -6,8 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import LocalShard, local
 from rlcore_torchkit.refit.shard_sender import ReadParts
 
 

@@ -23,10 +23,10 @@ from rlcore_megatron.layouts import parallel
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.layout_check import family_option_problems, layout_problems, reference_layout_problems
 from rlcore_megatron.modules import auxiliary_loss
-from rlcore_megatron.modules.float8_copies import drop_float8_copies
 from rlcore_megatron.modules.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.modules.model_config import transformer_config
 from rlcore_megatron.modules.routing_replay import attach
+from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
@@ -37,7 +37,7 @@ from rlcore_megatron.weights.adapters import as_begun
 from rlcore_megatron.weights.adapters import attach as attach_adapters
 from rlcore_megatron.weights.export import Exporter, one_after_the_other, shard
 from rlcore_torchkit.adapters.lora import Dropout
-from rlcore_torchkit.adapters.lora_reference import load_reference, save_reference
+from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
 from rlcore_torchkit.distributed.device import use_device
 from rlcore_torchkit.distributed.residency import reserved_bytes
 from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES

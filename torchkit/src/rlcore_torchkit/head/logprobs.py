@@ -16,8 +16,7 @@ from rlcore.spi.arrays import Int64Array
 from rlcore.spi.errors import ContractError
 from rlcore.spi.images import Images
 from rlcore_torchkit.head.onednn import linear
-from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
-from rlcore_torchkit.head.soft_cap import cap_slopes
+from rlcore_torchkit.head.sampling_mask import KeptTokens, cap_slopes, head_logits
 from rlcore_torchkit.head.softmax_chunks import (
     Upstream,
     WeightGradient,

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore_torchkit.head.logprobs import EntropyMode, head_states
-from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
-from rlcore_torchkit.head.soft_cap import cap_slopes
+from rlcore_torchkit.head.sampling_mask import KeptTokens, cap_slopes, head_logits
 from rlcore_torchkit.head.softmax_chunks import (
     Upstream,
     WeightGradient,

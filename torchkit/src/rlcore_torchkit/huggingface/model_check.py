@@ -11,10 +11,10 @@ from rlcore.schema.homes import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
+from rlcore_torchkit.architectures.architecture import tensor_shapes
 from rlcore_torchkit.architectures.decoders import described_family
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
 from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems, loading_problems
 from rlcore_torchkit.huggingface.safetensors_files import unknown_tensors
 

@@ -12,7 +12,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Count, Positive
 from rlcore.spi import Problem
 from rlcore_megatron.families.family import NO_BIASES, REMEDY, SILU, MegatronFamily, well_formed
-from rlcore_megatron.families.latent_weights import LatentWeightTable
+from rlcore_megatron.families.weight_table import LatentWeightTable
 from rlcore_torchkit.architectures.modules import ModuleNames
 
 DEFAULTS: Mapping[str, Any] = {

@@ -6,7 +6,7 @@ from itertools import product
 from attrs import evolve
 
 from rlcore.spi import PlanContext, PlanOption
-from rlcore_megatron.families.registry import FAMILIES
+from rlcore_megatron.families.models import FAMILIES
 from rlcore_megatron.layouts.auto_layout import candidate_sizes, choose
 from rlcore_megatron.layouts.float8_share import weight_gradients_are_narrow, wide_layers
 from rlcore_megatron.layouts.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems

@@ -20,8 +20,7 @@ from rlcore_megatron.families.models import architecture_of, dims_of, standard_c
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.modules import latent_attention
 from rlcore_megatron.modules.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
-from rlcore_megatron.modules.auxiliary_loss import PolicyRouter
-from rlcore_megatron.modules.bias_corrected_router import BiasCorrectedRouter
+from rlcore_megatron.modules.auxiliary_loss import BiasCorrectedRouter, PolicyRouter
 from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
 from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.modules.multi_token_head import MultiTokenHead, logprobs_ahead

@@ -15,10 +15,9 @@ from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.families.weight_source import HfTensor, Source
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.parallel import Groups
-from rlcore_megatron.weights.exported import Exported
 from rlcore_megatron.weights.parameter_rows import row_ranges, rows_per_group, tensor_rank_and_size
-from rlcore_megatron.weights.shards import Part, parts_of, reader
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_megatron.weights.shards import Exported, Part, parts_of, reader
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
 Collective = Generator[dist.Work | None, None, list[Tensor]]
