@@ -44,8 +44,7 @@ class Adapters:
 
     @classmethod
     def attach(cls, model: Any, context: TrainerContext, layout: ParallelLayout | None) -> "Adapters":
-        """Freeze a whole model, which may be on the meta device, and give it adapters without values. ConfigError where it has
-        no layer that is a target."""
+        """Freeze a whole model and give it adapters without values. ConfigError where it has no layer that is a target."""
         assert context.lora is not None
         found = linear_layers_of(model)
         problems = list(target_problems(found, context.lora))

@@ -27,8 +27,8 @@ _EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 
 @torch.no_grad()
 def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
-    """Give a causal language model, or one with a head of values, on device "meta", already divided and sharded, its values,
-    together with all other ranks.
+    """Load the values of a causal language model, or one with a head of values, which is on device "meta" and divided. A
+    collective.
 
     Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
     the same on every rank, where a rank cannot read a file, and where tensors of the architecture are missing or have another
@@ -49,8 +49,7 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
 
 
 def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters_on: torch.device) -> bool:
-    """Room for this rank's parts, and buffers with their values, which depend on the config alone and are in no file; returns
-    whether the head's weight is the embedding's."""
+    """Allocate this rank's parts, and buffers with their values; returns whether the head's weight is the embedding's."""
     others = [name for name, _ in model.named_buffers() if not name.startswith(f"{modules.rotary}.")]
     if others:
         raise ContractError(f"found the buffer {others[0]}; expected those of rotary embeddings alone")

@@ -42,8 +42,7 @@ class Parts(Generic[ExportedT]):
         return [self._blocks.get(name, whole[name]) for name in self._owners]
 
     def reader(self, gathered: Callable[[ExportedT], Mapping[str, Tensor]]) -> ReadParts:
-        """`gathered` makes all tensors of one parameter; of those the last parameter's are kept, which the next window may
-        begin with."""
+        """Return a reader; `gathered` makes all tensors of one parameter, the last of which is kept for the next window."""
         last: tuple[str, Mapping[str, Tensor]] = "", {}
 
         def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:

@@ -106,8 +106,8 @@ class Dispatch:
         width: int = WIDTH,
         groups: Int64Array | None = None,
     ) -> "Dispatch":
-        """Some of the batch's sequences, balanced by attention work, for a model of hidden size `width`; with `groups` as of
-        `plan_ranks`, whole groups of them."""
+        """Divide some of a batch's sequences, balanced by attention work for hidden size `width`; with `groups`, whole
+        groups."""
         lengths = batch.lengths[sequences]
         plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=max_tokens, width=width, groups=groups)
         parts = np.arange(len(sequences) + 1) if groups is None else groups

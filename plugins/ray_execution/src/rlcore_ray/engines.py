@@ -68,8 +68,8 @@ class Engines:
             return len(self._out) < len(self.hosts)
 
     def go_on(self, rank: int, error: BaseException, what: str) -> None:
-        """The others go on without the engine that `take_out` has named, for which `what` says more. EngineLimitError, and no
-        rank can be used any more, where it has failed too often."""
+        """Go on without the engine that `take_out` has named; `what` is for the message. EngineLimitError, and no rank can be
+        used any more, where it has failed too often."""
         cluster, now, worker = self.calls.cluster, time.monotonic(), self.calls.workers[rank]
         limit, window_s = cluster.max_engine_restarts, cluster.engine_restart_window_s
         with self._lock:
@@ -107,8 +107,8 @@ class Engines:
         return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
 
     def moved(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
-        """The outcomes of moving what engines hold, without those of engines that are out, or that died in it and are so from
-        now on. All of them where something else has gone wrong too."""
+        """Return the outcomes of moving engines without those of engines that are out or died in it. All of them where
+        something else has gone wrong too."""
         failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
         # What lacked memory in it is neither here nor there, and nobody has started it anew.
         are_deaths = all(isinstance(error, WorkerError) for error in failed.values())

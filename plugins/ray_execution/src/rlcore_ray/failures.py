@@ -47,8 +47,8 @@ class RemoteError:
         )
 
     def restore(self) -> BaseException:
-        """The exception again, in the driver: class, message, attributes and notes. No constructor is called. Of a class that
-        the driver does not have, it is one of the nearest base: an error that workers raise is not one that workers died of."""
+        """Return the exception again, in the driver, with its attributes and notes; no constructor is called. A class that the
+        driver lacks becomes its nearest base."""
         for pickled in self.pickled_classes:
             with contextlib.suppress(Exception):
                 cls: type[BaseException] = pickle.loads(pickled)

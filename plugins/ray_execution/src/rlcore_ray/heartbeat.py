@@ -17,8 +17,7 @@ SILENT_S = 15.0
 
 @define(eq=False)
 class SilentRanks:
-    """The ranks of a pool that answer nothing: each is told once, whichever of the calls that wait for it sees that first. From
-    any thread."""
+    """The ranks of a pool that answer nothing. Each is reported once, by the first call that notices. From any thread."""
 
     name: Callable[[int], str]
     """Returns a rank's name in messages."""

@@ -18,8 +18,8 @@ MAX_CONVERSATIONS = 2**17
 
 
 class RequestRouter:
-    """Gives each prompt, with all its samples, to the host with the least work under way, or to the one that has had its
-    conversation, unless that has clearly more to do.
+    """Routes each prompt, with all its samples, to the least loaded host, or to that of its conversation unless it has clearly
+    more.
 
     Work is counted in tokens at the samples' limits, for how long they will be is not known. Of a request, prompts of more work
     are dealt first. Samples are numbered in the order of being dealt. A host is dealt to from `join` on until `leave`.
@@ -41,8 +41,8 @@ class RequestRouter:
             self._joined.add(host)
 
     def leave(self, host: int) -> list[NumberedRequest]:
-        """Deal to a host no longer. What it had under way, which is so no more: whole prompts together, the samples of others
-        each with a prompt of its own."""
+        """Route nothing more to a host. Returns its unfinished work: whole prompts, and samples of others each with its own
+        prompt."""
         with self._lock:
             self._joined.discard(host)
             under_way, self._under_way[host], self._work[host] = self._under_way[host], {}, 0
@@ -89,8 +89,7 @@ class RequestRouter:
         return bool(self._under_way[host])
 
     def _host_for(self, talks: Sequence[int], work: int, totals: Mapping[int, int], idlest: int) -> int:
-        """The host of a prompt whose samples belong to these conversations, by the work that each host will have, of which
-        `idlest` will have the least."""
+        """Return the host of a prompt of these conversations, by each host's work to come, of which `idlest` has the least."""
         least = totals[idlest]
         host = self._places.get(talks[0]) if talks and talks[0] >= 0 else None
         if host is None or host not in totals or totals[host] > least + least * STICKINESS + work:

@@ -62,8 +62,8 @@ class Engine:
         key: str,
         on_sample: Callable[[Any], None] | None = None,
     ) -> Any:
-        """A method of `host.Host`. `timeout_s` bounds the time until the next answer, which `key` of the recipe's section says:
-        after it the process is ended. An interrupted `generate` is aborted."""
+        """Call a method of `host.Host`. `timeout_s`, the recipe's `key`, bounds the time until the next answer, after which the
+        process is ended. An interrupted `generate` is aborted."""
         number = next(self._numbers)
         with self._lock:
             if self._is_over:

@@ -143,8 +143,8 @@ class TransformersBackend:
 
     @contextmanager
     def _generation(self, weight_version: int) -> Iterator[Generation]:
-        """The requests of one call. It has the cache to itself, and one that was interrupted or failed gives none back: what it
-        left there may not be finite."""
+        """Run the requests of one call with the cache. A call that fails gives none back, since it may hold what is not
+        finite."""
         cache, self._cache = self._cache, None
         with torch.inference_mode():
             generation = Generation(

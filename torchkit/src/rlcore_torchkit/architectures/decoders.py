@@ -36,8 +36,7 @@ _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def described_family(config: Mapping[str, Any], path: str = "") -> Architecture | None:
-    """The family that describes all of the model with this config.json, whatever it ends in; None where the model trains
-    through its own class."""
+    """Return the family of the model with this config.json, whatever it ends in; None where it trains through its own class."""
     family = find_architecture(config, path)
     return None if isinstance(family, Problem) or any(family.problems(config, path, "value")) else family
 
@@ -112,8 +111,8 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
 
 
 def layers_of(model: Any) -> Any:
-    """The decoder layers of a transformers causal language model, in their order: the outermost ModuleList with as many modules
-    as config.json says that there are layers. ModelError where there is none."""
+    """Return the decoder layers of a transformers model in order: the outermost ModuleList of the length that config.json
+    names. ModelError where there is none."""
     family = described_family(model.config.to_dict())
     if family is not None:
         return family.modules.layers_of(model)

@@ -65,8 +65,8 @@ class HostCopy:
         """Bytes of the blocks that hold something, counted from the first one's start."""
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the bytes of `tensors` to the host and free their device memory. Where the host has no room for all of them,
-        which is told by torch's error, all stay where they are."""
+        """Copy the bytes of `tensors` to the host and free their device memory. Where the host lacks room, all stay where they
+        are."""
         sources = [(storage, _bytes_of(storage)) for storage in storages(tensors) if storage.nbytes()]
         end = self._used
         for _, source in sources:
@@ -174,8 +174,7 @@ class Residency:
     def move(
         self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor], scratch: Sequence[Tensor] = ()
     ) -> None:
-        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused, and
-        `scratch`, until `restore_scratch`."""
+        """Free before filling, so that the two never need room at once; also what the allocator holds unused, and `scratch`."""
         self.last_request = request
         if not self.moves:
             return

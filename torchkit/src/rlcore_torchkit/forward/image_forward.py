@@ -126,8 +126,7 @@ def _placed(base: Any, places: Tensor) -> Iterator[None]:
 
 
 def _nothing(model: Any) -> Tensor | float:
-    """Zero, by way of every parameter of the vision tower that trains: ranks reduce the same gradients, also one whose
-    microbatch has no image."""
+    """Return zero with a gradient for every trained parameter of the vision tower: all ranks then reduce the same gradients."""
     trained = [p for name, p in model.named_parameters() if is_vision(name) and p.requires_grad]
     if not (torch.is_grad_enabled() and trained):
         return 0.0

@@ -79,8 +79,8 @@ class ShardEnd:
         self._group = ProcessShardGroup(route, rank, world_size, device, plan, self._sharing())
 
     def in_step(self, version: int) -> Set[int]:
-        """The ranks to send to or receive from that keep the same version as this one, to which changes alone can go. They all
-        call it, before the first window of a refit by changes; NOTHING stands for a rank that keeps none."""
+        """Return the peers that keep the same version as this rank: changes alone can go to them. A collective before the first
+        window; NOTHING stands for a rank that keeps none."""
         told = torch.tensor([version], device=self._device)
         heard = {peer: torch.empty_like(told) for peer in self._peers()}
         if heard:
@@ -181,8 +181,8 @@ def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSp
 def _divided(
     layout: Sequence[Sequence[ShardSlice]], number_of: Mapping[str, int], num_runs: int
 ) -> list[list[list[ShardSlice]]]:
-    """The parts of each rank, window by window, in one list for all ranks with the same parts; those of an unknown tensor stand
-    in the first, whose plan names them."""
+    """Return the parts of each rank, window by window, in one list for ranks with the same parts. Unknown tensors are in the
+    first."""
     firsts = first_alike(layout)
     divided: dict[int, list[list[ShardSlice]]] = {}
     for rank in dict.fromkeys(firsts):

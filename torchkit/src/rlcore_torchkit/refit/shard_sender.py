@@ -82,8 +82,8 @@ class ShardSender:
     def export(
         self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[ShardSlice], read: ReadParts
     ) -> WeightExport:
-        """Every rank of the trainer calls it, with the boxes that it holds. These are sent to the others where one of them has
-        changed: a rank may hold others in another refit, as of adapters alone."""
+        """Export the boxes that this rank holds; a collective of the trainer. Boxes travel to the other ranks where one has
+        changed."""
         held = self._layouts.by_all(tuple(own))
         shards = ShardExport(held=held, max_bucket_bytes=request.max_bucket_bytes, delta=request.delta)
         buckets = self._send(request.weight_version, shards, specs, read)
@@ -130,7 +130,7 @@ class ShardSender:
         yield from ()
 
     def _kept_of(self, shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardCache | None:
-        """The copies of such an export, empty the first time; those of another are given up. None where changes are not asked
+        """Return the copies of such an export, empty the first time, and drop those of others. None where changes are not asked
         for."""
         if shards.delta == "off":
             self._kept = None
@@ -199,8 +199,7 @@ class ShardSender:
         return end
 
     def _leave_others(self, meeting: Meeting, specs: tuple[TensorSpec, ...]) -> None:
-        """Close the ends by stores that are no more, those whose generators now meet in another company, and those by which
-        these tensors were sent to generators that want other parts of them now."""
+        """Close ends whose stores are gone, whose generators now meet others, or which other parts of these tensors replace."""
         addresses = {address for address, _ in meeting}
         for other in [*self._ends]:
             is_lost = not addresses.issuperset(address for address, _ in other)

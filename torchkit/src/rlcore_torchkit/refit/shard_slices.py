@@ -58,8 +58,8 @@ def with_rest(specs: Sequence[TensorSpec], wanted: Sequence[Sequence[ShardSlice]
 
 
 def joined(boxes: Iterable[ShardSlice]) -> list[ShardSlice]:
-    """As few parts of one tensor, of which no two have an element in common, as hold all of these; what lies between two that
-    overlap is in them."""
+    """Return the fewest parts of one tensor, without common elements, that hold all of these and what lies between two that
+    overlap."""
     found = list[ShardSlice]()
     for each in sorted(set(boxes)):
         box = each

@@ -78,8 +78,8 @@ class Bucket:
         )
 
     def weighed(self, digest: int, receiver: int) -> int:
-        """The digest by an odd factor of the bucket's and the receiver's own, so that sums tell buckets that have changed
-        places, and a receiver's from another's."""
+        """Multiply the digest by an odd factor of bucket and receiver, so that sums differ where buckets or receivers are
+        exchanged."""
         return digest * (2 * hash((self.sender, self.receivers, receiver, self.number)) + 1) % 2**64
 
     def _share(self, num_bytes: int) -> int:

@@ -36,8 +36,7 @@ class StepStats:
 
 
 def check_state(hook: str, found: int, held: int, *, failed_midway: bool) -> None:
-    """Raise ContractError unless a request names the version `held`, which a handle cannot know of a fresh trainer, and no
-    earlier train_step left gradients of a part of its microbatches behind."""
+    """Raise ContractError unless a request names the version `held`, and no earlier train_step left gradients behind."""
     if found != held:
         raise ContractError(f"{hook}: found weight_version {found}; expected {held}, the one held")
     if failed_midway:

@@ -78,8 +78,7 @@ def read(directory: Path, tensors: Sequence[ShardedTensor], metadata: Metadata) 
 
 
 class _Reader(FileSystemReader):
-    """Reads the tensors of a checkpoint whose description is known: each rank that opens it for itself costs the storage one
-    more read of a file that grows with the ranks, and runs what the pickle says.
+    """Reads the tensors of a checkpoint of a known description, which rank 0 alone has read without running its pickle.
 
     Of a stored tensor that it needs a part of, it reads from that part's first element to its last. torch reads all of it, and
     so would each of the ranks that share a tensor, where another layout has written it whole.

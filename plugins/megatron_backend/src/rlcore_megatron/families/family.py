@@ -116,7 +116,6 @@ class MegatronFamily(Architecture):
 
 
 def well_formed(config: Mapping[str, Any], types: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a family's own keys to derive others from: the default where config.json has none or a malformed one, which
-    `malformed_values` tells."""
+    """Return the values of a family's own keys to derive others from, with defaults for missing and malformed ones."""
     bad = {problem.path.partition(".")[0] for problem in value_problems(config, types)}
     return {key: value if key in bad or config.get(key) is None else config[key] for key, value in defaults.items()}

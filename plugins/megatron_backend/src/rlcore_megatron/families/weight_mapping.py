@@ -64,8 +64,8 @@ class Names:
 
     @classmethod
     def of_multi_token_head(cls, hf: Any) -> "Names":
-        """The names of the head that predicts the token after the next, of a model that has one, with the copies of embedding
-        and output layer that files have beside it."""
+        """Return the names of the multi-token head of a model that has one, with the copies of embedding and output layer in
+        its files."""
         family, dims = architecture_of(hf), dims_of(hf)
         sources = list(family.table(family, dims).multi_token_head())
         return cls(
@@ -124,7 +124,7 @@ def _by_layer(sources: Sequence[Source]) -> Iterator[list[Source]]:
 
 
 def _hugging_face_order(layer: Sequence[Source], family: MegatronFamily) -> list[HfTensor]:
-    """Queries before keys, with their biases, unless attention is listed in order; all experts' gates before their other
+    """Sort queries before keys, with their biases, unless attention is listed in order; all experts' gates before other
     columns."""
     modules = family.modules
     attention = (modules.query, modules.key, modules.value, modules.output, modules.query_norm, modules.key_norm)

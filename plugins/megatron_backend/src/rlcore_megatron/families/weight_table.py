@@ -37,8 +37,8 @@ class WeightTable:
             yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, tp_dim=0))
 
     def multi_token_head(self) -> Iterator[Source]:
-        """The sources of the head that predicts the token after the next: in the files it is one layer more, with copies of the
-        embedding and the output layer."""
+        """Yield the sources of the multi-token head: in the files it is one layer more, with copies of embedding and output
+        layer."""
         dims, modules, layer = self.dims, self.family.modules, self.dims.num_layers
         for source in (*self.attention(layer), *self.experts(layer), *self.norms(layer)):
             within = source.parameter.removeprefix(f"decoder.layers.{layer}.")

@@ -199,8 +199,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 class BiasCorrectedRouter(PolicyRouter):
-    """Megatron's own bias is a buffer that it moves in every step. This one is float32 [experts], a parameter of the model like
-    others but for gradients, and stays as it is read: a model's answers must not depend on the batches of its past."""
+    """A router whose bias for choosing experts, float32 [experts], is a parameter that no step moves. Megatron's own is a
+    buffer that it moves in every step, which would make answers depend on past batches."""
 
     def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
         super().__init__(config, pg_collection)

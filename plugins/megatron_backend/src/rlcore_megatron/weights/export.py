@@ -169,8 +169,8 @@ class Exporter:
         return flat
 
     def _find_parameters(self) -> dict[tuple[int, str], _Held]:
-        """The parameters that this rank holds: to look each up by its path, and to work out its rows, takes longer than all
-        that is then done with one of many small experts."""
+        """Return this rank's parameters, found once: to look each up for every tensor would cost more than copying a small
+        expert."""
         found: dict[tuple[int, str], _Held] = {}
         for item in self._items:
             if item.parameter is not None and item.parameter not in found:

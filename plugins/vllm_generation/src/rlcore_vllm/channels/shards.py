@@ -55,8 +55,8 @@ class Route:
         self._planned: set[str] = set()
 
     def to(self, specs: tuple[TensorSpec, ...], told: Sequence[Needs | None]) -> ShardRoute:
-        """To every rank the parts that it needs, None where they are those of the last such refit; to one of them what
-        none needs. Another route where that has changed."""
+        """Return the route to every rank for the parts that each needs, None standing for those of the last such refit; one
+        rank also takes what none needs. The route changes where the parts do."""
         known, last = self._routes.get(specs, ([{} for _ in self.ranks], None))
         needs = [before if now is None else now for before, now in zip(known, told, strict=True)]
         if last is not None and needs == known:

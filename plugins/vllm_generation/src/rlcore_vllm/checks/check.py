@@ -30,8 +30,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 FLOAT8_CAPABILITY = (8, 9)
 """The lowest compute capability of CUDA devices that multiply float8."""
 LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
-"""Models, by model_type, whose experts and sinks vLLM's loader copies into parameters itself. Its layerwise reload, which
-brings weights to kernels that hold them in another form, then sees nothing come."""
+"""Models, by model_type, whose experts and sinks vLLM's loader copies past its layerwise reload, which then sees nothing
+come."""
 LATENT_SIZES = (320, 512, 576)
 """Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
 CPU_LATENT_SIZES = (576,)

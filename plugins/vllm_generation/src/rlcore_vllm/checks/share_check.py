@@ -60,8 +60,8 @@ def _reasons(context: CheckContext, config: VllmConfig) -> Iterator[str]:
 def memory_problems(
     dims: ModelDims, context: CheckContext, config: VllmConfig, memories: Sequence[int] | None
 ) -> Iterator[Problem]:
-    """A model, or one sequence of its KV cache, that does not fit what the section gives an engine. Only a lower bound is
-    known here: vLLM measures activations when it starts."""
+    """Refuse a model, or one sequence of its KV cache, that an engine's share cannot hold. Activations are left out here: vLLM
+    measures them when it starts."""
     if "cpu_offload_gb" in config.engine:
         return  # the sizes are then others, and the section's keys not what decides
     size, longest = _engine_size(dims, context.model.dtype, config), context.max_sequence_length

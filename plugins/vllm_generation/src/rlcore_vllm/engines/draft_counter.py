@@ -6,8 +6,8 @@ from rlcore.spi import DraftCounts
 
 
 class DraftCounter:
-    """Hears from vLLM's scheduler of each guess that was judged, in the place of vLLM's SpecDecodingStats: it keeps these only
-    together with statistics for a log and for Prometheus."""
+    """Counts the guesses that vLLM's scheduler judges, in the place of SpecDecodingStats, which vLLM keeps for its log
+    alone."""
 
     def __init__(self, scheduler: Any) -> None:
         self._found = DraftCounts()

@@ -139,8 +139,8 @@ class RunningEngine:
             torch.cuda.empty_cache()
 
     def _collect(self) -> None:
-        """Free what is left of it: vLLM's parts refer to each other, and some still hold memory of its allocator. What the host
-        keeps from such searches vLLM has given back to them."""
+        """Free what is left of the engine, whose parts refer to each other, and keep what the host kept from garbage
+        collection."""
         gc.collect()
         if self._host_was_frozen:
             gc.freeze()
@@ -195,8 +195,7 @@ def _clean_up() -> None:
 
 @contextlib.contextmanager
 def _without_collections(settings: EngineSettings) -> Iterator[None]:
-    """On a CPU, let vLLM's calls of gc.collect do nothing: it looks through all that it has imported five times while an engine
-    starts and three times while it ends, half a second each. What is left is collected once, after the end."""
+    """On a CPU, disable vLLM's calls of gc.collect, eight an engine of half a second each. One collection follows the end."""
     if settings.device != "cpu" or settings.tensor_parallel > 1:  # ranks are forked, and would never collect
         yield
         return

@@ -25,8 +25,8 @@ def image_features(llm: Any, request_id: str, prompt: Sequence[int], files: Sequ
 
 
 def one_placeholder_each(prompt: Sequence[int], token: int, num_images: int) -> list[int]:
-    """The prompt with one placeholder in place of each of its first `num_images` rows of them; what the policy has said behind
-    these stays."""
+    """Return the prompt with one placeholder for each of its first `num_images` rows of placeholders; later ones are the
+    policy's."""
     shown: list[int] = []
     num_rows, last = 0, None
     for current in prompt:

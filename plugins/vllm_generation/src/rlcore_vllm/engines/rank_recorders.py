@@ -57,8 +57,8 @@ class RankRecorders:
 
 
 class RankCalls:
-    """Calls from the engine to the recorders of one rank. What needs no answer is kept, and told in one call before the next
-    step or with the next order that has an answer."""
+    """Calls from the engine to the recorders of one rank. Orders without an answer wait for the next step or the next order
+    with one."""
 
     def __init__(self, executor: Any) -> None:
         """`executor` is vLLM's, of several processes."""

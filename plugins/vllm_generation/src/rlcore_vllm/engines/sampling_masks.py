@@ -23,8 +23,8 @@ def truncates(sampling: SamplingParams) -> bool:
 
 
 class MaskRecorder:
-    """The kept tokens of requests that are expected, by the position of the token that was sampled among them. A request that
-    vLLM takes off the device and computes anew samples no position twice that counts: the last one noted does."""
+    """Records the kept tokens of expected requests by the position of the sampled token. Of a position that a preempted request
+    samples again, the last record counts."""
 
     def __init__(self, runner: Any) -> None:
         """Watch the sampler of a worker's model runner."""

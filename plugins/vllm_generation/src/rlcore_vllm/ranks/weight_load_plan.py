@@ -131,8 +131,8 @@ class WeightLoadPlan:
         self._made: set[str] = set()
         """Parameters to which loaders wrote what was no tensor's part, or that they read."""
         self._reported: set[str] | None = set()
-        """Parameters that loaders report though nothing was copied there, such as a head's on a rank that has none of its
-        rows; None where they report nothing at all."""
+        """Parameters that loaders report without a copy, such as a head's on a rank without rows; None where they report
+        nothing."""
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._earlier_plans: dict[tuple[str, ...], _Plan] = {}
         """By the names in a bucket, from the load before; `_plans` are from this load. Older ones are dropped."""
@@ -152,8 +152,8 @@ class WeightLoadPlan:
         return self._known(name, tensor.shape, tensor.dtype) is not None and tensor.is_contiguous()
 
     def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[ShardSlice]]:
-        """The parts that are copied of each tensor that can be loaded without the loaders, maybe none; of all others, which
-        are not among the keys, the whole is needed."""
+        """Return the copied parts of each tensor that the plan can load, maybe none; of others, which have no key, the whole is
+        needed."""
         found = dict[str, list[ShardSlice]]()
         for spec in specs:
             noted = self._known(spec.name, torch.Size(spec.shape), getattr(torch, spec.dtype))
@@ -163,8 +163,8 @@ class WeightLoadPlan:
         return found
 
     def load(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
-        """Copy what earlier loads have shown how to copy, and leave the rest to the model's loaders, which show it. Returns the
-        names of the parameters that have got something, or None where the loaders report none."""
+        """Copy by the plan, and let the model's loaders load the rest, which extends the plan. Returns the names of the
+        parameters that have got something, or None where the loaders report none."""
         names: set[str] | None
         names, others = self._load_known(weights)
         if others:
@@ -301,8 +301,8 @@ class _Watch(TorchDispatchMode):
             self._make(arguments)
 
     def _make(self, tensors: Sequence[Tensor]) -> None:
-        """Loaders go on from what these hold, or fill them, also with constants: memory of weights that were discarded in a
-        sleep holds those no more."""
+        """Mark the parameters that loaders read or fill with constants: a plan cannot restore these after a sleep that discards
+        weights."""
         self._made |= {owner for tensor in tensors if tensor.numel() and (owner := self._owners.find(tensor)) is not None}
 
     def _spoil_given(self, tensors: Sequence[Tensor]) -> None:

@@ -85,8 +85,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._digests = {}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Unlike vLLM's own, without waiting for the device: the channel waits where it reuses memory, the digests before
-        a bucket is loaded, and finish_weight_update for everything."""
+        """Receive one message without waiting for the device, as vLLM's own does: channel, digests and finish_weight_update
+        wait."""
         self.receive_weights(self.parse_update_info(update_info))
 
     @torch.no_grad()
@@ -109,8 +109,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._connected().end()
 
     def needs(self) -> Needs | None:
-        """The parts that this rank reads of the tensors that are announced, each by where it starts and stops; of a tensor that
-        is not named it reads the whole. None where that is what it has told last of such tensors, since it was connected."""
+        """Return the [start, stop] of the parts that this rank reads of each announced tensor; others are read whole. None
+        where nothing has changed since it was last asked."""
         specs = self._announced().specs
         found = {} if self.loader is None else self.loader.needs(specs)
         if self._told.get(specs) == found:

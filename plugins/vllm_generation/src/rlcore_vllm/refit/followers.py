@@ -44,8 +44,7 @@ class Followers:
         return evolve(export, buckets=self._written(export))
 
     def push(self) -> None:
-        """Bring every follower to the weights that passed. One that cannot be brought there is a warning, or, if followers are
-        required, part of a RefitError."""
+        """Bring every follower to the weights. A failure is a warning, or part of a RefitError where followers are required."""
         if self._manifest is None:
             return
         try:
@@ -105,8 +104,8 @@ class Followers:
         return None
 
     def _transfer(self, server: "_Server", manifest: Manifest) -> None:
-        """Send everything and compare what each rank acknowledges. A server that was touched and not completed stays paused:
-        what it would generate came from no version at all."""
+        """Send everything and compare the acknowledgements. A server that got a part stays paused: it would generate by no
+        version."""
         try:
             server.workers("begin", manifest.to_wire())
             for bucket in self._buckets:

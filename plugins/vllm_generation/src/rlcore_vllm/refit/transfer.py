@@ -45,8 +45,7 @@ class Transfer:
         """Bytes that the last `send` took; None where the channel does not count them."""
 
     def send(self, export: spi.WeightExport, delta: spi.Delta = "off") -> dict[str, int]:
-        """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
-        acknowledged.
+        """Load the export into every engine; returns the digests that every rank of every replica has acknowledged.
 
         RefitError, naming tensors, where one is missing, unknown, repeated, of another shape or changed on the way; WorkerError
         where a replica died or did not answer in time. After either the engines hold a mixture: they have to be restarted, or

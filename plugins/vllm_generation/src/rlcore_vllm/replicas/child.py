@@ -65,8 +65,8 @@ class Child:
         return self._host is not None and self._killed_because is None and self.process.poll() is None
 
     def call(self, function: Callable[[Any], Any], what: str, timeout_s: float, key: str | None = None) -> Any:
-        """function(host), in this thread. WorkerError where the process dies, or takes too long, for which it is killed; `key`
-        of the recipe's section says how long that is."""
+        """Return function(host), called in this thread. WorkerError where the process dies or is killed after `timeout_s`,
+        which is the recipe's `key`."""
 
         try:
             with limited(timeout_s, partial(self.expire, what, timeout_s, key)):

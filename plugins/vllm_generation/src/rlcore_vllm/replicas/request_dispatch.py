@@ -19,8 +19,8 @@ STICKINESS = 0.125
 def dispatch(
     request: GenerateRequest, limits: Int64Array, busy: Sequence[int], places: Mapping[int, int] = MappingProxyType({})
 ) -> list[Samples]:
-    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample, `busy` the work that
-    each engine has already, and `places` the engines that conversations have been on.
+    """Return each engine's part of the samples; `limits` int64 [S] are their most tokens, `busy` the engines' work so far,
+    `places` the engines of conversations.
 
     Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least,
     or to that which has had its conversation, where that has little more to do.

@@ -140,8 +140,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
 
 
 def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
-    """Most tokens of a step. Left to vLLM it would be 2,048, and an engine of more sequences than that would not start. Where a
-    model drafts, vLLM leaves it one of them for each sequence."""
+    """Return the most tokens of a step, at least one for each sequence. Where a model drafts, vLLM takes one more for each."""
     drafted = config.max_num_seqs if config.has_drafter else 0
     return drafted + max(config.max_num_batched_tokens, config.max_num_seqs, longest_prompt)
 
@@ -217,11 +216,10 @@ def _overrides(config: VllmConfig) -> dict[str, Any]:
 
 
 def capture_sizes(config: VllmConfig) -> list[int]:
-    """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, and up to `max_num_seqs`
-    tokens of prompts beside them, but no more than a step may have. A batch above the largest is launched kernel by kernel:
-    with a model of experts it took 110 ms for 34. Four between a power of two and the next, as each takes 0.1 s to capture, and
-    closer ones above all sequences: while samples wait, nearly every step has one's prompt, of which little is not in the
-    cache."""
+    """Return the batch sizes, in tokens, of CUDA graphs: up to one step of all sequences, and up to `max_num_seqs` tokens of
+    prompts beside them. Larger batches are launched kernel by kernel, which took 110 ms for 34 with a model of experts. There
+    are four sizes between a power of two and the next, as each takes 0.1 s to capture, and closer ones above all sequences,
+    where most steps lie while samples wait."""
     max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
@@ -238,9 +236,9 @@ def capture_sizes(config: VllmConfig) -> list[int]:
 
 
 def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:
-    """The share of a device for all of its engines. "auto" is a number by the time that a run starts, unless nothing was there
-    to plan it by: it then depends on whether a trainer can be on the device, which the channel of refits tells, less copies of
-    weights by the device that this process sees and the model's config.json; far less where it does not find these."""
+    """Return the share of a device for all of its engines. Where nothing planned "auto", it depends on whether the channel lets
+    a trainer be on the device, and on the size of copies of weights, by the device and the model's config.json; it is far
+    smaller where these are not known."""
     if config.gpu_memory_utilization != "auto":
         return config.gpu_memory_utilization
     is_alone = context.channel is None or find_channel(context.channel).reach == "separate"
