@@ -26,10 +26,9 @@ from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan import planned_options
 from rlcore_plan.device_room import generator_room
 from rlcore_plan.lengths import response_lengths
-from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.architecture import Architecture, tensor_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
 from rlcore_vllm.checks import check
 from rlcore_vllm.checks.plan import plan as plan_vllm
 from rlcore_vllm.setup import settings

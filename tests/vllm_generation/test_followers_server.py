@@ -33,7 +33,7 @@ from rlcore.spi import (
     WeightExport,
 )
 from rlcore.testing.models import make_model
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_vllm.setup.config import VllmConfig
 
 PROMPT = [5, 6, 7, 8]

@@ -20,7 +20,7 @@ def loss_gradients(
     entropy: Float32Array | None = None,
     values: Float32Array | None = None,
 ) -> LossGradients:
-    """What `rlcore.spi.loss_gradients` returns; its arguments are the same."""
+    """Compute the result of `rlcore.spi.loss_gradients`; the arguments are the same."""
     given = {"logprobs": logprobs, "entropy": entropy, "values": values}
     has_gradient = {"logprobs": values is None, "entropy": loss.entropy == "loss", "values": True}
     tensors = {name: _tensor(name, figures, batch) for name, figures in given.items() if figures is not None}

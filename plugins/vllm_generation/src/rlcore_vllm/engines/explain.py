@@ -57,7 +57,7 @@ _KNOWN = {
 
 
 def explain(error_text: str) -> str | None:
-    """What a known error of an engine means and which key of the recipe changes it; None for any other error."""
+    """Explain a known error of an engine, with the key of the recipe that changes it; None for any other error."""
     for pattern, explanation in _KNOWN.items():
         match = re.search(pattern, error_text, re.DOTALL)
         if match is not None:
