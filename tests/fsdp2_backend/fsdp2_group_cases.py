@@ -15,8 +15,8 @@ from rank_launch import launch_rows, once, run_rows
 from torch import Tensor
 
 from rlcore.spi import RankInfo
-from rlcore.testing.models import make_model
 from rlcore_torchkit.distributed import process_group
+from rlcore_torchkit.testing.models import make_model
 
 MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases", "fsdp2_load_cases")
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")

@@ -19,13 +19,13 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LoadStateRequest, LogprobsRequest, SaveStateRequest, TokenBatch
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.gradients import held_elements
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.sharding import local, reshard
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 

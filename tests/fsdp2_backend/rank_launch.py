@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore.testing.ranks import PRELOADED, launch
+from rlcore_torchkit.testing.ranks import PRELOADED, launch
 
 __all__ = ["launch", "launch_rows", "once", "run_rows"]
 

@@ -11,8 +11,8 @@ from fsdp2_two_rank_cases import CASES, WORLD_SIZE, run_all
 from rank_launch import launch_rows
 
 from rlcore.spi import CloseRequest, ContractError, LoadStateRequest, SaveStateRequest
-from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 

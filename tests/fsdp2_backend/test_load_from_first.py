@@ -9,7 +9,7 @@ from fsdp2_decoder_cases import WORLD_SIZE, run_all
 from rank_launch import launch_rows
 from safetensors.torch import load_file, save_file
 
-from rlcore.testing.image_models import make_image_model
+from rlcore_torchkit.testing.image_models import make_image_model
 
 FAMILIES = ("gemma3_text", "glm4_moe", "gpt_oss", "qwen3_next")
 """One that ties its head, one whose checkpoints hold buffers, one with biases beside its experts, and one that keeps states."""

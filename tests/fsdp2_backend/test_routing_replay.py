@@ -9,9 +9,9 @@ from routing_reference import NUM_EXPERTS, make_mixed_model, routed_batch
 from transformers import Qwen3MoeConfig
 
 from rlcore.spi import ROUTED_EXPERTS, CheckContext, CloseRequest, ContractError, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")

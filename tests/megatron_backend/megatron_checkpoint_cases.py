@@ -19,11 +19,11 @@ from rank_launch import run_rows
 from torch import Tensor
 
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, StorageError, TrainStepResult
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_shards import shards_of
+from rlcore_torchkit.testing.models import make_model
 
 MOE, DENSE = "qwen3_moe", "qwen2"
 """Experts and norms of heads, an output layer of its own; biases, and an output layer that is the embedding."""

@@ -37,10 +37,10 @@ from routing_reference import make_mixed_model
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 

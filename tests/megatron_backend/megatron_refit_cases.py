@@ -20,9 +20,9 @@ from megatron_support import OPTIMIZER, make_backend, make_batch, split, step_re
 from vllm_refit_support import BUCKET_BYTES, CONFIG, MODEL, TOLERANCE, context_of, refit, sample
 
 from rlcore.spi import CloseRequest, ExportWeightsRequest, LogprobsRequest, RaggedTokens, TokenBatch, WeightExport
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.process import ProcessReplica
 from rlcore_vllm.replicas.replica import LocalReplica

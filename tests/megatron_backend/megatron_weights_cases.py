@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, ShardSlice, tensor_digest
-from rlcore.testing.models import make_model
 from rlcore_megatron.checkpoints import conversion
 from rlcore_megatron.checkpoints.cache_directory import OWN
 from rlcore_megatron.checkpoints.initial import load_initial
@@ -41,6 +40,7 @@ from rlcore_megatron.weights.shards import reader
 from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
 from rlcore_torchkit.refit.shard_plan import plan_pieces
 from rlcore_torchkit.refit.shard_route import whole_slice
+from rlcore_torchkit.testing.models import make_model
 
 MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen2": ("qwen2", True),

@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from rlcore.run.storage.checkpoint import LoopState, find_damage, save_checkpoint
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ScheduleSpec, StorageError
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
+from rlcore_torchkit.testing.models import make_model
 
 Results = list[dict[str, str]]
 MakeBackend = Callable[..., MegatronBackend]

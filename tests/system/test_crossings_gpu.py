@@ -7,9 +7,9 @@ import pytest
 import torch
 from attrs import frozen
 
-from rlcore.testing.models import make_model
 from rlcore_ray.config import RayConfig
 from rlcore_ray.session import ray_session
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import DIGITS, Workplace, read_metrics  # type: ignore[import-not-found]
 from .test_cluster_gpu import COMMON  # type: ignore[import-not-found]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rlcore.transformers_import import import_transformers, without_torchao
+from rlcore_torchkit.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.engines.draft_counter import DraftCounter
 from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls, RemoteLogprobs, RemoteMasks
 from rlcore_vllm.engines.recorder import LogprobRecorder, most_bytes, record
