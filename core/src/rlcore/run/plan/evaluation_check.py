@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from rlcore.config.checkpoint_evaluation import PLACEHOLDERS, SECTION, filled
 from rlcore.config.recipe import Recipe
-from rlcore.published_plugins import first_published, pip_line
-from rlcore.registry.functions import CheckpointEvaluatorEntry, only_function
+from rlcore.published_plugins import remedy_for
+from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import CHECKPOINT_EVALUATOR_GROUP, Note, Problem
+from rlcore.spi import Note, Problem
 
 
 def program_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -27,10 +27,9 @@ def program_problems(recipe: Recipe) -> Iterator[Problem]:
             expected="one that is installed",
             remedy="Install it, or name it by its whole path.",
         )
-    if only_function(CheckpointEvaluatorEntry, CHECKPOINT_EVALUATOR_GROUP) is None:
-        requirement = first_published("checkpoint_evaluator")
-        remedy = f"Run: {pip_line([requirement])}" if requirement else ""
-        yield Problem(path=SECTION, found="the section, without a checkpoint evaluator", expected="one", remedy=remedy)
+    if only_function("checkpoint_evaluator") is None:
+        found, remedy = "the section, without a checkpoint evaluator", remedy_for("checkpoint_evaluator")
+        yield Problem(path=SECTION, found=found, expected="one", remedy=remedy)
 
 
 def server_notes(plan: RunPlan) -> Iterator[Note]:
