@@ -7,9 +7,9 @@ from attrs import evolve, frozen
 
 from rlcore.config.critic import Offload
 from rlcore.gpu import device_memories
-from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line
+from rlcore.registry.provider_calls import run_planner
 from rlcore.run.plan.auto_options import AUTO, section_fields
 from rlcore.run.plan.generator_placement import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of

@@ -8,7 +8,7 @@ from attrs import evolve
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number, model_problems
-from rlcore.registry.binding import run_check, shared_kernels
+from rlcore.registry.provider_calls import run_check, shared_kernels
 from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.agent_check import agent_problems

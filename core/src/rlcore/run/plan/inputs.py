@@ -15,7 +15,7 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number
-from rlcore.registry.binding import engine_tool_parser, max_concurrent
+from rlcore.registry.provider_calls import engine_tool_parser, max_concurrent
 from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.levels import LEVEL_WINDOW, NO_LEVEL, Levels, levels_of
