@@ -1,4 +1,4 @@
-"""Checks, before the run, whether the program that evaluates checkpoints can run."""
+"""Rules of what becomes of checkpoints: whether the program that measures them can run, and the model be uploaded."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlcore.config.checkpoint_evaluation import PLACEHOLDERS, SECTION, filled
 from rlcore.config.recipe import Recipe
+from rlcore.installed import is_installed
 from rlcore.published_plugins import remedy_for
 from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
@@ -48,3 +49,23 @@ def server_notes(plan: RunPlan) -> Iterator[Note]:
             f"in {SECTION}.environment"
         )
         yield Note(path=f"{SECTION}.serve", text=text)
+
+
+def hub_problems(recipe: Recipe) -> Iterator[Problem]:
+    """The package and the token that an upload needs."""
+    key, repository = "checkpoint.push_to_hub", recipe.checkpoint.push_to_hub
+    if repository is None:
+        return
+    if not is_installed("huggingface_hub"):
+        remedy = "Run: pip install 'rlcore[hub]'"
+        yield Problem(path=key, found="the key, without the package huggingface_hub", expected="the package", remedy=remedy)
+        return
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        yield Problem(
+            path=key,
+            found=f'"{repository}", without a token of the Hub',
+            expected="one that may write there",
+            remedy="Set HF_TOKEN, or run: hf auth login",
+        )
