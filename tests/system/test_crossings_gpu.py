@@ -60,7 +60,7 @@ PPO = (
     "critic.learning_rate=0.01",
 )
 KEPT_SETS = ("rollout.top_k=8", "run.num_steps=8", "training.prompts_per_step=32")
-OFFLOAD = "residency.offload_trainer=all"
+OFFLOAD = "offload.trainer=all"
 MOE, FP8 = "qwen3_moe", "trainer.megatron.fp8=true"
 CROSSINGS = {
     "megatron tp2 to tp2": Crossing(4, (*megatron(tensor_parallel=2), *apart(4, 2), ENGINE_TP2, SHARDS)),

@@ -25,7 +25,7 @@ _KNOWN = {
     rf"Free memory on device (\S+) \(([\d.]+)/{_GIB}\) on startup is less than desired GPU memory utilization "
     rf"\(([\d.]+), {_GIB}\)": (
         "{1} of {2} GiB are free on {0}; generator.vllm.gpu_memory_utilization = {3} asks for {4} GiB. "
-        "Lower it, set residency.offload_trainer where the trainer is on that device, or end what else uses it"
+        "Lower it, set offload.trainer where the trainer is on that device, or end what else uses it"
     ),
     rf"Available memory on node \d+ \(([\d.]+)/{_GIB}\) on startup is less than desired CPU memory utilization "
     rf"\(([\d.]+), {_GIB}\)": (
@@ -39,7 +39,7 @@ _KNOWN = {
     ),
     r"OutOfMemoryError|CUDA out of memory|CUDA Error: out of memory": (
         "the device's memory ran out. Lower generator.vllm.gpu_memory_utilization where something else needs the device too, "
-        "set residency.offload_trainer where that is the trainer, lower generator.vllm.max_num_seqs or "
+        "set offload.trainer where that is the trainer, lower generator.vllm.max_num_seqs or "
         "generator.vllm.max_num_batched_tokens, or spread the model with generator.vllm.tensor_parallel"
     ),
     r"max_model_len \((\d+)\) is greater than the derived max_model_len \((\w+=[\d.]+)": (
