@@ -210,9 +210,9 @@ class Questions(ast.NodeTransformer):
         if isinstance(root, ast.Name) and isinstance(above, ast.Attribute) and root.id in sys.stdlib_module_names - self._known:
             self.modules.add(root.id)
             self._known = self._known | {root.id}
-        if isinstance(node, ast.Call) and isinstance(root, ast.Name) and root.id in _OF_OBJECTS | (_OF_CODE & self.modules):
-            if any(map(self._is_programs, _given(node))):
-                self.judges_itself = ast.unparse(node)  # answers are plain data
+        is_of_code = isinstance(root, ast.Name) and root.id in _OF_OBJECTS | (_OF_CODE & self.modules)
+        if is_of_code and isinstance(node, ast.Call) and any(map(self._is_programs, _given(node))):
+            self.judges_itself = ast.unparse(node)  # answers are plain data
         if isinstance(node, ast.expr) and self._shows_object(node):
             return self._question(node)
         if isinstance(node, ast.expr) and self._is_programs(node):
