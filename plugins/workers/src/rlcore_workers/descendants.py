@@ -1,9 +1,9 @@
 """Find and kill all descendants of a process, through their parents in /proc. Sessions of their own hide none of them.
 
 The file is a script, too: `python -I -S descendants.py PARENT COMMAND...` runs a program under a supervisor. The supervisor
-kills all descendants of the program as soon as the program or the supervisor's own parent ends. With
-`--guard MARK` in place of a command it starts none: once its parent ends, it kills what still has the mark in its environment,
-such as a program that has killed its supervisors. The script has no access to installed packages, so this file imports the standard library alone.
+kills all descendants of the program as soon as the program or the supervisor's own parent ends. With `--guard MARK` in place of
+a command it starts none: once its parent ends, it kills what still has the mark in its environment, such as a program that has
+killed its supervisors. The script has no access to installed packages, so this file imports the standard library alone.
 """
 
 import ctypes
