@@ -286,7 +286,7 @@ def _changed(value: Any) -> Iterator[Any]:
 
 
 def _damaged(content: bytes, *, is_json: bool) -> Iterator[bytes]:
-    """Yield a file's content cut off, flipped, shortened and repeated at many places, and with each part of its JSON changed."""
+    """Yield a file's content cut off, flipped and shortened at many places, and with each part of its JSON changed."""
     size = len(content)
     for place in sorted({size * share // 12 for share in range(12)}):
         yield content[:place]
@@ -316,6 +316,15 @@ READERS: dict[str, Callable[[Path], object]] = {
 MOST = 60
 
 
+def error_of(read: Callable[[Path], object], run: Path) -> str:
+    """Return the message of the RlcoreError that a reader raises; "" where it raises none."""
+    try:
+        read(run)
+    except RlcoreError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_reader_of_a_damaged_file_returns_or_names_it(run: Path, file: str) -> None:
     path = run / file
@@ -326,11 +335,6 @@ def test_every_reader_of_a_damaged_file_returns_or_names_it(run: Path, file: str
     contents = [*_damaged(whole, is_json=is_json)]
     for content in contents[:: len(contents) // MOST + 1]:
         path.write_bytes(content)
-        for read in readers:
-            try:
-                read(run)
-            except RlcoreError as error:
-                assert path.name in str(error), f"{content!r:.300}: {error}"
-            except Exception as error:
-                raise AssertionError(f"{content!r:.300}") from error
+        for said in [error_of(read, run) for read in readers]:
+            assert path.name in (said or path.name), f"{content!r:.300}: {said}"
     assert readers
