@@ -11,6 +11,12 @@ import mutant_sinks
 import mutant_trainers  # noqa: F401 - registers its mutants
 import pytest
 from attrs import evolve
+from fake_kits import (
+    FakeAlgorithmConformance,
+    FakeEnvironmentConformance,
+    FakeGeneratorConformance,
+    FakeTrainerConformance,
+)
 from mutants import MUTANTS
 from ranked_trainer import FAKE_RANKED_TRAINER, RankedFakeTrainer
 
@@ -21,12 +27,6 @@ from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer
 from rlcore_conformance import ChannelConformance, ExecutionConformance, SinkConformance
-from rlcore_conformance.fakes import (
-    FakeAlgorithmConformance,
-    FakeEnvironmentConformance,
-    FakeGeneratorConformance,
-    FakeTrainerConformance,
-)
 
 KITS = {
     RankedFakeTrainer: (FakeTrainerConformance, FAKE_RANKED_TRAINER),

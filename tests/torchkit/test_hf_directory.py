@@ -17,7 +17,7 @@ from rlcore.spi import ContractError, ModelSpec, Problem, StorageError, TensorSp
 from rlcore_torchkit.huggingface import hf_directory
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors, save_hf, write_hf_directory
 from rlcore_torchkit.huggingface.models import architecture_problems
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_torchkit.testing.models import make_model
 
 

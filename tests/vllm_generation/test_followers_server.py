@@ -32,7 +32,7 @@ from rlcore.spi import (
     TensorSpec,
     WeightExport,
 )
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.setup.config import VllmConfig
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
-from attrs import field, frozen
+from attrs import frozen
 
 from rlcore.registry.discovery import load_group, load_object
 from rlcore.registry.entries import DescribedEntry
@@ -20,7 +20,7 @@ class LoopObserverEntry(DescribedEntry):
 
     described_by: ClassVar[type] = LoopObserverProvider
     is_of_recipes: ClassVar[bool] = False
-    role: str = field(default="loop_observer", init=False)
+    role: str = "loop_observer"
     provider: LoopObserverProvider | None = None
 
     def paths(self) -> dict[str, str]:
@@ -41,7 +41,7 @@ class LoopObserverEntry(DescribedEntry):
 
 def loop_observers(unwanted: Collection[str]) -> tuple[LoopObserverEntry, ...]:
     """Return the installed observers but for those of `unwanted` names. PluginError where one of them is not usable."""
-    states = [state for state in states_of(load_group(LoopObserverEntry, LOOP_OBSERVER_GROUP)) if state.kind != "disabled"]
+    states = [state for state in states_of(load_group(LoopObserverEntry, "loop_observer")) if state.kind != "disabled"]
     wanted = [state for state in states if state.entry.name not in unwanted]
     if broken := [f"{state.entry.label} is {state.text}" for state in wanted if not state.is_usable]:
         raise listing_error("found loop observers that are not usable; RLCORE_DISABLE_PLUGINS disables them", broken)

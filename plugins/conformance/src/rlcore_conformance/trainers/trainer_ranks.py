@@ -43,7 +43,7 @@ EXPECTED_REFUSALS = {NOT_FINITE: "NonFiniteError", OVER_A_BOUND: "BoundError"}
 
 @frozen(kw_only=True, eq=False)
 class SingleRankRun:
-    """What one rank with all the data makes of the steps."""
+    """The results of one rank that has all the data."""
 
     figures: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
     """Log-probabilities, or values, of the first step's shares, before that step."""
@@ -52,7 +52,7 @@ class SingleRankRun:
 
 
 class TrainerRanks(TrainerFixtures):
-    """What two ranks compute, each with its part of the data, is what one computes with all of it."""
+    """Two ranks, each with its part of the data, compute what one computes with all of it."""
 
     def test_two_ranks_are_one_trainer(
         self,
@@ -179,8 +179,8 @@ def alone(trainer: TrainerUnderTest, job: RankJob) -> SingleRankRun:
 
 
 def launched(job: RankJob, attempts: int = 3) -> list[RankReport]:
-    """What each rank reports. AssertionError with a rank's own traceback where one fails; where another process took the port
-    before the ranks did, they are launched anew."""
+    """Launch the ranks and return their reports, again where another process took the port. AssertionError with a rank's own
+    traceback where one fails."""
     from torch.multiprocessing.spawn import ProcessException
 
     barrier = multiprocessing.get_context("forkserver").Barrier(NUM_RANKS)

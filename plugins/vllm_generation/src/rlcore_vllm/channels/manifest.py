@@ -1,4 +1,4 @@
-"""What a refit will bring, announced before the first byte of it, and what the model's checkpoint consists of."""
+"""The announcement of a refit, made before its first byte, and the tensors of the model's checkpoint."""
 
 import copy
 from collections import Counter

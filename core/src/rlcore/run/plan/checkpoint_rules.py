@@ -1,4 +1,4 @@
-"""Checks, before the run, whether the program that evaluates checkpoints can run."""
+"""Rules of what becomes of checkpoints: whether the program that measures them can run."""
 
 import os
 import shutil

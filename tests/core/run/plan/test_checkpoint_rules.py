@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.run.plan.evaluation_check import program_problems, server_notes
+from rlcore.run.plan.checkpoint_rules import program_problems, server_notes
 from rlcore.spi import PluginError
 
 
