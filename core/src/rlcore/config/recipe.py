@@ -246,7 +246,7 @@ class CheckpointConfig:
     [lora] are merged into it. "peft" writes the adapters alone, as a directory `adapter` in PEFT's format."""
     model_card: bool = True
     """Write into what is exported README.md, a model card: the base model, data sets, this recipe, versions, the final figures
-    and the pictures that sinks drew at the end of the run."""
+    and the pictures that sinks drew at the end of the run. Needs `rlcore[hub]`."""
     push_to_hub: Repository | None = None
     """Upload what is exported to this repository of the Hub, "user/name", once the run is complete; one that is not there is
     made, and private. Needs `rlcore[hub]` and a token. The model card tells the recipe as it is, with its paths."""
