@@ -112,6 +112,16 @@ def test_the_update_is_refused_and_the_run_goes_on_as_if_it_had_never_been_tried
     )
 
 
+def test_a_run_whose_samples_no_package_keeps_says_which_one_does(
+    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "loop_observer:logprob_mismatch")
+    lie(2.0, versions={0})
+    with pytest.raises(RefitError, match="pip install rlcore-report"):
+        run("run.name=lied")
+    assert not (tmp_path / "runs" / "lied" / "logprob_mismatch").exists()
+
+
 def test_the_table_holds_both_sides_at_the_weights_that_generated(run: Run, lie: Lie, tmp_path: Path) -> None:
     lie(2.0, versions={4})
     with pytest.raises(RefitError) as raised:

@@ -8,6 +8,7 @@ import numpy as np
 from attrs import define, evolve
 
 from rlcore import spi
+from rlcore.published_plugins import how_to_install
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import WorstSamples, mismatch_metrics
 from rlcore.spi.arrays import Float32Array, take_rows
@@ -121,7 +122,7 @@ class MismatchMonitor:
     def _keep(self, step: int, text: str, worst: WorstSamples) -> str:
         """Write the worst samples; where they are, in words."""
         if self.writer is None:
-            return "No installed package keeps the worst samples; rlcore-report does."
+            return f"No installed package keeps the worst samples. {how_to_install('loop_observer', 'logprob_mismatch', ())}"
         try:
             path = self.writer.save_logprob_mismatch(step, text, worst)
         except spi.StorageError as error:
