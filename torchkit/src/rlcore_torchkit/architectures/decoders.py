@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.transformers_import import import_transformers
 from rlcore.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.transformers_import import import_transformers
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}

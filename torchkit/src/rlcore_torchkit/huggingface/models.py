@@ -14,12 +14,12 @@ from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem, RlcoreError
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
-from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, unknown_tensors
+from rlcore_torchkit.transformers_import import import_transformers
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rlcore.spi.arrays import Int64Array, check_offsets
 from rlcore.spi.errors import ContractError
-from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.transformers_import import import_transformers
 
 PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlcore.spi.errors import ContractError
-from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.decoders import is_image_model
 from rlcore_torchkit.layers.attention import FLASH_DTYPES, PackedSequences, flash_options
+from rlcore_torchkit.transformers_import import import_transformers
 
 GENERAL_ATTENTION = "rlcore_general"
 """The name under which transformers knows it."""

@@ -11,7 +11,7 @@ from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
-from rlcore.spi import CheckContext, LoraSpec, Note, Problem, find_channel
+from rlcore.spi import CheckContext, DtypeName, LoraSpec, Note, Problem, find_channel
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
@@ -89,7 +89,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     if dims is not None:
         problems += parallel_problems(dims, config.tensor_parallel)
     if context.generator_lora is not None:
-        problems += adapter_problems(context.generator_lora, context.device, dims)
+        problems += adapter_problems(context.generator_lora, context.device, context.model.dtype, dims)
     if context.replays_routing:
         problems += replay_problems(model, context.model.path, config)
     if context.device == "cpu" and dims is not None:
@@ -301,8 +301,13 @@ def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem
         yield section_problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
 
 
-def adapter_problems(spec: LoraSpec, device: Literal["cpu", "cuda"], dims: ModelDims | None) -> Iterator[Problem]:
-    """Adapters that vLLM has no room for, or beside which it cannot compute experts."""
+def adapter_problems(
+    spec: LoraSpec, device: Literal["cpu", "cuda"], dtype: DtypeName, dims: ModelDims | None
+) -> Iterator[Problem]:
+    """Adapters that vLLM has no room or no kernels for."""
+    if device == "cuda" and dtype == "float32":
+        found = '"float32", with adapters apart, which vLLM computes in 16 bits alone on CUDA'
+        yield Problem(path="model.dtype", found=found, expected='"bfloat16"', remedy='Or set refit.adapters = "merged"')
     if device == "cpu" and dims is not None and dims.num_experts:
         found = "adapters apart from a model with experts, which vLLM on a CPU cannot compute beside them"
         yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy="Or choose another generator")

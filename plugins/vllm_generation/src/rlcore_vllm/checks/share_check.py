@@ -16,7 +16,7 @@ SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
 AUTO_IS = '"auto", which is '
 BESIDE_TRAINER = (
-    'Others on the device keep the rest: set residency.offload_trainer to "state" or "all", have what else is there take less, '
+    'Others on the device keep the rest: set offload.trainer to "state" or "all", have what else is there take less, '
     "or take more devices"
 )
 

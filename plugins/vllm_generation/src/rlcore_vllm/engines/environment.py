@@ -89,6 +89,15 @@ def omp_threads_bind(num_ranks: int) -> str:
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(num_ranks))
 
 
+_FROZEN_BY_PYTHON = gc.get_freeze_count()
+"""Python 3.12 keeps some objects of its own from collections."""
+
+
+def is_frozen() -> bool:
+    """Return whether this process keeps objects from collections."""
+    return gc.get_freeze_count() > _FROZEN_BY_PYTHON
+
+
 class RunningEngine:
     """vLLM's LLMEngine with its core in this process. While it runs in the trainer's process, torch keeps what vLLM replaced in
     it; all else is as it was, and torch too once `stop` returns."""
@@ -99,7 +108,7 @@ class RunningEngine:
     def __init__(self, settings: EngineSettings) -> None:
         """Start; what vLLM raises passes through. ContractError where an engine lives in the trainer's process already."""
         self._settings, self._in_process = settings, settings.in_process
-        self._host_was_frozen = settings.in_process and gc.get_freeze_count() > 0
+        self._host_was_frozen = settings.in_process and is_frozen()
         if not self._in_process:
             os.environ.update(engine_variables(settings))
             with _without_collections(settings):
@@ -134,6 +143,7 @@ class RunningEngine:
             core.shutdown()
         del core
         versions.forget_layers()
+        versions.forget_compiled()
         self._collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -258,7 +268,7 @@ def _host_kept() -> Iterator[None]:
     dtype, num_threads, set_num_threads = torch.get_default_dtype(), torch.get_num_threads(), torch.set_num_threads
     excepthook, start_method = sys.excepthook, multiprocessing.get_start_method(allow_none=True)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    was_frozen = gc.get_freeze_count() > 0
+    was_frozen = is_frozen()
     with torch.random.fork_rng(devices=devices):
         try:
             yield

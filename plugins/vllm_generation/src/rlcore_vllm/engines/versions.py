@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rlcore.transformers_import import import_transformers, without_torchao
+from rlcore_torchkit.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.engines.draft_counter import DraftCounter
 from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls, RemoteLogprobs, RemoteMasks
 from rlcore_vllm.engines.recorder import LogprobRecorder, most_bytes, record
@@ -379,7 +379,8 @@ def keep_allocators() -> None:
     """Keep the allocators of vLLM's memory pools beyond an engine's end: torch calls them for tensors that are freed later."""
     cumem = sys.modules.get("vllm.device_allocator.cumem")
     if cumem is not None and cumem.CuMemAllocator.instance is not None:
-        kept_allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
+        for entries in cumem.CuMemAllocator.instance.allocator_and_pools.values():  # a list for each tag from 0.32 on
+            kept_allocators.extend(allocator for _, allocator in (entries if isinstance(entries, list) else [entries]))
 
 
 def forget_layers() -> None:
@@ -388,3 +389,14 @@ def forget_layers() -> None:
     layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
     if layerwise is not None:
         layerwise.LAYERWISE_INFO.clear()
+
+
+def forget_compiled() -> None:
+    """After an engine has ended: the hooks by which torch.compile hands vLLM the code of a compiled model refer to the model,
+    so that its weights and its cache would never be freed."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    if convert_frame is None:
+        return
+    hooks = convert_frame._bytecode_hooks
+    for number in [number for number, hook in hooks.items() if hook.__module__ == "vllm.compilation.wrapper"]:
+        del hooks[number]
