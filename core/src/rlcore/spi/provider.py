@@ -1,14 +1,12 @@
 """What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from importlib import metadata
-from importlib.metadata import EntryPoint
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import field, frozen
 
+from rlcore.installed import disabled_by_variable, distribution_of, installed_entry_points, matching
 from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
@@ -29,6 +27,32 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
+KINDS = (
+    *ROLES,
+    "observer",
+    "global_observer",
+    "architecture",
+    "importer",
+    "planner",
+    "chart",
+    "session_server",
+    "checkpoint_evaluator",
+    "command",
+    "channel",
+    "dataset",
+)
+"""Every kind of entry point: the roles of plugins, and what else a package may add."""
+
+
+def group_of(kind: str) -> str:
+    """Return the entry-point group of a kind."""
+    return f"rlcore.{kind}s"
+
+
+GROUPS = tuple(map(group_of, KINDS))
+"""Every group of rlcore's."""
+
+
 def as_frozen(names: Iterable[str]) -> Any:
     # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
     return as_plain(names) if isinstance(names, str) else frozenset(map(as_plain, names))
@@ -42,33 +66,16 @@ def available() -> str | None:
 def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT]:
     """Return what the entry points of a group name, by their names. What is disabled, cannot be imported, is of another class,
     or is written for another interface, is left out: the driver lists it with its error."""
-    found = {}
-    for entry_point in filter(_is_enabled, _entry_points(group)):
+    found, role = {}, group.removeprefix("rlcore.").removesuffix("s")
+    for entry_point in installed_entry_points().entry_points.select(group=group):
+        if matching(disabled_by_variable(), role, entry_point.name, distribution_of(entry_point)[0]):
+            continue
         with suppress(BaseException):  # an import may raise anything
             loaded: Any = entry_point.load()
             fits = loaded.spi[0] == SPI_VERSION[0] and loaded.spi[1] <= SPI_VERSION[1] and loaded.name == entry_point.name
             if isinstance(loaded, kind) and fits:
                 found[entry_point.name] = loaded
     return found
-
-
-def _entry_points(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group. A distribution whose file cannot be read hides no other one's."""
-    with suppress(Exception):  # importlib's parser stumbles over one malformed file of all that it reads
-        return list(metadata.entry_points(group=group))
-    found: list[EntryPoint] = []
-    for distribution in metadata.distributions():
-        with suppress(Exception):
-            found += distribution.entry_points.select(group=group)
-    return found
-
-
-def _is_enabled(entry_point: EntryPoint) -> bool:
-    """Return whether RLCORE_DISABLE_PLUGINS leaves an entry point on: it has names, "role:name" or names of distributions."""
-    role = entry_point.group.removeprefix("rlcore.").removesuffix("s")
-    names = {entry_point.name, f"{role}:{entry_point.name}", getattr(entry_point.dist, "name", "").replace("_", "-").lower()}
-    disabled = {name.strip() for name in os.environ.get("RLCORE_DISABLE_PLUGINS", "").split(",")}
-    return not names & (disabled | {name.replace("_", "-").lower() for name in disabled if ":" not in name} - {""})
 
 
 def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
