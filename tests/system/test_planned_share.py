@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import tomli
 from attrs import evolve, frozen
+from trainer_plans import DEVICE
 
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, LoraSpec, PlanContext, RankInfo
-from rlcore.testing.models import make_model
-from rlcore.testing.plans import DEVICE
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.layouts.plan import plan as plan_megatron
@@ -26,10 +25,10 @@ from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan import planned_options
 from rlcore_plan.device_room import generator_room
 from rlcore_plan.lengths import response_lengths
-from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.architecture import Architecture, tensor_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.checks import check
 from rlcore_vllm.checks.plan import plan as plan_vllm
 from rlcore_vllm.setup import settings

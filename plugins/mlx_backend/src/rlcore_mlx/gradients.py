@@ -11,7 +11,7 @@ from rlcore_torchkit.trainer.loss_gradients import LossGradients, loss_gradients
 
 
 class StepGradients:
-    """What the microbatches of a step add up to."""
+    """Sums over the microbatches of a step."""
 
     def __init__(self, request: spi.TrainStepRequest, decoder: Decoder, dtype: str, max_chunk_logits: int) -> None:
         self.request, self.decoder, self.dtype, self.max_chunk_logits = request, decoder, dtype, max_chunk_logits

@@ -32,11 +32,11 @@ class Candidate:
     memory: Mapping[str, int]
     """Bytes of the fullest device, by part, each role at its own peak."""
     trainer_bytes: int
-    """What the fullest of the trainer's devices holds while it trains."""
+    """Bytes on the fullest of the trainer's devices while it trains."""
     generator_bytes: int
-    """What the fullest of the generator's holds while it generates; 0 where nothing generates."""
+    """Bytes on the fullest of the generator's while it generates; 0 where nothing generates."""
     free_bytes: tuple[int, int]
-    """What the two may be."""
+    """The most that each of the two may be."""
     seconds: Mapping[str, float]
     """Seconds of each phase of a step."""
     total: float

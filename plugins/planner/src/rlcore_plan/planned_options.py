@@ -25,7 +25,7 @@ GIB = 2**30
 
 @frozen(kw_only=True)
 class _Room:
-    """What a generator is planned for, and why."""
+    """The memory that a generator is planned for, and the reason."""
 
     context: PlanContext
     reason: str
@@ -56,7 +56,7 @@ def _told(value: object, why: str) -> str:
 
 
 def _room(plan: RunPlan) -> _Room | str:
-    """What the generator can fill; a sentence where that is not known."""
+    """Bytes that the generator can fill; a sentence where that is not known."""
     recipe, cluster = plan.recipe, plan.recipe.cluster
     nodes, ranks = (1, 1) if cluster is None else (cluster.nodes, cluster.ranks_per_node)
     first, last = (ranks, cluster.gpus_per_node) if cluster is not None and separate(recipe) else (0, ranks)
@@ -95,7 +95,7 @@ def _room(plan: RunPlan) -> _Room | str:
 
 
 def _kept(trainer: PlanOption, offload: Offload, *, sleeps: bool) -> str:
-    """What the trainer has of a device, in words."""
+    """The trainer's part of a device, in words."""
     if not sleeps:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in trainer.memory.items())
         return f"the trainer takes {sum(trainer.memory.values()) / GIB:.1f} beside an engine that stays awake ({parts})"
@@ -104,7 +104,7 @@ def _kept(trainer: PlanOption, offload: Offload, *, sleeps: bool) -> str:
 
 
 def _trainer_option(plan: RunPlan, context: PlanContext) -> PlanOption | str:
-    """What the trainer estimates of the recipe's own layout; a sentence where it does not."""
+    """The trainer's estimate of the recipe's own layout; a sentence without one."""
     entry = plan.chosen["trainer"]
     if entry.provider is None or entry.provider.plan is None:
         return f"{entry.label} estimates no memory"

@@ -1,4 +1,4 @@
-"""What a recipe asks of a step, as trainers and generators are told it."""
+"""The work of a recipe's step, as planners of trainers and generators get it."""
 
 from attrs import field, frozen
 
@@ -33,7 +33,7 @@ class Work:
     reference_per_node: int = 0
     """Devices of each machine that hold the reference and nothing else."""
     beside: EnvironmentMemory = field(factory=EnvironmentMemory)
-    """What environments have on the first device, which trains."""
+    """The memory of environments on the first device, which trains."""
     assumptions: tuple[str, ...]
 
 

@@ -22,7 +22,7 @@ functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0 and would be
 
 
 class AdvantageOptions(TypedDict):
-    """What advantages are taken against, and divided by."""
+    """Baseline and normalisation of advantages."""
 
     baseline: Baseline
     normalisation: AdvantageNormalisation

@@ -46,11 +46,7 @@ def loss_gradients(
     entropy: Float32Array | None = None,
     values: Float32Array | None = None,
 ) -> LossGradients:
-    """The loss of one microbatch, given the log-probabilities and entropies float32 [T] of its tokens, or zeros and the values
-    float32 [T] after them. It is computed on the CPU, and nothing that is given is written to.
-
-    ContractError where a figure is of another shape or dtype, or the loss returns what it must not.
-    """
+    """Compute the result of `rlcore.spi.loss_gradients`; the arguments are the same."""
     given = {"logprobs": logprobs, "entropy": entropy, "values": values}
     has_gradient = {"logprobs": values is None, "entropy": loss.entropy == "loss", "values": True}
     tensors = {name: _tensor(name, figures, batch) for name, figures in given.items() if figures is not None}

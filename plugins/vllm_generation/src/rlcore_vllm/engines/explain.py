@@ -4,6 +4,8 @@ import re
 
 SHORTER = "lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`"
 _GIB = r"([\d.]+)\s*GiB"
+_PORT = r"Address already in use|EADDRINUSE"
+_PORT_IS_TAKEN = "a port is taken that the engine's processes need to find each other"
 _DISTURBED = rf"Error in memory profiling\. Initial free memory {_GIB}, current free memory {_GIB}"
 _KNOWN = {
     _DISTURBED: (
@@ -49,15 +51,13 @@ _KNOWN = {
     r"Model architectures \['(\w+)'.*? (?:are|is) not supported": (
         "this version of vLLM does not support the architecture {0}: choose another generator or model"
     ),
-    r"Address already in use|EADDRINUSE": (
-        "a port is taken that the engine's processes need to find each other: start again, or end what holds it"
-    ),
+    _PORT: f"{_PORT_IS_TAKEN}: start again, or end what holds it",
 }
 """Pattern to explanation, with the pattern's groups by their numbers from 0; the more telling first."""
 
 
 def explain(error_text: str) -> str | None:
-    """What a known error of an engine means and which key of the recipe changes it; None for any other error."""
+    """Explain a known error of an engine, with the key of the recipe that changes it; None for any other error."""
     for pattern, explanation in _KNOWN.items():
         match = re.search(pattern, error_text, re.DOTALL)
         if match is not None:
@@ -66,5 +66,5 @@ def explain(error_text: str) -> str | None:
 
 
 def is_passing(error_text: str) -> bool:
-    """Return whether the cause of a known error has gone by the time that it is seen."""
-    return re.search(_DISTURBED, error_text) is not None
+    """Return whether another start may succeed: memory is measured anew, and vLLM takes another free port."""
+    return re.search(f"{_DISTURBED}|{_PORT}|{re.escape(_PORT_IS_TAKEN)}", error_text) is not None

@@ -1,9 +1,8 @@
-"""What `rlcore plan` predicts, beside what was measured, and for large models: python benchmarks/plan_tables.py [--write]
+"""The tables of docs/plan.md: predictions of `rlcore plan` beside what was measured, and for large models.
 
-`--write` puts both tables into docs/plan.md.
+As a script, writes both into the page.
 """
 
-import argparse
 import json
 import re
 import tempfile
@@ -18,7 +17,7 @@ from rlcore_plan.devices import GIB, parse_devices
 from rlcore_plan.layouts import Candidate
 from rlcore_plan.plan import Plan, plan_recipe
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "plan.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "plan.md"
 MEASURED_MARKS = ("<!-- measured -->\n", "<!-- end of measured -->\n")
 LARGE_MARKS = ("<!-- large models -->\n", "<!-- end of large models -->\n")
 
@@ -172,14 +171,5 @@ def written(document: str) -> str:
     return document
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write the tables into {DOCUMENT.name}")
-    if parser.parse_args().write:
-        DOCUMENT.write_text(written(DOCUMENT.read_text()))
-    else:
-        print("\n".join((*measured_table(), "", *large_table())))
-
-
 if __name__ == "__main__":
-    main()
+    DOCUMENT.write_text(written(DOCUMENT.read_text()))

@@ -1,10 +1,11 @@
-"""Layouts that were measured, with what `rlcore plan` predicts of the very same ones; for plan_tables.py and its test."""
+"""Layouts that were measured, with what `rlcore plan` predicts of the very same ones; plan_document.py prints both."""
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from model_shapes import SHAPES
 
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_fsdp2.config import Fsdp2Config
@@ -17,6 +18,9 @@ from rlcore_plan.lengths import response_lengths
 from rlcore_plan.work import Work
 from rlcore_vllm.checks.plan import plan as plan_vllm
 from rlcore_vllm.setup.config import VllmConfig
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from model_shapes import SHAPES
 
 GB = 1e9
 NO_SIZES = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)

@@ -118,7 +118,7 @@ class TableValues:
         tables = {name: value for name, value in self._weights.items() if name in NAMES}
         return np.asarray(TablePolicy(tables).logits(tokens) @ self._weights[VALUE_HEAD_WEIGHT][0])
 
-    def gradient_norm(self, batch: TokenBatch, loss: LossSpec) -> float:  # noqa: ARG002 - the formula is the kit's
+    def gradient_norm(self, batch: TokenBatch, loss: LossSpec) -> float:
         """Return the norm."""
         step, square = 1e-5, 0.0
         for table in self._weights.values():
@@ -141,7 +141,7 @@ class FakeTrainerConformance(TrainerConformance):
         return FAKE_TRAINER
 
     @pytest.fixture
-    def config(self, provider: Provider) -> Any:  # noqa: ARG002
+    def config(self, provider: Provider) -> Any:
         """Few tokens, and initial weights far from uniform."""
         return FakeTrainerConfig(vocab_size=NUM_TOKENS, initial_scale=1.0)
 
@@ -153,15 +153,15 @@ class FakeTrainerConformance(TrainerConformance):
     @pytest.fixture
     def loss_path(self) -> str:
         """The probe loss in numpy."""
-        return "rlcore_conformance.references.numpy_losses:probe_loss"
+        return "numpy_losses:probe_loss"
 
     @pytest.fixture
     def value_loss_path(self) -> str:
         """The probe loss of values in numpy."""
-        return "rlcore_conformance.references.numpy_losses:value_probe_loss"
+        return "numpy_losses:value_probe_loss"
 
     @pytest.fixture
-    def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
+    def reference(self, model: ModelSpec) -> Reference:
         """The naive reference that results are compared with."""
         return TableReference(NUM_TOKENS)
 
@@ -172,7 +172,7 @@ class FakeTrainerConformance(TrainerConformance):
         return ModelSpec(path=VALUES_PATH)
 
     @pytest.fixture
-    def value_reference(self, value_model: ModelSpec) -> Callable[[Values], ReferenceValues]:  # noqa: ARG002
+    def value_reference(self, value_model: ModelSpec) -> Callable[[Values], ReferenceValues]:
         """The naive reference that values are compared with."""
         return TableValues
 
@@ -196,7 +196,7 @@ class FakeGeneratorConformance(GeneratorConformance):
         return make_weights(VOCABULARY_SIZE, 0, OWN_SCALE), make_weights(VOCABULARY_SIZE, 1, OWN_SCALE)
 
     @pytest.fixture
-    def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
+    def reference(self, model: ModelSpec) -> Reference:
         """The naive one, of as many tokens as the tokenizer has."""
         return TableReference(VOCABULARY_SIZE)
 
@@ -211,7 +211,7 @@ def fake_loss(
     batch: TokenBatch,
     counts: GlobalCounts,
     figures: Figures,
-    constants: HeldConstants | None = None,  # noqa: ARG001 - the fakes' losses hold nothing constant
+    constants: HeldConstants | None = None,
 ) -> LossValue:
     """A loss of the fakes on one microbatch: numpy arrays in, its own derivatives out."""
     fields: dict[str, Any] = {

@@ -63,7 +63,7 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
     return LossOutput(**fields)
 
 
-def value_probe_loss(inputs: LossInputs, config: ValueProbeConfig) -> LossOutput:  # noqa: ARG001
+def value_probe_loss(inputs: LossInputs, config: ValueProbeConfig) -> LossOutput:
     """The formula of `ValueProbeConfig`, on one microbatch of numpy arrays."""
     arrays: Any = inputs
     values, counts, offsets = arrays.values, inputs.counts, arrays.offsets
