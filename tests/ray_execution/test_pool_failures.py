@@ -147,7 +147,7 @@ def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path
         run(*POOL, "run.name=again", "refit.max_attempts=1", *fault("fail_refit", "refit", role="generator"))
 
 
-@pytest.mark.wide(keep=["train_step", "stream"])
+@pytest.mark.wide(keep=["train_step"])
 @pytest.mark.parametrize("hook", ["train_step", "save_state", "stream", "get_logprobs", "export_weights"])
 def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, baseline_run: list[Any], hook: str) -> None:
     folder = tmp_path / "marks"
