@@ -116,6 +116,7 @@ def test_a_rank_that_is_late_is_named_with_the_line_where_it_is(run: Run) -> Non
     assert "cluster.call_timeout_s" in message
 
 
+@pytest.mark.wide  # below one lags in a stream
 def test_a_rank_that_lags_behind_the_first_is_named_alone(run: Run) -> None:
     """In a call in which none waits for another."""
     with pytest.raises(WorkerError) as caught:
