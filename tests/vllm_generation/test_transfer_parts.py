@@ -186,6 +186,7 @@ def test_changes_alone_come_of_what_a_rank_reads(trial_of):
     assert max(*received[2], *received[3]) < 0.04 * whole
 
 
+@pytest.mark.wide  # tests/torchkit/test_shard_sender_delta.py has new receivers
 def test_an_engine_that_was_started_anew_gets_everything_and_then_what_it_reads(trial_of):
     trial = trial_of("qwen3")
     whole = bytes_of(trial.weights(0))
