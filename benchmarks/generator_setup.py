@@ -98,7 +98,7 @@ def export_of(
 ) -> WeightExport:
     """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them; `specs`
     are those of `specs_of`, where they are known."""
-    from rlcore_torchkit.refit.buckets import make_buckets
+    from rlcore_torchkit.refit.digest import make_buckets
 
     specs = specs_of(model) if specs is None else specs
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}

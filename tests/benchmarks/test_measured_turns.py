@@ -5,11 +5,11 @@ from statistics import median
 import numpy as np
 import pytest
 from attrs import evolve
+from trainer_plans import plan_context
 
 from rlcore.run.data.seeds import Stream
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws
-from rlcore.testing.plans import plan_context
 from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.checks.plan import Engine, reading_seconds, step_seconds

@@ -18,19 +18,13 @@ from fake_kits import (
     FakeTrainerConformance,
 )
 from mutants import MUTANTS
+from ranked_trainer import FAKE_RANKED_TRAINER, RankedFakeTrainer
 
 from rlcore.spi import ChannelReceiver, ChannelSender
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.generator import FakeGenerator
-from rlcore.testing.fakes.providers import (
-    FAKE_ALGORITHM,
-    FAKE_ENVIRONMENT,
-    FAKE_GENERATOR,
-    FAKE_RANKED_TRAINER,
-    FAKE_TRAINER,
-)
-from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer
 from rlcore_conformance import ChannelConformance, ExecutionConformance, SinkConformance
 

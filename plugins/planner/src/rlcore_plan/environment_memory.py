@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from attrs import field, frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry
+from rlcore.registry.provider_calls import run_planner
 from rlcore.run.plan.sections import plugin_config
 from rlcore.spi import PlanContext
 

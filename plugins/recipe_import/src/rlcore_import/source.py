@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from rlcore.spi import ConfigError, Problem
-from rlcore.spi.importing import ImportedRecipe, Unmapped
+from rlcore_import.recipe import ImportedRecipe, Unmapped
 
 UNKNOWN = "not known to this importer: look up what it does"
 UNREAD = "not read in a recipe of this kind"

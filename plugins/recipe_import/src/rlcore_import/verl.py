@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.spi.importing import ImportedRecipe
 from rlcore_import.hydra_files import read_hydra
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.verl_distillation import import_distillation, name_teachers

@@ -10,9 +10,9 @@ from attrs import evolve
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
 from rlcore.spi import DtypeName, ModelSpec, Provider, Role, capabilities
-from rlcore.testing.models import make_model
 from rlcore_conformance.references.reference import Reference, ReferenceValues, RoutedPolicy
 from rlcore_conformance.references.tensors import Values
+from rlcore_torchkit.testing.models import make_model
 
 Device = Literal["cpu", "cuda"]
 INITIALIZER_RANGE = 0.35

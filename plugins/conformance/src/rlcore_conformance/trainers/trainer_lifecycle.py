@@ -23,7 +23,6 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.spi.lifecycle import Place
-from rlcore.transformers_import import import_transformers
 from rlcore_conformance.references.fixtures import Device, require
 from rlcore_conformance.references.probe import LARGEST_SURPRISE, TOKEN_SHARE
 from rlcore_conformance.references.reference import reference_logprobs
@@ -31,6 +30,7 @@ from rlcore_conformance.references.tensors import num_bytes
 from rlcore_conformance.trainers.batches import arrange, spoiled
 from rlcore_conformance.trainers.step_outcome import assert_same_step, assert_same_weights
 from rlcore_conformance.trainers.trainer_fixtures import BaselineRun, OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_torchkit.transformers_import import import_transformers
 
 Places: TypeAlias = tuple[Place, Place]
 ON_DEVICE: Places = ("device", "device")

@@ -20,7 +20,6 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.spi.arrays import Float32Array, Int64Array
-from rlcore.testing.ranks import PRELOADED, free_address, launch
 from rlcore_conformance.references.fixtures import Device, require
 from rlcore_conformance.references.probe import TOKEN_SHARE
 from rlcore_conformance.references.reference import Reference
@@ -29,6 +28,7 @@ from rlcore_conformance.trainers.batches import make_batch, spoiled, with_logpro
 from rlcore_conformance.trainers.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
 from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_torchkit.testing.ranks import PRELOADED, free_address, launch
 
 TEMPERATURE = 0.8
 PATIENCE_S = 240.0

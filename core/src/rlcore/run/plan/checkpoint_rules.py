@@ -1,4 +1,4 @@
-"""Checks, before the run, whether the program that evaluates checkpoints can run."""
+"""Rules of what becomes of checkpoints: whether the program that measures them can run, and the model be uploaded."""
 
 import os
 import shutil
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from rlcore.config.checkpoint_evaluation import PLACEHOLDERS, SECTION, filled
 from rlcore.config.recipe import Recipe
-from rlcore.published_plugins import first_published, pip_line
-from rlcore.registry.functions import CheckpointEvaluatorEntry, only_function
+from rlcore.installed import is_installed
+from rlcore.published_plugins import remedy_for
+from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import CHECKPOINT_EVALUATOR_GROUP, Note, Problem
+from rlcore.spi import Note, Problem
 
 
 def program_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -27,10 +28,9 @@ def program_problems(recipe: Recipe) -> Iterator[Problem]:
             expected="one that is installed",
             remedy="Install it, or name it by its whole path.",
         )
-    if only_function(CheckpointEvaluatorEntry, CHECKPOINT_EVALUATOR_GROUP) is None:
-        requirement = first_published("checkpoint_evaluator")
-        remedy = f"Run: {pip_line([requirement])}" if requirement else ""
-        yield Problem(path=SECTION, found="the section, without a checkpoint evaluator", expected="one", remedy=remedy)
+    if only_function("checkpoint_evaluator") is None:
+        found, remedy = "the section, without a checkpoint evaluator", remedy_for("checkpoint_evaluator")
+        yield Problem(path=SECTION, found=found, expected="one", remedy=remedy)
 
 
 def server_notes(plan: RunPlan) -> Iterator[Note]:
@@ -49,3 +49,23 @@ def server_notes(plan: RunPlan) -> Iterator[Note]:
             f"in {SECTION}.environment"
         )
         yield Note(path=f"{SECTION}.serve", text=text)
+
+
+def hub_problems(recipe: Recipe) -> Iterator[Problem]:
+    """The package and the token that an upload needs."""
+    key, repository = "checkpoint.push_to_hub", recipe.checkpoint.push_to_hub
+    if repository is None:
+        return
+    if not is_installed("huggingface_hub"):
+        remedy = "Run: pip install 'rlcore[hub]'"
+        yield Problem(path=key, found="the key, without the package huggingface_hub", expected="the package", remedy=remedy)
+        return
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        yield Problem(
+            path=key,
+            found=f'"{repository}", without a token of the Hub',
+            expected="one that may write there",
+            remedy="Set HF_TOKEN, or run: hf auth login",
+        )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore import background_sink
-from rlcore.background_sink import BackgroundSink
 from rlcore.spi import LoggedSample, StorageError
+from rlcore_workers import background_sink
+from rlcore_workers.background_sink import BackgroundSink
 
 SAMPLE = LoggedSample(group=0, prompt="p", response="r", reward=1.0, advantage=None)
 

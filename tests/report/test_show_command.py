@@ -5,7 +5,7 @@ from typing import Any
 import click
 import pytest
 
-from rlcore.cli.show import lines_of
+from rlcore_report.show_command import lines_of
 
 
 def sample(group: int, response: str, **options: Any) -> dict[str, Any]:

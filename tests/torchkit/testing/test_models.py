@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.model_files import model_problems
-from rlcore.testing.models import END_OF_TEXT, make_model, make_tokenizer
+from rlcore_torchkit.testing.models import END_OF_TEXT, make_model, make_tokenizer
 
 
 @pytest.mark.parametrize(("alphabet", "num_symbols"), [("0123456789", 10), ("aab", 2), ("aä€", 1 + 2 + 3), ("", 0)])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlcore.cli.import_recipe import recipe_text, summary
 from rlcore.cli.main import cli
-from rlcore.spi import ImportedRecipe, Unmapped
+from rlcore_import.command import recipe_text, summary
+from rlcore_import.recipe import ImportedRecipe, Unmapped
 
 FOUND = ImportedRecipe(
     values={"run.num_steps": 3, "algorithm.acme.beta": float("inf"), "model.path": "a"},
@@ -19,7 +19,7 @@ FOUND = ImportedRecipe(
     num_off=2,
 )
 SOURCE = """
-from rlcore.spi import ImportedRecipe
+from rlcore_import.recipe import ImportedRecipe
 
 def import_recipe(path, overrides):
     return ImportedRecipe(values={"run.name": path.read_text().strip(), "run.seed": len(overrides)}, unmapped=())

@@ -14,9 +14,6 @@ from typing import Any
 
 from attrs import frozen
 
-IMPORTER_GROUP = "rlcore.importers"
-"""Functions that read recipes of other libraries, each under the name that `rlcore import` takes."""
-
 
 @frozen(kw_only=True)
 class Unmapped:

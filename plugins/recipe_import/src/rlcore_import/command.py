@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import tomli_w
 
-if TYPE_CHECKING:
-    from rlcore.spi.importing import ImportedRecipe, Unmapped
+from rlcore.files import NAMED_OUTPUT, write_atomically
+from rlcore.installed import group_of, installed_entry_points
+from rlcore.published_plugins import how_to_install
+from rlcore.registry.functions import functions
+from rlcore.registry.plugin_errors import attributed, in_time
+from rlcore.registry.states import named_state
+from rlcore.spi import PluginError
+from rlcore_import.recipe import ImportedRecipe, Unmapped
 
 LONGEST_VALUE = 80
 
@@ -23,8 +30,6 @@ def import_command(library: str, file: Path, overrides: tuple[str, ...], output:
     LIBRARY is the name under which an installed package reads that library's recipes. Keys without a counterpart are listed, as
     comments in the recipe and on stderr, those first that change what is trained.
     """
-    from rlcore.files import NAMED_OUTPUT, write_atomically
-
     if output is not None:
         _require_new(output)
     found = importer(library)(file, overrides)
@@ -44,19 +49,11 @@ def _require_new(output: Path) -> None:
         raise click.UsageError(f"--output: found {output}, whose folder is not there; expected one that is: make it first")
 
 
-def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
+def importer(library: str) -> Callable[[Path, Sequence[str]], ImportedRecipe]:
     """The function that reads a library's recipes. PluginError where no package has it."""
-    from rlcore.installed import installed_entry_points
-    from rlcore.published_plugins import how_to_install
-    from rlcore.registry.discovery import importers
-    from rlcore.registry.plugin_errors import attributed, in_time
-    from rlcore.registry.states import named_state, states_of
-    from rlcore.spi import PluginError
-    from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
-
-    state = named_state(states_of(importers(library)), library)
+    state = named_state(functions("importer", name=library), library)
     if state is None:
-        names = sorted(installed_entry_points().entry_points.select(group=IMPORTER_GROUP).names)
+        names = sorted(installed_entry_points().entry_points.select(group=group_of("importer")).names)
         hint = how_to_install("importer", library, names)
         problem = f"nothing imports recipes of {library!r}; importers are installed for {', '.join(names) or 'none'}"
         raise PluginError(f"{problem}. {hint}".removesuffix(". "))
@@ -75,10 +72,8 @@ def importer(library: str) -> "Callable[[Path, Sequence[str]], ImportedRecipe]":
     return read
 
 
-def recipe_text(found: "ImportedRecipe", origin: str) -> str:
+def recipe_text(found: ImportedRecipe, origin: str) -> str:
     """The recipe as TOML, with what has no counterpart in comments above."""
-    import tomli_w
-
     lines = [f"# Imported from {origin}."]
     for title, of in _groups(found):
         lines += ["#", f"# {title}:", *(f"#   {_line(one)}" for one in of)]
@@ -87,7 +82,7 @@ def recipe_text(found: "ImportedRecipe", origin: str) -> str:
     return "\n".join((*lines, "", tomli_w.dumps(_tables(found.values))))
 
 
-def _groups(found: "ImportedRecipe") -> "Iterator[tuple[str, list[Unmapped]]]":
+def _groups(found: ImportedRecipe) -> Iterator[tuple[str, list[Unmapped]]]:
     changing = [one for one in found.unmapped if one.changes_meaning]
     others = [one for one in found.unmapped if not one.changes_meaning]
     if changing:
@@ -96,12 +91,12 @@ def _groups(found: "ImportedRecipe") -> "Iterator[tuple[str, list[Unmapped]]]":
         yield "Without a counterpart, which changes speed, memory or logs", others
 
 
-def _line(one: "Unmapped") -> str:
+def _line(one: Unmapped) -> str:
     value = " ".join(repr(one.value).split())
     return f"{one.key} = {value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + '...'}: {one.why}"
 
 
-def summary(found: "ImportedRecipe") -> Iterator[str]:
+def summary(found: ImportedRecipe) -> Iterator[str]:
     """Yield the lines for stderr."""
     for title, of in _groups(found):
         yield f"{title}:"

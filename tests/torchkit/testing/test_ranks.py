@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.multiprocessing.spawn import ProcessContext
 
-from rlcore.testing.ranks import launch
+from rlcore_torchkit.testing.ranks import launch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

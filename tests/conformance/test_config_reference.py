@@ -1,17 +1,20 @@
 """docs/config.md: generated, complete, current."""
 
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
-from rlcore.config.document import reference
+from rlcore.cli.main import cli
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import discover
 from rlcore.run.plan.sections import sections
 from rlcore.schema import describe
+from rlcore_conformance.cli.config_reference import reference
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def installed_sections() -> dict[str, dict[str, type]]:
@@ -22,7 +25,7 @@ def installed_sections() -> dict[str, dict[str, type]]:
 def test_the_reference_is_current() -> None:
     pytest.importorskip("rlcore_grpo", reason="the reference is that of all packages of the checkout")
     found = (ROOT / "docs" / "config.md").read_text()
-    assert found == reference(installed_sections()), "run: rlcore config --reference > docs/config.md"
+    assert found == CliRunner().invoke(cli, ["reference"]).output, "run: rlcore reference > docs/config.md"
 
 
 def every_class() -> list[type]:
@@ -43,8 +46,32 @@ def test_every_option_says_what_it_means(cls: type) -> None:
     assert not [name for name, doc in describe.docs(cls).items() if not doc and not attrs.has(fields[name].type)]
 
 
-def test_sections_of_plugins_and_of_nested_classes_are_listed(sections) -> None:
-    text = reference(sections)
+@attrs.frozen(kw_only=True)
+class Decay:
+    """A nested table."""
+
+    shape: Literal["cosine", "constant"] = "constant"
+    """Shape of the decay."""
+
+
+@attrs.frozen(kw_only=True)
+class Zed:
+    """Options of a trainer."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Two factors."""
+    clip: float | None = None
+    """Where to clip."""
+    schedule: Decay = attrs.field(factory=Decay)
+    """The schedule."""
+    size: int | Literal["auto"] = "auto"
+    """A number or "auto"."""
+    level: int
+    """How strict."""
+
+
+def test_sections_of_plugins_and_of_nested_classes_are_listed() -> None:
+    text = reference({"trainer": {"zed": Zed}, "observers": {"watch": Decay}})
     assert "## `[trainer.zed]`" in text
     assert "## `[trainer.zed.schedule]`" in text
     assert "## `[observers.watch]`" in text

@@ -12,7 +12,7 @@ import os, sys
 from pathlib import Path
 import torch
 from rlcore.spi import ModelSpec
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 from rlcore_torchkit.huggingface.models import load_model
 
 folder = Path(sys.argv[1])

@@ -5,8 +5,8 @@ import string
 from pathlib import Path
 from typing import Any
 
-from rlcore.testing.models import END_OF_TEXT, _save_quietly, make_tokenizer
-from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.testing.models import END_OF_TEXT, _save_quietly, make_tokenizer
+from rlcore_torchkit.transformers_import import import_transformers
 
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 CHAT_TEMPLATE = (

@@ -8,15 +8,15 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.run.plan import evaluation_check
-from rlcore.run.plan.evaluation_check import program_problems, server_notes
+from rlcore.run.plan import checkpoint_rules
+from rlcore.run.plan.checkpoint_rules import program_problems, server_notes
 from rlcore.spi import PluginError
 
 
 @pytest.fixture(autouse=True)
 def evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some checkpoint evaluator is installed."""
-    monkeypatch.setattr(evaluation_check, "only_function", lambda *_: object())
+    monkeypatch.setattr(checkpoint_rules, "only_function", lambda *_: object())
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_program_is_looked_for_where_it_would_be_started(recipe: Any, tmp_path
 
 
 def test_checkpoints_need_an_evaluator(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation_check, "only_function", lambda *_: None)
+    monkeypatch.setattr(checkpoint_rules, "only_function", lambda *_: None)
     (missing,) = problems(recipe, command=("sh",))
     assert "Run: pip install 'rlcore[serve]'" in missing
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlcore.images import image_token_id, reads_images
-from rlcore.testing.image_models import MARKS, make_image_model
+from rlcore_torchkit.testing.image_models import MARKS, make_image_model
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen3_vl"])

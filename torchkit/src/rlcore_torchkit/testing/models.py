@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.spi.weights import Head
-from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.transformers_import import import_transformers
 
 END_OF_TEXT = "<|end|>"
 CHAT_TEMPLATE = (

@@ -1,20 +1,23 @@
-"""The reference of every option, generated from the config classes and the docstrings beneath their fields."""
+"""`rlcore reference`: every key of a recipe, from the config classes and the docstrings beneath their fields."""
 
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
+import click
 
 from rlcore.config.convert import CLUSTER, EXECUTION, Sections, role_names
 from rlcore.config.recipe import Recipe
+from rlcore.registry.discovery import discover
+from rlcore.run.plan.sections import sections
 from rlcore.schema import describe, types
 from rlcore.spi import ClusterConfig
 
 INTRODUCTION = """\
 # Configuration
 
-A recipe is a TOML file. This reference is generated from the classes (`rlcore config --reference`), so it is complete: a key
+A recipe is a TOML file. This reference is generated from the classes (`rlcore reference`), so it is complete: a key
 that is not listed here is an error. Keys without a default must be given. `none` is the value of a key that is left out; TOML
 has no way to write it.
 
@@ -37,6 +40,15 @@ and observer that takes options one below `[sinks]` or `[observers]`. Tables of 
 checked and otherwise ignored, so that one recipe can serve several machines. A note says so of the table of another algorithm
 than the recipe's, unless it is of a file that the recipe extends.
 """
+
+
+@click.command("reference")
+def reference_command() -> None:
+    """Print every key of a recipe, as Markdown.
+
+    With the sections of all installed plugins.
+    """
+    click.echo(reference(sections(discover())), nl=False)
 
 
 def reference(sections: Sections) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 import torch.distributed as dist
+from attrs import evolve
 
 from rlcore.spi import (
     CloseRequest,
@@ -10,9 +11,11 @@ from rlcore.spi import (
     SaveStateResult,
     TrainerContext,
     TrainerLayout,
+    capabilities,
     hookimpl,
 )
 from rlcore.testing.fakes.policy import Float64Array
+from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
 
@@ -61,3 +64,8 @@ class RankedFakeTrainer(FakeTrainer):
         if self.rank_info.world_size > 1:
             dist.all_reduce(values)
         return np.asarray(values.numpy())
+
+
+FAKE_RANKED_TRAINER = evolve(
+    FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities | {capabilities.MULTI_RANK}, backend="ranked_trainer:RankedFakeTrainer"
+)
