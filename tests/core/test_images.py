@@ -134,7 +134,7 @@ def test_a_model_without_an_image_processor(tmp_path):
 def test_an_image_processor_that_takes_too_long_is_named(image_model, monkeypatch):
     monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.2)
     monkeypatch.setattr("transformers.AutoImageProcessor.from_pretrained", lambda *_, **__: time.sleep(1000))
-    with pytest.raises(ModelError, match=r"the image processor of .* took longer than 0\.2 s"):
+    with pytest.raises(ModelError, match=r"image processor .* 0\.2 s"):
         load_image_processor(str(image_model), None, trust_remote_code=False)
 
 

@@ -112,7 +112,7 @@ def test_a_chat_template_without_end_is_named(reward_model, monkeypatch, scoring
     monkeypatch.setattr("rlcore_reward.scorer.TEMPLATE_S", 0.2)
     tokenizer = AutoTokenizer.from_pretrained(reward_model)
     tokenizer.chat_template = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
-    with pytest.raises(TimeoutError, match=r"the reward model's chat template took longer than 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"chat template .* 0\.2 s"):
         tokens_of(Conversation(prompt=CHAT, answer="word"), tokenizer, ())
 
 

@@ -61,11 +61,11 @@ def test_late_rows_of_a_source_are_named(monkeypatch):
     for name, read in late.items():
         monkeypatch.setattr(sys.modules[__name__], name, read, raising=False)
         source(monkeypatch, name)
-        with pytest.raises(PluginError, match=r"reading squares, by the data source 'db', took longer than 0\.3 s"):
+        with pytest.raises(PluginError, match=r"squares, by .* 'db', .* 0\.3 s"):
             load_rows(DatasetConfig(source="db", path="squares"), "train", None)
-    with pytest.raises(PluginError, match=r"taking rows from 0 on of data\.train took longer than 0\.05 s"):
+    with pytest.raises(PluginError, match=r"data\.train .* 0\.05 s"):
         list(chunks_of(LateSource([{}]), "data.train"))
-    with pytest.raises(PluginError, match=r"taking rows from 0 on of data\.train took longer than 0\.05 s"):
+    with pytest.raises(PluginError, match=r"data\.train .* 0\.05 s"):
         given_rows(LateSource([{}]), DatasetConfig(source="python"), "data.train")
 
 
