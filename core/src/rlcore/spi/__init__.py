@@ -47,7 +47,7 @@ NAMES = {
     ),
     "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
-    "observer": "LOOP_OBSERVER_GROUP LoopObserverProvider ObserverContext",
+    "observer": "EvaluatedRun LOOP_OBSERVER_GROUP LoopObserverProvider ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (

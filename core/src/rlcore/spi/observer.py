@@ -1,5 +1,7 @@
 """Observers: of backends, which may be built with a context, and of the training loop."""
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,24 @@ class LoopObserverProvider:
     check: str | None = None
     """`package.module:function`, called as function(recipe) before a run, which returns the Problems of a recipe; None where
     nothing can be wrong."""
+
+
+@frozen(kw_only=True, eq=False)
+class EvaluatedRun:
+    """The run whose checkpoints are measured, as a checkpoint evaluator sees it in the driver."""
+
+    recipe: Any
+    """The recipe, whose section `checkpoint_evaluation` is not None."""
+    directory: Path
+    """The run directory. The evaluator's files are in its folder `evaluations`."""
+    log: Callable[[int, Mapping[str, float]], None]
+    """Write the figures of a step's checkpoint to metrics.jsonl and to sinks."""
+    note: Callable[[str], None]
+    """Tell the user."""
+    waiting: Callable[[], AbstractContextManager[None]]
+    """Opens a block that waits for an evaluation; its seconds are counted as such."""
+    deferred: Callable[[], AbstractContextManager[None]]
+    """Opens a block that an interrupt does not end."""
 
 
 @frozen(kw_only=True)

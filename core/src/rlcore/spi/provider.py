@@ -12,6 +12,7 @@ from attrs import field, frozen
 from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
+from rlcore.time_limit import loading
 
 DescriptionT = TypeVar("DescriptionT")
 Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink", "execution"]
@@ -29,6 +30,32 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
+KINDS = (
+    *ROLES,
+    "observer",
+    "global_observer",
+    "architecture",
+    "importer",
+    "planner",
+    "chart",
+    "session_server",
+    "loop_observer",
+    "command",
+    "channel",
+    "dataset",
+)
+"""Every kind of entry point: the roles of plugins, and what else a package may add."""
+
+
+def group_of(kind: str) -> str:
+    """Return the entry-point group of a kind."""
+    return f"rlcore.{kind}s"
+
+
+GROUPS = tuple(map(group_of, KINDS))
+"""Every group of rlcore's."""
+
+
 def as_frozen(names: Iterable[str]) -> Any:
     # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
     return as_plain(names) if isinstance(names, str) else frozenset(map(as_plain, names))
@@ -44,7 +71,7 @@ def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT
     or is written for another interface, is left out: the driver lists it with its error."""
     found = {}
     for entry_point in filter(_is_enabled, _entry_points(group)):
-        with suppress(BaseException):  # an import may raise anything
+        with suppress(BaseException), loading(f"the import of {entry_point.value}"):  # an import may raise anything
             loaded: Any = entry_point.load()
             fits = loaded.spi[0] == SPI_VERSION[0] and loaded.spi[1] <= SPI_VERSION[1] and loaded.name == entry_point.name
             if isinstance(loaded, kind) and fits:
