@@ -345,14 +345,14 @@ FAULTS = (
     ),
     Fault(
         "an agent's answer goes on behind its prompt, not behind what it has said",
-        "rlcore.run.rollout.session_sampler",
+        "rlcore_serve.sessions.sampler",
         "prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]) if said else request.prompt,",
         "prompt=request.prompt,",
         AGENTS_AHEAD.format("function"),
     ),
     Fault(
         "what an agent's answer went on with counts as of the old weights",
-        "rlcore.run.rollout.session_sampler",
+        "rlcore_serve.sessions.sampler",
         "weight_versions=versions,",
         "weight_versions=np.full_like(versions, versions[0]),",
         AGENTS_AHEAD.format("function"),

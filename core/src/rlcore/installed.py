@@ -18,6 +18,7 @@ from rlcore.spi.importing import IMPORTER_GROUP
 from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import (
+    AGENT_COLLECTOR_GROUP,
     ARCHITECTURE_GROUP,
     ENTRY_POINT_GROUPS,
     GLOBAL_OBSERVER_GROUP,
@@ -35,6 +36,7 @@ GROUPS = (
     IMPORTER_GROUP,
     PLANNER_GROUP,
     CHART_GROUP,
+    AGENT_COLLECTOR_GROUP,
     SESSION_SERVER_GROUP,
     CHECKPOINT_EVALUATOR_GROUP,
     COMMAND_GROUP,

@@ -24,7 +24,15 @@ from rlcore.spi.data_source import DATASET_GROUP
 from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
 from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, SESSION_SERVER_GROUP, Provider, Role
+from rlcore.spi.provider import (
+    AGENT_COLLECTOR_GROUP,
+    ENTRY_POINT_GROUPS,
+    GLOBAL_OBSERVER_GROUP,
+    OBSERVER_GROUP,
+    SESSION_SERVER_GROUP,
+    Provider,
+    Role,
+)
 from rlcore.spi.sink import CHART_GROUP
 from rlcore.time_limit import LateError
 
@@ -235,6 +243,7 @@ def _matched_before_recipes(installed: EntryPoints) -> set[str]:
         "command": COMMAND_GROUP,
         "planner": PLANNER_GROUP,
         "chart": CHART_GROUP,
+        "agent_collector": AGENT_COLLECTOR_GROUP,
         "session_server": SESSION_SERVER_GROUP,
         "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
     }

@@ -1,6 +1,6 @@
-"""Functions that packages add to the core: the planner of "auto" options, charts of finished runs, the session server."""
+"""Functions that packages add to the core, such as the planner of "auto" options and charts of finished runs."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attrs import field, frozen
 
@@ -8,7 +8,7 @@ from rlcore.registry.discovery import FunctionEntry, load_group
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import states_of
 from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import SESSION_SERVER_GROUP
+from rlcore.spi.provider import AGENT_COLLECTOR_GROUP, SESSION_SERVER_GROUP
 from rlcore.spi.sessions import SessionContext, SessionServer
 
 
@@ -24,6 +24,13 @@ class PlannerEntry(FunctionEntry):
     """One installed planner, as rlcore.spi.planning.PLANNER_GROUP describes it."""
 
     role: str = field(default="planner", init=False)
+
+
+@frozen(kw_only=True, eq=False)
+class AgentCollectorEntry(FunctionEntry):
+    """One installed collector of agents' episodes, as rlcore.spi.provider.AGENT_COLLECTOR_GROUP describes it."""
+
+    role: str = field(default="agent_collector", init=False)
 
 
 @frozen(kw_only=True, eq=False)
@@ -45,11 +52,20 @@ AnyFunction = TypeVar("AnyFunction", bound=FunctionEntry)
 
 def session_server(context: SessionContext) -> SessionServer:
     """Build the installed session server. PluginError where there is none, or it is not usable."""
-    entry = only_function(SessionServerEntry, SESSION_SERVER_GROUP)
-    if entry is None or entry.function is None:
-        raise PluginError(f"found no session server; expected one in {SESSION_SERVER_GROUP}")
-    server: SessionServer = entry.function(context)
+    server: SessionServer = _built(SessionServerEntry, SESSION_SERVER_GROUP, context)
     return server
+
+
+def agent_collector(rollout: object, **parts: Any) -> Any:
+    """Build the installed collector of agents' episodes. PluginError where there is none, or it is not usable."""
+    return _built(AgentCollectorEntry, AGENT_COLLECTOR_GROUP, rollout, **parts)
+
+
+def _built(kind: type[FunctionEntry], group: str, *arguments: Any, **named: Any) -> Any:
+    entry = only_function(kind, group)
+    if entry is None or entry.function is None:
+        raise PluginError(f"found none of {group}; expected one")
+    return entry.function(*arguments, **named)
 
 
 def only_function(kind: type[AnyFunction], group: str) -> AnyFunction | None:

@@ -53,7 +53,8 @@ _NAMES = {
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
-        "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
+        "AGENT_COLLECTOR_GROUP ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES "
+        "SESSION_SERVER_GROUP Provider Role"
     ),
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
@@ -200,6 +201,7 @@ if TYPE_CHECKING:
     from rlcore.spi.planning import DeviceSpec as DeviceSpec
     from rlcore.spi.planning import PlanContext as PlanContext
     from rlcore.spi.planning import PlanOption as PlanOption
+    from rlcore.spi.provider import AGENT_COLLECTOR_GROUP as AGENT_COLLECTOR_GROUP
     from rlcore.spi.provider import ARCHITECTURE_GROUP as ARCHITECTURE_GROUP
     from rlcore.spi.provider import ENTRY_POINT_GROUPS as ENTRY_POINT_GROUPS
     from rlcore.spi.provider import GLOBAL_OBSERVER_GROUP as GLOBAL_OBSERVER_GROUP

@@ -18,8 +18,8 @@ from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
-from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore_serve.sampling_defaults import sampling_defaults
+from rlcore_serve.sessions.sampler import SessionSampler
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions

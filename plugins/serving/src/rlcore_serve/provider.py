@@ -1,14 +1,16 @@
 """The descriptions of `rlcore serve` and of the environment `agent`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.spi import SPI_VERSION, CommandSpec, Provider, capabilities
 from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
+    from rlcore.config.recipe import RolloutConfig
     from rlcore.run.checkpoint_evaluation import EvaluatedRun
     from rlcore.run.protocols import LoopObserver
     from rlcore.spi import SessionContext, SessionServer
+    from rlcore_serve.agents.collector import AgentCollector
 
 SERVE = CommandSpec(
     name="serve", spi=SPI_VERSION, help="Serve a model over HTTP.", command="rlcore_serve.command:serve_command", priority=60
@@ -23,6 +25,19 @@ AGENT = Provider(
     max_concurrent=lambda config: config.max_concurrent,
     check="rlcore_serve.agents.environment:check",
 )
+
+
+def agent_collector(rollout: "RolloutConfig", **parts: Any) -> "AgentCollector":
+    """Build the collector of agents' episodes."""
+    from rlcore.registry.functions import session_server
+    from rlcore_serve.agents.collector import AgentCollector
+
+    return AgentCollector(
+        server=session_server,
+        max_sequence_length=rollout.max_sequence_length,
+        history="segment" if rollout.history == "segment" else "refuse",
+        **parts,
+    )
 
 
 def session_server(context: "SessionContext") -> "SessionServer":

@@ -54,6 +54,8 @@ class StepCollector(ABC, Generic[GroupT]):
     """True where the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
     """What reads the calls of tools; None where nothing says how the model writes them."""
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
     purpose: str = "the step"
     """What the samples are for, in words."""
     is_mixed: bool = False
@@ -144,8 +146,6 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     episode_timeout_s: float | None = None
     masks_truncated: bool = False
     """True where episodes that a limit of tokens or turns cut off are masked."""
-    compares: Compared = "rewards"
-    """What tells the samples of a group apart."""
     history: History = "refuse"
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False

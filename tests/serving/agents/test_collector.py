@@ -17,8 +17,6 @@ from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout import group_work, request_feed
-from rlcore.run.rollout.agent_collector import AgentCollector
-from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
@@ -37,11 +35,12 @@ from rlcore.spi import (
     WorkerError,
 )
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_serve.agents.collector import AgentCollector
+from rlcore_serve.agents.groups import AgentGroups
 
-from .test_collector import Notes, Speller
+from ...core.run.rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
-pytest.importorskip("rlcore_serve", reason="sessions need a server")
 Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]
 
 

@@ -10,9 +10,9 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_group import Compared, has_reward_variance
 from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.group_work import GroupWork
-from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
+from rlcore_serve.sessions.sampler import SessionSampler
 
 
 @define(kw_only=True, eq=False)
