@@ -54,11 +54,6 @@ class Failure:
         return isinstance(self.cause, KeyboardInterrupt)
 
     @property
-    def ends_run(self) -> bool:
-        """Return whether the run ends although the recipe masks failures."""
-        return self.interrupts or self.is_final
-
-    @property
     def is_final(self) -> bool:
         """Return whether it is one of FINAL."""
         return isinstance(self.cause, FINAL)
