@@ -29,6 +29,7 @@ from rlcore.spi.provider import (
     ENTRY_POINT_GROUPS,
     GLOBAL_OBSERVER_GROUP,
     OBSERVER_GROUP,
+    REPLAY_GROUP,
     SESSION_SERVER_GROUP,
     Provider,
     Role,
@@ -244,6 +245,7 @@ def _matched_before_recipes(installed: EntryPoints) -> set[str]:
         "planner": PLANNER_GROUP,
         "chart": CHART_GROUP,
         "agent_collector": AGENT_COLLECTOR_GROUP,
+        "replay": REPLAY_GROUP,
         "session_server": SESSION_SERVER_GROUP,
         "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
     }

@@ -1,14 +1,16 @@
 """Functions that packages add to the core, such as the planner of "auto" options and charts of finished runs."""
 
+from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
+from rlcore.published_plugins import first_published, pip_line
 from rlcore.registry.discovery import FunctionEntry, load_group
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import states_of
 from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import AGENT_COLLECTOR_GROUP, SESSION_SERVER_GROUP
+from rlcore.spi.provider import AGENT_COLLECTOR_GROUP, REPLAY_GROUP, SESSION_SERVER_GROUP
 from rlcore.spi.sessions import SessionContext, SessionServer
 
 
@@ -31,6 +33,13 @@ class AgentCollectorEntry(FunctionEntry):
     """One installed collector of agents' episodes, as rlcore.spi.provider.AGENT_COLLECTOR_GROUP describes it."""
 
     role: str = field(default="agent_collector", init=False)
+
+
+@frozen(kw_only=True, eq=False)
+class ReplayEntry(FunctionEntry):
+    """One installed reader of recorded runs, as rlcore.spi.provider.REPLAY_GROUP describes it."""
+
+    role: str = field(default="replay", init=False)
 
 
 @frozen(kw_only=True, eq=False)
@@ -61,10 +70,16 @@ def agent_collector(rollout: object, **parts: Any) -> Any:
     return _built(AgentCollectorEntry, AGENT_COLLECTOR_GROUP, rollout, **parts)
 
 
+def opened_replay(path: Path, plan: object, *, resume: bool) -> Any:
+    """Open a recorded run that another is to repeat. PluginError where nothing installed reads it."""
+    return _built(ReplayEntry, REPLAY_GROUP, path, plan, resume=resume)
+
+
 def _built(kind: type[FunctionEntry], group: str, *arguments: Any, **named: Any) -> Any:
     entry = only_function(kind, group)
     if entry is None or entry.function is None:
-        raise PluginError(f"found none of {group}; expected one")
+        requirement = first_published(fields(kind).role.default)
+        raise PluginError(f"found none of {group}; expected one" + (f". Run: {pip_line([requirement])}" if requirement else ""))
     return entry.function(*arguments, **named)
 
 

@@ -53,7 +53,7 @@ _NAMES = {
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
-        "AGENT_COLLECTOR_GROUP ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES "
+        "AGENT_COLLECTOR_GROUP ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP REPLAY_GROUP ROLES "
         "SESSION_SERVER_GROUP Provider Role"
     ),
     "rows": "LazyRows",
@@ -206,6 +206,7 @@ if TYPE_CHECKING:
     from rlcore.spi.provider import ENTRY_POINT_GROUPS as ENTRY_POINT_GROUPS
     from rlcore.spi.provider import GLOBAL_OBSERVER_GROUP as GLOBAL_OBSERVER_GROUP
     from rlcore.spi.provider import OBSERVER_GROUP as OBSERVER_GROUP
+    from rlcore.spi.provider import REPLAY_GROUP as REPLAY_GROUP
     from rlcore.spi.provider import ROLES as ROLES
     from rlcore.spi.provider import SESSION_SERVER_GROUP as SESSION_SERVER_GROUP
     from rlcore.spi.provider import Provider as Provider

@@ -26,6 +26,9 @@ GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
 AGENT_COLLECTOR_GROUP = "rlcore.agent_collectors"
 """Functions or classes, called as function(rollout, **parts) -> StepCollector, with the recipe's section `[rollout]` and the
 fields of the core's StepCollector. A run whose environment declares `agent` uses the only one that is installed."""
+REPLAY_GROUP = "rlcore.replays"
+"""Functions, called as function(path, plan, resume=resume) -> Replay, with a run's schedule.jsonl and the plan of the run that
+repeats it. `rlcore train --replay-schedule` uses the only one that is installed."""
 SESSION_SERVER_GROUP = "rlcore.session_servers"
 """Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
