@@ -48,7 +48,7 @@ import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout import request_feed
+from rlcore.run.rollout import request_queue
 from rlcore.spi import EnvironmentContext, FinishReason, Turn
 from rlcore.spi.execution import Backends, RefitCommand, Refitted
 from rlcore.testing.fakes import FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
@@ -195,7 +195,7 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
         overrides = [f"{key}={value}" for key, value in keys.items()]
         prepared = prepare(recipe, overrides, registry=registry)
         clock = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
-        clocked = patch.object(timing, "time", clock), patch.object(request_feed, "time", clock)
+        clocked = patch.object(timing, "time", clock), patch.object(request_queue, "time", clock)
         with clocked[0], clocked[1], patch.object(driver, "execution", execution):
             driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
     steps = progress.steps[1:] or progress.steps

@@ -128,7 +128,7 @@ class ReplayTurns(Turns):
     def _ask(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             lost = self._recorded.sample(episode.number).lost
-            if self._recorded.span(episode.number, episode.turn, episode.num_begun) is not None:
+            if self._recorded.span(episode.number, episode.turn, episode.num_partial_tokens) is not None:
                 self._waiting[episode.number] = episode
             elif lost is not None:
                 self._lose_again(episode, lost)
@@ -141,7 +141,7 @@ class ReplayTurns(Turns):
         self.look_again()
 
     def _span(self, episode: Episode) -> tuple[int, int]:
-        span = self._recorded.span(episode.number, episode.turn, episode.num_begun)
+        span = self._recorded.span(episode.number, episode.turn, episode.num_partial_tokens)
         assert span is not None, "what waits has a part to be generated"
         return span
 
@@ -151,12 +151,12 @@ class ReplayTurns(Turns):
     def _is_cut(self, episode: Episode, sampled: Completion) -> bool:
         if super()._is_cut(episode, sampled):
             return True
-        number, num_said = len(sampled.tokens), episode.num_begun + len(sampled.tokens)
+        number, num_said = len(sampled.tokens), episode.num_partial_tokens + len(sampled.tokens)
         if sampled.finish_reason != FinishReason.LENGTH or not number < episode.turn_budget:
             return False
         lost = self._recorded.sample(episode.number).lost
         goes_on = self._recorded.span(episode.number, episode.turn, num_said) is not None
-        return number == sampled.wanted.max_tokens and (goes_on or (lost is not None and lost.in_turn))
+        return number == sampled.request.max_tokens and (goes_on or (lost is not None and lost.in_turn))
 
     def _take(self, sampled: Completion) -> None:
         if sampled.finish_reason == FinishReason.ABORTED:  # stopped where the file has no stop: that part begins again
@@ -187,9 +187,9 @@ class ReplayGroups(PromptGroups):
     def new_group(self, number: int) -> EpisodeGroup:
         """See GroupWork."""
         record = self._schedule.recorded.groups[number]
-        instead = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
+        replacement = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
         return EpisodeGroup(
-            number=number, instead=instead, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
+            number=number, replacement=replacement, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
     def failed_before(self, number: int) -> str | None:
@@ -201,7 +201,7 @@ class ReplayGroups(PromptGroups):
         self.turns.look_again = look
         super().begin(calls, on_ended, look)
 
-    def generate_next(self, running: Iterable[EpisodeGroup]) -> None:
+    def request_next(self, running: Iterable[EpisodeGroup]) -> None:
         """See GroupWork."""
         if self.turns.all_wait(running) and not self.turns.ask_due(self._schedule.trained):
             self._schedule.generated()

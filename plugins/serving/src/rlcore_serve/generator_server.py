@@ -71,9 +71,9 @@ def serve_generator(
         everyone = Session(token=address.api_key or "", record=None)
         with serving(served, Sessions(everyone), host=address.host, port=address.port) as url:
             note(f"{address.name} answers on {url}/v1; Ctrl-C ends it")
-            sampler.feed.begin(OWN_VERSION)
+            sampler.requests.begin(OWN_VERSION)
             try:
-                run_stream(handle, tokenizer, sampler.feed, OWN_VERSION)
+                run_stream(handle, tokenizer, sampler.requests, OWN_VERSION)
             finally:
                 sampler.close()
 

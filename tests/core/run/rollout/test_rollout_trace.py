@@ -25,7 +25,7 @@ def said(*versions: int, reason: FinishReason = FinishReason.STOP) -> Completion
     number = len(versions)
     wanted = CompletionRequest(prompt=PROMPT, seed=0, max_tokens=10, sampling=SamplingParams(), owner=None)
     return Completion(
-        wanted=wanted,
+        request=wanted,
         text="",
         tokens=np.arange(number, dtype=np.int32),
         logprobs=np.zeros(number, np.float32),
@@ -42,11 +42,11 @@ def episode() -> Episode:
 
 def test_spans_end_where_weights_change_and_where_the_generator_was_stopped() -> None:
     made = episode()
-    made.begin_turn(said(3, 3))
-    made.begin_turn(said(3))
-    made.say(said(4, 4), "")
-    made.go_on(PROMPT)
-    made.say(said(5), "")
+    made.add_partial_turn(said(3, 3))
+    made.add_partial_turn(said(3))
+    made.add_turn(said(4, 4), "")
+    made.next_turn(PROMPT)
+    made.add_turn(said(5), "")
     record = sample_record(made, "")
     assert record.turns == (((3, 2), (3, 1), (4, 2)), ((5, 1),))
     assert (record.in_flight, record.lost) == (False, None)
@@ -54,8 +54,8 @@ def test_spans_end_where_weights_change_and_where_the_generator_was_stopped() ->
 
 def test_weights_that_change_without_a_stop_are_in_flight() -> None:
     made = episode()
-    made.begin_turn(said(3, 4))
-    made.say(said(5), "")
+    made.add_partial_turn(said(3, 4))
+    made.add_turn(said(5), "")
     record = sample_record(made, "")
     assert record.turns == (((3, 1), (4, 1), (5, 1)),)
     assert record.in_flight
@@ -63,9 +63,9 @@ def test_weights_that_change_without_a_stop_are_in_flight() -> None:
 
 def test_a_sample_that_is_lost_in_a_turn_keeps_what_it_said() -> None:
     made = episode()
-    made.say(said(3), "")
-    made.go_on(PROMPT)
-    made.begin_turn(said(4, 4))
+    made.add_turn(said(3), "")
+    made.next_turn(PROMPT)
+    made.add_partial_turn(said(4, 4))
     made.valid, made.timed_out = False, True
     assert sample_record(made, "too long").lost == LostRecord(reason="too long", length=7, timed_out=True, in_turn=True)
     assert sample_record(made, "too long").turns == (((3, 1),), ((4, 2),))
@@ -73,10 +73,10 @@ def test_a_sample_that_is_lost_in_a_turn_keeps_what_it_said() -> None:
 
 def test_other_tokens_have_another_digest() -> None:
     one, other = episode(), episode()
-    one.say(said(3, 3), "")
-    other.say(said(3, 3), "")
+    one.add_turn(said(3, 3), "")
+    other.add_turn(said(3, 3), "")
     assert sample_record(one, "").digest == sample_record(other, "").digest
-    other.go_on(PROMPT)
+    other.next_turn(PROMPT)
     assert sample_record(one, "").digest != sample_record(other, "").digest
 
 

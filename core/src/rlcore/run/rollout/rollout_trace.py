@@ -127,17 +127,17 @@ def _group_record(group: EpisodeGroup, began: int, reasons: Mapping[int, str]) -
 def sample_record(episode: Episode, reason: str) -> SampleRecord:
     """An episode that has ended; `reason` is why it failed, if it did."""
     versions, ranges = np.concatenate(episode.versions), list(episode.turns)
-    if episode.begun:
-        ranges.append((episode.length - episode.num_begun, episode.length))
+    if episode.partial_turn:
+        ranges.append((episode.length - episode.num_partial_tokens, episode.length))
     changed = [place for start, end in ranges for place in _changes(versions, start, end)]
-    places = [*changed, *episode.cuts]
+    places = [*changed, *episode.stops]
     lost = None
     if not episode.valid:
-        lost = LostRecord(reason=reason, length=episode.length, timed_out=episode.timed_out, in_turn=bool(episode.begun))
+        lost = LostRecord(reason=reason, length=episode.length, timed_out=episode.timed_out, in_turn=bool(episode.partial_turn))
     return SampleRecord(
         turns=tuple(tuple(_spans(versions, places, start, end)) for start, end in ranges),
         digest=hashlib.blake2b(episode.context().tobytes(), digest_size=DIGEST_BYTES).hexdigest(),
-        in_flight=not set(changed) <= set(episode.cuts),
+        in_flight=not set(changed) <= set(episode.stops),
         lost=lost,
     )
 

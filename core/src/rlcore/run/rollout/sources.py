@@ -204,13 +204,13 @@ class RolloutSource(Source):
         """Whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones that
         were replaced."""
         run = self._run
-        replaced = [number for number in run.schedule.refilled if number not in run.untold]
-        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.tells_of_row(group)}
+        replaced = [number for number in run.schedule.refilled if number not in run.unrated]
+        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
         return signals | dict.fromkeys(replaced, False)
 
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""
-        return {group.number: group.success_rate for group in groups if self._run.work.tells_of_row(group)}
+        return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
 
     def _note_beginning(self) -> None:
         """A step begins."""
