@@ -9,8 +9,8 @@ from rlcore.config.model import ModelConfig
 from rlcore.images import Placeholders, content_fault, decode_image, image_file, images_of, load_image_processor, shown_message
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError, ModelError
-from rlcore.testing.image_models import make_image_model
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.image_models import make_image_model
+from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("transformers.modeling_utils")
 Image = pytest.importorskip("PIL.Image")

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.plan.prepare import prepare
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PROBLEMS = (

@@ -15,8 +15,8 @@ from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.tokenizer import load_tokenizer
-from rlcore.testing.models import make_model
 from rlcore_reward.scorer import Conversation, Failure, Scoring, score, tokens_of
+from rlcore_torchkit.testing.models import make_model
 
 CHAT = ({"role": "user", "content": "Say a word."},)
 CONVERSATIONS = [

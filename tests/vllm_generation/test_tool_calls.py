@@ -4,7 +4,7 @@ import pytest
 
 from rlcore.chat.tool_calls import FORMS
 from rlcore.spi import ModelSpec
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 from rlcore_vllm.engines.tool_calls import tool_parser
 
 TOOLS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
-from rlcore.registry.functions import opened_replay
+from rlcore.registry.functions import call_function
 from rlcore.run.checkpoint_evaluation import EvaluatedRun, checkpoint_evaluator
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
@@ -47,7 +47,7 @@ def train(
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
-    replay = None if replay_schedule is None else opened_replay(replay_schedule, prepared, resume=resume)
+    replay = None if replay_schedule is None else call_function("replay", replay_schedule, prepared, resume=resume)
     directory, initial_state = RunDirectory.of(prepared.recipe.run), prepared.algorithm.save_state()
     starting = partial(find_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
     _ = starting(Progress().note)  # before anything is made there

@@ -10,9 +10,10 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.gpu import Device
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
-from rlcore.registry.binding import build_generator, engine_tool_parser, run_check
+from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
+from rlcore.registry.provider_calls import engine_tool_parser, run_check
 from rlcore.run.data.hub_reach import absent_remedy
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
 from rlcore.run.execution.shutdown import closed_after

@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 
 @pytest.fixture(scope="session")

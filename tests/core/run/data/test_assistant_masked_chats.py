@@ -16,7 +16,7 @@ from rlcore.run.data.examples import example_batch
 from rlcore.run.data.given_rows import given_rows
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from ...chat.chat_templates import CALLING_FORMS, FAMILIES, set_chat_template  # type: ignore[import-not-found]
 

@@ -12,7 +12,7 @@ from rlcore.run.data import chat_template
 from rlcore.run.data.chat_template import TODAY, with_defaults, write_templates
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore.spi import ConfigError, DataError, ModelError
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
 TOOL = {"type": "function", "function": {"name": "look"}}

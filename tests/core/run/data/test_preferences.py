@@ -20,7 +20,7 @@ from rlcore.run.data.given_rows import given_rows
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import MARGINS, DataError
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from ...chat.chat_templates import CALLING_FORMS, set_chat_template  # type: ignore[import-not-found]
 

@@ -20,7 +20,7 @@ from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError
-from rlcore.testing.image_models import make_image_model
+from rlcore_torchkit.testing.image_models import make_image_model
 
 pytest.importorskip("transformers.modeling_utils")
 Image = pytest.importorskip("PIL.Image")

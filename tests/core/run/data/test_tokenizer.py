@@ -16,8 +16,8 @@ from rlcore.config.model import ModelConfig
 from rlcore.run.data import hub_reach
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError, ModelError
-from rlcore.testing.models import END_OF_TEXT, make_tokenizer
 from rlcore.thoughts import without_thoughts
+from rlcore_torchkit.testing.models import END_OF_TEXT, make_tokenizer
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from rlcore.spi import (
     StepResult,
 )
 from rlcore.spi.execution import Responses
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from ...chat.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
 from .answering import answer_stream  # type: ignore[import-not-found]

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from rlcore.config.recipe import RolloutConfig
-from rlcore.published_plugins import first_published, pip_line
+from rlcore.installed import group_of
+from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import Entry
-from rlcore.registry.functions import AgentCollectorEntry, SessionServerEntry, only_function
+from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import AGENT_COLLECTOR_GROUP, SESSION_SERVER_GROUP, Problem, capabilities
+from rlcore.spi import Problem, capabilities
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -27,12 +28,9 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return
     agents = f"with environment {name!r}, whose agents run the episodes"
-    groups = ((AgentCollectorEntry, AGENT_COLLECTOR_GROUP), (SessionServerEntry, SESSION_SERVER_GROUP))
-    if missing := [group for kind, group in groups if only_function(kind, group) is None]:
-        requirement = first_published("agent_collector")
-        remedy = f"Run: {pip_line([requirement])}" if requirement else ""
-        found = f"{name!r}, without a package that runs agents ({', '.join(missing)})"
-        yield Problem(path="environment", found=found, expected="one", remedy=remedy)
+    if missing := [kind for kind in ("agent_collector", "session_server") if only_function(kind) is None]:
+        found = f"{name!r}, without what runs agents ({', '.join(map(group_of, missing))})"
+        yield Problem(path="environment", found=found, expected="one of each", remedy=remedy_for(missing[0]))
     if rollout.max_turns != 1:
         expected = "1, the default: an agent asks as often as it likes"
         yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)

@@ -15,7 +15,7 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number
-from rlcore.registry.binding import engine_tool_parser, max_concurrent
+from rlcore.registry.provider_calls import engine_tool_parser, max_concurrent
 from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.levels import LEVEL_WINDOW, NO_LEVEL, Levels, levels_of
@@ -25,7 +25,7 @@ from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of, observer_of, within_limits
-from rlcore.run.plan.reference_check import check_vocabulary
+from rlcore.run.plan.other_models import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.run.plan.truncation import replays_sampling_mask

@@ -5,7 +5,7 @@ from typing import Any
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DatasetConfig
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
-from rlcore.registry.functions import agent_collector
+from rlcore.registry.functions import call_function
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.report.progress import Progress
@@ -57,7 +57,7 @@ def collector_of(
         "progress": progress,
     }
     if episodes.runs_agents:
-        collector: StepCollector[Any] = agent_collector(rollout, **parts)
+        collector: StepCollector[Any] = call_function("agent_collector", rollout, **parts)
         return collector
     return RolloutCollector(
         prompt_limit=_prompt_limit(data, split, rollout),
