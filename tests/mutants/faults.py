@@ -160,7 +160,7 @@ FAULTS = (
     ),
     Fault(
         "failures of replaced groups are a share of the step's samples alone",
-        "rlcore.run.rollout.failures",
+        "rlcore.run.rollout.environment_results",
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
         "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",

@@ -18,7 +18,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout import group_work, request_queue
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.metrics import evaluation_metrics
+from rlcore.run.rollout.held_out import evaluation_metrics
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, StepPlan
 from rlcore.run.storage.rollout_table import rollout_table

@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.run.rollout import environment_calls
 from rlcore.run.rollout.environment_calls import Call, EnvironmentCalls
-from rlcore.run.rollout.failures import Failure
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.spi import ContractError
 
 

@@ -17,11 +17,11 @@ import pytest
 
 from rlcore.run.rollout import environment_calls, request_queue
 from rlcore.run.rollout.conversations import Conversations
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
 from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import PromptLimit, StepPlan, StepPlans

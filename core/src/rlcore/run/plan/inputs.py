@@ -35,7 +35,8 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import Replay, RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
-from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource
+from rlcore.run.rollout.held_out import HeldOutEvaluator
+from rlcore.run.rollout.sources import ExampleSource, RolloutSource
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import DataError, Row
 from rlcore.spi.arrays import Int64Array

@@ -18,11 +18,11 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import NOT_GENERATED, Episode
 from rlcore.run.rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.prompt_groups import GroupOptions, PromptGroups

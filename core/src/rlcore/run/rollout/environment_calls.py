@@ -8,8 +8,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from attrs import define, field
 
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.event_loop import Abandoned
-from rlcore.run.rollout.failures import Failure
 from rlcore.spi import ContractError, EpisodeResult, ResetResult, StepResult
 
 GRACE_S = 2.0

@@ -12,9 +12,8 @@ from weakref import WeakSet
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.rollout import environment_calls
 from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result, TaskPool
-from rlcore.run.rollout.environment_results import check_episode, check_reset, check_step
+from rlcore.run.rollout.environment_results import Failure, check_episode, check_reset, check_step, shown
 from rlcore.run.rollout.event_loop import LoopThread
-from rlcore.run.rollout.failures import Failure, shown
 from rlcore.spi import (
     AgentEnvironment,
     ContractError,

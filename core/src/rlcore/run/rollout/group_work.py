@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
-from rlcore.run.rollout.failures import MaskedFailures
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import Row

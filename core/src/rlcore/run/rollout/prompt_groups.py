@@ -10,10 +10,10 @@ from rlcore.chat.tool_calls import FORMS
 from rlcore.run.data.prompts import encode_prompts, prompt_images
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
 from rlcore.run.rollout.episode_group import Compared, EpisodeGroup
-from rlcore.run.rollout.failures import Failure
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.step_plans import PromptLimit, StepBatch, StepPlans
 from rlcore.run.rollout.turns import Turns

@@ -1,4 +1,4 @@
-"""Sources of a step's samples, and the evaluation on the held-out set."""
+"""Sources of a step's samples: the policy, or answers of a data set."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,6 @@ from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.run.rollout.collector import Replay, RolloutCollector, StepCollector
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.gc_tuning import step_begins, step_ends
-from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.rollout_trace import StepRecord, step_record
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, SchedulePolicy
@@ -265,26 +264,3 @@ class ExampleSource(Source):
     ) -> RolloutBatch:
         """The examples of a step."""
         return example_batch(self.examples, self.stream.indices(step - 1))
-
-
-@frozen(kw_only=True, eq=False)
-class HeldOutEvaluator:
-    """pass@1 on the held-out rows; the same draws at every evaluation, so that curves differ by the weights alone."""
-
-    collector: StepCollector[Any]
-    rows: Sequence[Row]
-    kept: Int64Array
-    """int64 [P]: the rows within the limits."""
-    seed: int
-    ks: Sequence[int] = ()
-    """The k of pass@k, besides 1."""
-    with_bounds: bool = False
-    """True where each pass@k comes with the bounds of its interval."""
-
-    def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
-        """Return the metrics of an evaluation, named `evaluation/…`; `keep` is called with its answers."""
-        rows = [self.rows[int(index)] for index in self.kept]
-        collected = self.collector.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
-        if keep is not None:
-            keep(collected)
-        return evaluation_metrics(collected, self.ks, with_bounds=self.with_bounds)

@@ -18,9 +18,9 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
+from rlcore.run.rollout.environment_results import Failure, MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Completion, CompletionRequest, Episode, until_stop
-from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
 from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall

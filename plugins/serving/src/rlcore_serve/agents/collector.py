@@ -10,9 +10,9 @@ from attrs import frozen
 from rlcore import spi
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.collector import StepCollector
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.episode import NOT_GENERATED
 from rlcore.run.rollout.episode_group import reward_components
-from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import Segment

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 from attrs import define, field
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
+from rlcore.run.rollout.environment_results import Failure, MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_group import Compared, has_reward_variance
-from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
