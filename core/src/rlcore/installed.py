@@ -14,22 +14,9 @@ from packaging.utils import canonicalize_name
 from rlcore.spi.provider import ROLES
 
 FILE = "entry_points.txt"
-KINDS = (
-    *ROLES,
-    "observer",
-    "global_observer",
-    "architecture",
-    "importer",
-    "planner",
-    "chart",
-    "agent_collector",
-    "session_server",
-    "replay",
-    "checkpoint_evaluator",
-    "command",
-    "channel",
-    "dataset",
-)
+FUNCTION_KINDS = ("importer", "planner", "chart", "agent_collector", "session_server", "replay", "checkpoint_evaluator")
+"""Kinds whose entry points name a function."""
+KINDS = (*ROLES, "observer", "global_observer", "architecture", *FUNCTION_KINDS, "command", "channel", "dataset")
 """Every kind of entry point: the roles of plugins, and what else a package may add."""
 
 

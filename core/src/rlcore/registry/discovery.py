@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import GROUPS, core_entry_points, distribution_of, group_of, installed_entry_points
+from rlcore.installed import FUNCTION_KINDS, GROUPS, core_entry_points, distribution_of, group_of, installed_entry_points
 from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
@@ -184,16 +184,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
     """Return what the environment variable names of plugins that no recipe can disable."""
     disabled = _disable_list(())
-    for kind in (
-        "importer",
-        "command",
-        "planner",
-        "chart",
-        "agent_collector",
-        "session_server",
-        "replay",
-        "checkpoint_evaluator",
-    ):
+    for kind in (*FUNCTION_KINDS, "command"):
         for entry_point in installed.select(group=group_of(kind)):
             disabled.covers(_named(Installed, entry_point, kind))
     return disabled.matched
