@@ -7,9 +7,8 @@ from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
     from rlcore.config.recipe import RolloutConfig
-    from rlcore.run.checkpoint_evaluation import EvaluatedRun
     from rlcore.run.protocols import LoopObserver
-    from rlcore.spi import SessionContext, SessionServer
+    from rlcore.spi import EvaluatedRun, SessionContext, SessionServer
     from rlcore_serve.agents.collector import AgentCollector
 
 SERVE = CommandSpec(
@@ -51,4 +50,4 @@ def checkpoint_evaluator(run: "EvaluatedRun") -> "LoopObserver":
     """Build what runs the recipe's program on the run's checkpoints."""
     from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
 
-    return CheckpointEvaluations(run.recipe, run.directory, run.sinks, run.progress, run.clock, run.guard)
+    return CheckpointEvaluations(run)

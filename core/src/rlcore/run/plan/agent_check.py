@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from rlcore.config.recipe import RolloutConfig
-from rlcore.installed import group_of
 from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import Entry
 from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import Problem, capabilities
+from rlcore.spi.provider import group_of
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
