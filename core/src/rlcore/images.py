@@ -6,6 +6,7 @@ Importing this file imports neither Pillow nor transformers.
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,7 @@ from rlcore.lone_surrogates import lone_surrogate
 from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
+from rlcore.time_limit import loading
 
 RECORD = ("bytes", "path", "image", "url")
 """Fields of an image that is a record."""
@@ -136,7 +138,8 @@ def load_image_processor(path: str, revision: str | None, *, trust_remote_code: 
 
     found = ""
     try:
-        processor = AutoImageProcessor.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        with loading(f"the image processor of {path}") if expanded(path).is_dir() else nullcontext():
+            processor = AutoImageProcessor.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
         if hasattr(processor, "get_number_of_image_patches") and hasattr(processor, "merge_size"):
             return processor
         found = f"{type(processor).__name__}, which does not say how many patches an image has"
