@@ -49,7 +49,7 @@ from rlcore.config.recipe import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
 ROWS = (
@@ -155,12 +155,12 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
     def stream(texts: list[list[int]], group: int, num_tokens: int) -> int:
         found: list[Completion] = []
 
-        def hand_out(samples: Sequence[Completion]) -> None:
+        def on_completions(samples: Sequence[Completion]) -> None:
             found.extend(samples)
             if len(found) == len(texts) * group:
                 feed.end()
 
-        feed = RequestFeed(hand_out)
+        feed = RequestQueue(on_completions)
         feed.begin(0)
         for text in texts:
             prompt, sampling = np.array(text, np.int32), SamplingParams()

@@ -160,7 +160,7 @@ FAULTS = (
     ),
     Fault(
         "failures of replaced groups are a share of the step's samples alone",
-        "rlcore.run.rollout.failures",
+        "rlcore.run.rollout.environment_results",
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
         "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
@@ -340,19 +340,19 @@ FAULTS = (
         "what went on with new weights counts as of the old ones",
         "rlcore.run.rollout.episode",
         "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)",
-        "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions - bool(self.begun))",
+        "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions - bool(self.partial_turn))",
         GOING_ON.format("trainer-kl-whole-1-behind-wait"),
     ),
     Fault(
         "an agent's answer goes on behind its prompt, not behind what it has said",
-        "rlcore.run.rollout.session_sampler",
+        "rlcore_serve.sessions.sampler",
         "prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]) if said else request.prompt,",
         "prompt=request.prompt,",
         AGENTS_AHEAD.format("function"),
     ),
     Fault(
         "what an agent's answer went on with counts as of the old weights",
-        "rlcore.run.rollout.session_sampler",
+        "rlcore_serve.sessions.sampler",
         "weight_versions=versions,",
         "weight_versions=np.full_like(versions, versions[0]),",
         AGENTS_AHEAD.format("function"),
@@ -388,16 +388,16 @@ FAULTS = (
     Fault(
         "a refit may come before the generator has begun a stream",
         "rlcore.run.rollout.episode_run",
-        "self._feed.looked_at.wait()",
+        "self._requests.first_take.wait()",
         "pass",
         "tests/core/run/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
     ),
     Fault(
         "what goes on waits behind what has not begun",
-        "rlcore.run.rollout.request_feed",
+        "rlcore.run.rollout.request_queue",
         "self._waiting.sort(key=lambda wanted: not wanted.goes_on)",
         "pass",
-        "tests/core/run/rollout/test_request_feed.py::test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream",
+        "tests/core/run/rollout/test_request_queue.py::test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream",
     ),
     Fault(
         "a rank that falls silent in a stream is not named",
@@ -453,7 +453,7 @@ FAULTS = (
         "rlcore.run.rollout.episode",
         "tokens.flags.writeable = False  # environments see them, and they are what will be trained on",
         "pass",
-        "tests/core/run/rollout/test_request_feed.py::test_samples_are_handed_to_those_who_asked_as_they_come",
+        "tests/core/run/rollout/test_request_queue.py::test_samples_are_handed_to_those_who_asked_as_they_come",
     ),
     Fault(
         "a step's samples are searched for cycles while they are trained on",
@@ -1074,7 +1074,7 @@ FAULTS = (
     ),
     Fault(
         "prompts of a request have each other's images",
-        "rlcore.run.rollout.request_feed",
+        "rlcore.run.rollout.request_queue",
         "images = tuple(shared[0].images for shared in samples)",
         "images = tuple(shared[0].images for shared in samples[::-1])",
         ANY_ORDER,
@@ -1343,10 +1343,10 @@ FAULTS = (
     ),
     Fault(
         "samples that have been handed out are still owed",
-        "rlcore.run.rollout.request_feed",
+        "rlcore.run.rollout.request_queue",
         "self._settle(owed)  # only now, or an error before would lose them",
         "pass",
-        "tests/core/run/rollout/test_request_feed.py::test_what_cannot_be_handed_out_is_owed_all_the_same",
+        "tests/core/run/rollout/test_request_queue.py::test_what_cannot_be_handed_out_is_owed_all_the_same",
     ),
     Fault(
         "an engine is blamed for an error of the driver's",

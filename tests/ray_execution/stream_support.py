@@ -13,7 +13,7 @@ from rlcore.execution import ExecutionContext
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, FinishReason, LossSpec, SamplingParams, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Backends, Minibatch, RefitCommand
@@ -93,7 +93,7 @@ def opened(folder: Path, *overrides: str) -> Iterator[Pool]:
         yield pool
 
 
-class Feed(RequestFeed):
+class Feed(RequestQueue):
     """Keeps what is handed out, and does something after."""
 
     def __init__(self, then: Callable[["Feed"], None]) -> None:
@@ -104,7 +104,7 @@ class Feed(RequestFeed):
 
     def keep(self, handed: Sequence[Completion]) -> None:
         with self.changed:
-            self.found |= {one.wanted.seed: one for one in handed}
+            self.found |= {one.request.seed: one for one in handed}
             self.then(self)
             self.changed.notify_all()
 

@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.failures import Failure
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, FinishReason, RewardError, StepResult, Turn
 from rlcore_rewards.config import FunctionConfig
 from rlcore_rewards.environment import FunctionBackend, check, max_concurrent

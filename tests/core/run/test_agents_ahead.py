@@ -16,7 +16,6 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout import environment_calls
-from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import ConfigError, EpisodeResult, InterruptedRun, Row, SessionEndpoint, WorkerError, capabilities, hookimpl
@@ -38,6 +37,8 @@ from .test_asynchrony import (  # type: ignore[import-not-found]
 )
 
 pytest.importorskip("rlcore_serve", reason="sessions need a server")
+from rlcore_serve.agents.groups import AgentGroups
+
 Run = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.timeout(300)
 SMALL = (

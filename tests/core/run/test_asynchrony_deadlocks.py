@@ -20,7 +20,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout import episode_run
-from rlcore.run.rollout.request_feed import SampleCount
+from rlcore.run.rollout.request_queue import SampleCount
 from rlcore.spi import (
     ContractError,
     GenerateRequest,
@@ -57,16 +57,16 @@ class Feed:
     """A feed that a generator's stream sees through a subclass's eyes."""
 
     def __init__(self, feed: SampleFeed, generator: FakeGenerator) -> None:
-        self._feed, self._generator = feed, generator
+        self._requests, self._generator = feed, generator
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        return self._feed.take(wait=wait)
+        return self._requests.take(wait=wait)
 
     def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
-        self._feed.deliver(samples, result)
+        self._requests.deliver(samples, result)
 
     def end(self) -> None:
-        self._feed.end()
+        self._requests.end()
 
 
 class Streams(FakeGenerator):
@@ -76,7 +76,7 @@ class Streams(FakeGenerator):
 
     @hookimpl
     def stream(self, request: StreamRequest) -> StreamResult:
-        return super().stream(evolve(request, feed=self.feed(request.feed, self)))
+        return super().stream(evolve(request, feed=self.requests(request.requests, self)))
 
 
 def test_2899_the_end_of_the_data_begins_its_next_pass(run: Run, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ class Crashes(Feed):
     left: ClassVar[int] = 0
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        taken = self._feed.take(wait=wait)
+        taken = self._requests.take(wait=wait)
         if taken and self._generator.weight_version > 0 and Crashes.left:
             Crashes.left -= 1
             raise WorkerError("engine 0 died")
@@ -193,7 +193,7 @@ class Refuses(Feed):
     """Takes all but one prompt, the sixtieth."""
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        taken = self._feed.take(wait=wait)
+        taken = self._requests.take(wait=wait)
         for request in taken or ():
             rows = (request.prompts.sequence(index) for index in range(request.prompts.num_sequences))
             texts = [self._generator.tokenizer.decode(row) for row in rows]
@@ -259,14 +259,14 @@ class Straggler(Feed):
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         if self._kept and self._generator.weight_version > 0:
-            self._feed.deliver(*self._kept.pop())
-        return self._feed.take(wait=False if self._kept else wait)
+            self._requests.deliver(*self._kept.pop())
+        return self._requests.take(wait=False if self._kept else wait)
 
     def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
         if self._generator.weight_version == 0 and 0 in samples:
             self._kept.append((samples, result))
         else:
-            self._feed.deliver(samples, result)
+            self._requests.deliver(samples, result)
 
 
 class Straggling(Streams):

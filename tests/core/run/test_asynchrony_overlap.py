@@ -110,7 +110,7 @@ class Dies(FakeGenerator):
 
     @hookimpl
     def stream(self, request: StreamRequest) -> StreamResult:
-        return super().stream(evolve(request, feed=_DiesInStep(request.feed)))
+        return super().stream(evolve(request, feed=_DiesInStep(request.requests)))
 
 
 class DiesAtItsEnd(FakeGenerator):
@@ -127,10 +127,10 @@ class DiesAtItsEnd(FakeGenerator):
 
 class _DiesInStep:
     def __init__(self, feed: SampleFeed) -> None:
-        self.deliver, self.end, self._feed = feed.deliver, feed.end, feed
+        self.deliver, self.end, self._requests = feed.deliver, feed.end, feed
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        while not (taken := self._feed.take(wait=False)) and taken is not None and wait:
+        while not (taken := self._requests.take(wait=False)) and taken is not None and wait:
             Step.begins.wait(0.01)
             self._die()
         self._die()

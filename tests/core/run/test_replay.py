@@ -30,6 +30,7 @@ from .test_asynchrony import (  # type: ignore[import-not-found]
     rollouts,
 )
 
+pytest.importorskip("rlcore_replay", reason="replays are of another package")
 Run = Callable[..., dict[str, Any]]
 
 UNMEASURED = ("evaluation.at_end=false", "evaluation.at_start=false", "evaluation.every_n_steps=0")

@@ -14,7 +14,7 @@ from rlcore.registry.provider_checks import observer_config, observer_error, pro
 from rlcore.registry.states import named_state, states_of
 from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi.provider import GROUPS, ROLES, Provider, Role, group_of
+from rlcore.spi.provider import FUNCTION_KINDS, GROUPS, ROLES, Provider, Role, group_of
 from rlcore.time_limit import LateError
 
 
@@ -178,7 +178,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
     """Return what the environment variable names of plugins that no recipe can disable."""
     disabled = _disable_list(())
-    for kind in ("importer", "command", "planner", "chart", "session_server", "loop_observer"):
+    for kind in (*FUNCTION_KINDS, "command", "loop_observer"):
         for entry_point in installed.select(group=group_of(kind)):
             disabled.covers(_named(Installed, entry_point, kind))
     return disabled.matched

@@ -1,10 +1,11 @@
-"""Functions that packages add to the core, by their kind: planner, chart, session_server, importer."""
+"""Functions that packages add to the core, by their kind, such as planner, chart, session_server and importer."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
+from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import load_group
 from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
@@ -47,12 +48,12 @@ def only_function(kind: str) -> FunctionEntry | None:
     return None
 
 
-def call_function(kind: str, *arguments: object) -> Any:
+def call_function(kind: str, *arguments: object, **named: object) -> Any:
     """Call the only function of a kind. PluginError where there is none, or it is not usable."""
     entry = only_function(kind)
     if entry is None or entry.function is None:
-        raise PluginError(f"found no {kind.replace('_', ' ')}; expected one in {group_of(kind)}")
-    return entry.function(*arguments)
+        raise PluginError(f"found no {kind.replace('_', ' ')}; expected one in {group_of(kind)}. {remedy_for(kind)}")
+    return entry.function(*arguments, **named)
 
 
 def session_server(context: SessionContext) -> SessionServer:

@@ -9,6 +9,7 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
+from rlcore.registry.functions import call_function
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
@@ -22,7 +23,6 @@ from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.resuming import check_rows, find_checkpoint
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.schedule_file import read_replay
 from rlcore.run.training.ending import complete
 from rlcore.run.training.restarts import TrainingRun, run_with_restarts
 from rlcore.spi import SinkContext
@@ -46,7 +46,7 @@ def train(
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
-    replayed = None if replay_schedule is None else read_replay(replay_schedule, prepared, resume=resume)
+    replay = None if replay_schedule is None else call_function("replay", replay_schedule, prepared, resume=resume)
     directory, initial_state = RunDirectory.of(prepared.recipe.run), prepared.algorithm.save_state()
     starting = partial(find_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
     _ = starting(Progress().note)  # before anything is made there
@@ -88,7 +88,7 @@ def train(
                     start=start,
                     allow_changes=allow_changes,
                     initial_state=initial_state,
-                    replayed=replayed,
+                    replay=replay,
                     clock=clock,
                     guard=guard,
                 )

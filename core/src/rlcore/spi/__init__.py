@@ -51,7 +51,8 @@ NAMES = {
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
-        "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
+        "AGENT_COLLECTOR_GROUP ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP REPLAY_GROUP ROLES "
+        "SESSION_SERVER_GROUP Provider Role"
     ),
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",

@@ -19,8 +19,8 @@ from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
-from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore_serve.sampling_defaults import sampling_defaults
+from rlcore_serve.sessions.sampler import SessionSampler
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions
@@ -72,9 +72,9 @@ def serve_generator(
         everyone = Session(token=address.api_key or "", record=None)
         with serving(served, Sessions(everyone), host=address.host, port=address.port) as url:
             note(f"{address.name} answers on {url}/v1; Ctrl-C ends it")
-            sampler.feed.begin(OWN_VERSION)
+            sampler.requests.begin(OWN_VERSION)
             try:
-                run_stream(handle, tokenizer, sampler.feed, OWN_VERSION)
+                run_stream(handle, tokenizer, sampler.requests, OWN_VERSION)
             finally:
                 sampler.close()
 

@@ -13,7 +13,7 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
@@ -214,7 +214,7 @@ def test_a_generators_responses_come_with_their_texts() -> None:
         if len(found) == 4:
             feed.end()
 
-    feed = RequestFeed(keep)
+    feed = RequestQueue(keep)
     feed.begin(0)
     prompts = [np.array([1, 2], np.int32), np.array([3], np.int32)]
     sampling = SamplingParams()

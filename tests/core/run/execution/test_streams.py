@@ -13,7 +13,7 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator
 from rlcore.run.execution.streams import not_begun
 from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import (
     ContractError,
     ExportWeightsRequest,
@@ -62,7 +62,7 @@ def generator(request: pytest.FixtureRequest) -> InProcessGenerator:
     return InProcessGenerator(handle=handle, decoder=FakeTokenizer())
 
 
-class Ending(RequestFeed):
+class Ending(RequestQueue):
     """Ends once so many samples were handed out, and asks for another one at the first."""
 
     def __init__(self, num_samples: int, late: Sequence[CompletionRequest] = ()) -> None:
@@ -109,11 +109,11 @@ def test_samples_are_those_of_generate_with_their_texts(generator: InProcessGene
     feed.begin(0)
     feed.ask(asked)
     generator.stream(feed, 0)
-    assert {one.wanted.owner for one in feed.found} == {one.owner for one in (*asked, *late)}
+    assert {one.request.owner for one in feed.found} == {one.owner for one in (*asked, *late)}
     assert len(feed.found) == 8
     assert feed.num_outstanding == 0
     for one in feed.found:
-        assert (one.tokens.tolist(), one.text) == alone(generator, one.wanted)
+        assert (one.tokens.tolist(), one.text) == alone(generator, one.request)
         assert one.finish_reason == FinishReason.LENGTH
         assert (one.weight_versions == 0).all()
 
@@ -126,17 +126,17 @@ def test_what_has_not_ended_comes_back(generator: InProcessGenerator) -> None:
     feed.begin(0)
     feed.ask(asked)
     generator.stream(feed, 0)
-    assert sorted(one.wanted.owner for one in feed.found) == [(0, 0), (0, 1), (0, 2)]
+    assert sorted(one.request.owner for one in feed.found) == [(0, 0), (0, 1), (0, 2)]
     assert feed.num_outstanding == 1
     for one in feed.found:
-        tokens, _ = alone(generator, one.wanted)
+        tokens, _ = alone(generator, one.request)
         assert one.tokens.tolist() == tokens[: len(one.tokens)]
     assert feed.found[0].finish_reason == FinishReason.LENGTH
     assert {one.finish_reason for one in feed.found[1:]} == {FinishReason.ABORTED}
     feed.num_samples = 4
     feed.begin(0)
     generator.stream(feed, 0)
-    assert feed.found[-1].wanted.owner == (1, 5)
+    assert feed.found[-1].request.owner == (1, 5)
 
 
 def test_a_tokenizer_that_fails_ends_the_stream_with_its_error(generator: InProcessGenerator) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.run.rollout.episode_run import BackgroundStream
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import WorkerError
 from rlcore.spi.execution import ResponseFeed
 
@@ -29,8 +29,8 @@ class Dies:
         raise WorkerError("engine 0 died")
 
 
-def begun(generator: Any, ended: threading.Event) -> tuple[BackgroundStream, RequestFeed]:
-    feed = RequestFeed(lambda _: None)
+def begun(generator: Any, ended: threading.Event) -> tuple[BackgroundStream, RequestQueue]:
+    feed = RequestQueue(lambda _: None)
     stream = BackgroundStream(feed, ended.set)
     feed.begin(3)
     stream.begin(generator, 3)
@@ -86,7 +86,7 @@ def test_what_is_raised_once_it_has_ended_is_raised_too(error: BaseException) ->
     def fail() -> None:
         raise error
 
-    feed = RequestFeed(lambda _: None)
+    feed = RequestQueue(lambda _: None)
     stream = BackgroundStream(feed, fail)
     feed.begin(3)
     stream.begin(Waits(), 3)  # type: ignore[arg-type]

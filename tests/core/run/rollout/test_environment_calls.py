@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.run.rollout import environment_calls
 from rlcore.run.rollout.environment_calls import Call, EnvironmentCalls
-from rlcore.run.rollout.failures import Failure
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.spi import ContractError
 
 
@@ -73,7 +73,7 @@ def test_no_time_passes_while_the_clock_of_calls_stands_still() -> None:
     async def waits(made: EnvironmentCalls) -> Any:
         watch = asyncio.create_task(made.watch())
         waiting = asyncio.create_task(made.make(call(asyncio.Event().wait)))
-        while made.state.heartbeats < 5:  # it has been looked at some times
+        while made.heartbeats < 5:  # it has been looked at some times
             await asyncio.sleep(0.001)
         was_done, now[0] = waiting.done(), 1.0
         outcome = await waiting
@@ -191,7 +191,7 @@ def test_what_ends_after_its_event_loop_was_given_up_is_no_outcome() -> None:
 
         ending = asyncio.create_task(made.make(call(late)))
         await begun.wait()
-        made.state.over = True
+        made.is_over = True
         beginning = asyncio.create_task(made.make(call(late)))
         release.set()
         await asyncio.wait([ending, beginning])

@@ -405,7 +405,7 @@ def test_the_first_stuck_call_ends_a_run_that_masks_none(bad):
     runner = EpisodeRunner(StepEnvironment(bad), 0.1)
 
     async def begin(calls):
-        await environment_runner.all_or_first([calls.make(runner.step(0, turn(), (number, 6))) for number in range(6)])
+        await asyncio.gather(*(calls.make(runner.step(0, turn(), (number, 6))) for number in range(6)))
 
     driven = started(runner, begin)
     with pytest.raises(RewardError, match="on_environment_error"):

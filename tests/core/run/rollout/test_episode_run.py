@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.rollout import environment_calls, request_feed
+from rlcore.run.rollout import environment_calls, request_queue
 from rlcore.run.rollout.conversations import Conversations
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
 from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import PromptLimit, StepPlan, StepPlans
@@ -489,7 +489,7 @@ def test_ctrl_c_ends_a_stream_that_waits_for_a_tool(make: Callable[..., Site]) -
 def test_seconds_are_idle_where_no_sample_was_asked_for(make: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a clock that only the tools move: the last tool of each turn is waited for by nothing but itself."""
     now = [100.0]
-    monkeypatch.setattr(request_feed, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
+    monkeypatch.setattr(request_queue, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
 
     def step(number: int, turn: Turn) -> StepResult:
         now[0] += 5.0
@@ -512,7 +512,7 @@ def test_a_generator_is_stopped_from_the_first_time_that_it_is_told_so(
 ) -> None:
     """A refit, an evaluation and a checkpoint may each stop it: none of their seconds count against an episode's."""
     now = [100.0]
-    monkeypatch.setattr(request_feed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(request_queue, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     stopped = make(going_on).episode_turns.count
     for is_generating in (True, False, False, True, True, False):
         stopped.generating(is_generating)

@@ -11,7 +11,6 @@ from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig, TrainingConfig
-from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
 from rlcore.testing.fakes import FakeTokenizer
@@ -79,7 +78,7 @@ def test_training_follows_the_rollouts_section_and_evaluation_its_own() -> None:
     for one in (train, held_out):
         assert (one.max_turns, one.max_turn_tokens, one.episode_timeout_s, one.history) == (6, 9, 8.0, "keep_sampled")
         assert (one.max_failed_fraction, one.tool_parser, one.is_mixed) == (0.25, "parser", False)
-    assert train.compares == collected("train", agents=True).compares == "turn_rewards"
+    assert train.compares == "turn_rewards"
     assert (train.masks_truncated, train.routed_experts, train.purpose) == (True, True, "the step")
     assert (held_out.masks_truncated, held_out.routed_experts, held_out.purpose) == (False, False, "the evaluation")
 
@@ -100,9 +99,11 @@ def test_the_tokenizer_says_where_samples_stop_unless_the_recipe_does() -> None:
 
 
 def test_agents_sample_by_the_same_options() -> None:
+    agents = pytest.importorskip("rlcore_serve.agents.collector", reason="agents need a server")
     found = collected("train", evolve(RECIPE, rollout=evolve(ROLLOUT, history="segment")), agents=True)
-    assert isinstance(found, AgentCollector)
+    assert isinstance(found, agents.AgentCollector)
     assert sampling(found) == sampling(collected("train"))
+    assert found.compares == "turn_rewards"
     assert (found.history, found.max_sequence_length, found.max_failed_fraction) == ("segment", 12, 0.25)
 
 

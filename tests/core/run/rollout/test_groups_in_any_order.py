@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from rlcore.registry.functions import session_server
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_run import EpisodeRun
@@ -175,8 +174,8 @@ def collector_of(runner: EpisodeRunner) -> StepCollector[Any]:
         "progress": Progress(),
     }
     if runner.runs_agents:
-        pytest.importorskip("rlcore_serve", reason="sessions need a server")
-        return AgentCollector(**options, server=session_server, max_sequence_length=200, history="refuse")
+        collector = pytest.importorskip("rlcore_serve.agents.collector", reason="sessions need a server")
+        return collector.AgentCollector(**options, server=session_server, max_sequence_length=200, history="refuse")
     return RolloutCollector(**options, prompt_limit=PromptLimit(max_tokens=300, drops=False, key="data.train"), max_turns=2)
 
 

@@ -17,7 +17,7 @@ def sampled(text: str, stops: tuple[str, ...]) -> Completion:
     number = len(tokens)
     sampling = SamplingParams(stop_strings=stops)
     return Completion(
-        wanted=CompletionRequest(prompt=np.array([1], np.int32), seed=0, max_tokens=99, sampling=sampling, owner=None),
+        request=CompletionRequest(prompt=np.array([1], np.int32), seed=0, max_tokens=99, sampling=sampling, owner=None),
         text=text,
         tokens=tokens,
         logprobs=-np.arange(number, dtype=np.float32),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.rollout.metrics import pass_at_k, pass_at_k_interval, pass_metrics
+from rlcore.run.rollout.held_out import pass_at_k, pass_at_k_interval, pass_metrics
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcore.run.rollout import request_feed
-from rlcore.run.rollout.request_feed import SampleCount
+from rlcore.run.rollout import request_queue
+from rlcore.run.rollout.request_queue import SampleCount
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(request_feed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(request_queue, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 
@@ -27,7 +27,7 @@ def test_seconds_are_busy_where_a_stream_runs_and_a_sample_is_asked_for(now: lis
     count.generating(True)
     now[0] += 100.0
     assert seconds(count) == (1.0, 100.0, 0.0)
-    count.come(1, 1)
+    count.add_arrived(1, 1)
     now[0] += 1000.0
     count.generating(False)
     now[0] += 10000.0
@@ -42,8 +42,8 @@ def test_what_is_counted_begins_anew_and_what_is_under_way_goes_on(now: list[flo
     count.generating(True)
     count.ask(3)
     now[0] += 5.0
-    assert count.come(2, 1) == (1, 2)
+    assert count.add_arrived(2, 1) == (1, 2)
     count.begin()
     now[0] += 2.0
     assert seconds(count) == (0.0, 2.0, 0.0)
-    assert count.come(1, 1) == (1, 1)
+    assert count.add_arrived(1, 1) == (1, 1)

@@ -47,5 +47,5 @@ def test_what_was_pickled_is_named_and_not_read(tmp_path: Path) -> None:
 
 def test_groups_keep_nothing_that_follows_from_the_recipe() -> None:
     """One attribute more refuses all checkpoints of before; a rule of the run is the work's, which a resumed run has too."""
-    kept = "number instead spare num_long reset prompt images is_left_out episodes max_turn_tokens _first_open"
+    kept = "number replacement spare num_long reset prompt images is_left_out episodes max_turn_tokens _first_open"
     assert {*fields_dict(EpisodeGroup)} == {*kept.split()}

@@ -33,19 +33,27 @@ def test_work_is_done_in_the_order_of_coming_and_so_many_at_once() -> None:
 
 
 def test_tasks_of_an_event_loop_that_was_given_up_leave_the_work_to_those_of_the_next() -> None:
-    task_pool, done = TaskPool(), []
+    task_pool, done = TaskPool(), list[str]()
 
-    async def work(item: int) -> None:
+    async def work(item: str) -> None:
         done.append(item)
-        task_pool.close()
+        if item == "next":
+            task_pool.close()
 
-    given_up = EnvironmentCalls(timeout_s=60.0)
-    given_up.state.over = True
-    task_pool.add(work, 1)
-    asyncio.run(asyncio.wait_for(task_pool.run(given_up, 2), 300))
-    assert done == []
-    run(task_pool, 2)
-    assert done == [1]
+    async def both() -> None:
+        given_up = EnvironmentCalls(timeout_s=60.0)
+        last = asyncio.create_task(task_pool.run(given_up, 2))
+        await asyncio.sleep(0.01)
+        task_pool.add(work, "late")
+        given_up.is_over = True
+        await asyncio.sleep(0.01)
+        task_pool.begin()
+        task_pool.add(work, "next")
+        await asyncio.wait_for(task_pool.run(EnvironmentCalls(timeout_s=60.0), 2), 300)
+        last.cancel()
+
+    asyncio.run(both())
+    assert done == ["next"]
 
 
 def test_work_that_comes_later_wakes_a_task() -> None:

@@ -8,6 +8,7 @@ from rlcore.registry.discovery import Entry
 from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import Problem, capabilities
+from rlcore.spi.provider import group_of
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -27,9 +28,9 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return
     agents = f"with environment {name!r}, whose agents run the episodes"
-    if only_function("session_server") is None:
-        found, remedy = f"{name!r}, without a session server", remedy_for("session_server")
-        yield Problem(path="environment", found=found, expected="one", remedy=remedy)
+    if missing := [kind for kind in ("agent_collector", "session_server") if only_function(kind) is None]:
+        found = f"{name!r}, without what runs agents ({', '.join(map(group_of, missing))})"
+        yield Problem(path="environment", found=found, expected="one of each", remedy=remedy_for(missing[0]))
     if rollout.max_turns != 1:
         expected = "1, the default: an agent asks as often as it likes"
         yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)

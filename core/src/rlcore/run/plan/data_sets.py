@@ -19,8 +19,8 @@ from rlcore.run.data.prompts import Observe, render_demonstrations, render_promp
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.failures import Failure
 from rlcore.run.rollout.prompt_groups import no_parser
 from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
 from rlcore.spi.arrays import Int32Array, Int64Array

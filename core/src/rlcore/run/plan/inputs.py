@@ -32,10 +32,11 @@ from rlcore.run.plan.truncation import replays_sampling_mask
 from rlcore.run.protocols import Source
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.collector import Replay, RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
-from rlcore.run.rollout.rollout_trace import RolloutTrace
-from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource
+from rlcore.run.rollout.held_out import HeldOutEvaluator
+from rlcore.run.rollout.sources import ExampleSource, RolloutSource
 from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import DataError, Row
 from rlcore.spi.arrays import Int64Array
@@ -96,10 +97,10 @@ class Inputs:
         generator: GeneratorGroup | None,
         clock: PhaseClock,
         progress: Progress,
-        replayed: RolloutTrace | None = None,
+        replay: Replay | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Source:
-        """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts.
+        """Where the samples of the steps come from; `replay` repeats a run of this recipe.
         `on_tokens` is called with the tokens and images of each sample as soon as they are all there, in any thread."""
         recipe = plan.recipe
         if self.examples is not None:
@@ -121,6 +122,9 @@ class Inputs:
             on_tokens=on_tokens,
             compares=plan.algorithm.needs.compares,
         )
+        if replay is not None:
+            assert isinstance(collector, RolloutCollector), "no replay repeats agents"
+            collector = replay.collector(collector)
         return RolloutSource(
             collector=collector,
             rows=self.train_rows,
@@ -130,7 +134,7 @@ class Inputs:
             policy=policy_of(recipe),
             restarts=recipe.async_.partial_rollouts == "restart",
             overlaps=plan.overlaps,
-            replayed=replayed,
+            replay=replay,
         )
 
     def _curriculum(self, data: DataConfig) -> Curriculum | None:

@@ -3,10 +3,9 @@
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain, compress
 from operator import attrgetter
-from typing import Any, Generic, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias
 
 import numpy as np
 from attrs import evolve, frozen
@@ -19,16 +18,16 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import NOT_GENERATED, Episode
 from rlcore.run.rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.failures import MaskedFailures
 from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.prompt_groups import GroupOptions, PromptGroups
-from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.run.rollout.rollout_trace import StepRecord
+from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
@@ -54,6 +53,8 @@ class StepCollector(ABC, Generic[GroupT]):
     """True where the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
     """What reads the calls of tools; None where nothing says how the model writes them."""
+    compares: Compared = "rewards"
+    """What tells the samples of a group apart."""
     purpose: str = "the step"
     """What the samples are for, in words."""
     is_mixed: bool = False
@@ -65,6 +66,10 @@ class StepCollector(ABC, Generic[GroupT]):
     def distribution(self) -> Distribution:
         """The distribution that tokens are sampled from."""
         return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.sampling_mask
+
+    def schedule(self, policy: SchedulePolicy, position: Position) -> Schedule:
+        """The schedule of a run from a position on."""
+        return Schedule(policy, position)
 
     @abstractmethod
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> GroupWork[GroupT]:
@@ -136,7 +141,7 @@ _OF_EPISODE = attrgetter(*_COLUMNS)
 
 @frozen(kw_only=True, eq=False)
 class RolloutCollector(StepCollector[EpisodeGroup]):
-    """Episodes between generator and environment, turn after turn. A schedule of a file is replayed."""
+    """Episodes between generator and environment, turn after turn."""
 
     prompt_limit: PromptLimit
     max_turns: int
@@ -144,8 +149,6 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     episode_timeout_s: float | None = None
     masks_truncated: bool = False
     """True where episodes that a limit of tokens or turns cut off are masked."""
-    compares: Compared = "rewards"
-    """What tells the samples of a group apart."""
     history: History = "refuse"
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False
@@ -156,17 +159,14 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
         """See StepCollector."""
         policy, group_size = schedule.policy, self.samples_per_prompt
-        make_turns: Callable[..., Turns] = Turns
-        make_work: Callable[..., PromptGroups] = PromptGroups
-        if isinstance(schedule, ReplaySchedule):
-            make_turns, make_work = partial(ReplayTurns, recorded=schedule.recorded), partial(ReplayGroups, schedule=schedule)
-        turns = make_turns(
+        turns = self.make_turns(
+            schedule,
             options=TurnOptions(
                 sampling=self.sampling,
                 max_turns=self.max_turns,
                 history=self.history,
                 tool_parser=self.tool_parser,
-                timeout_s=None if isinstance(schedule, ReplaySchedule) else self.episode_timeout_s,
+                timeout_s=self.episode_timeout_s,
                 routed_experts=self.routed_experts,
                 sampling_mask=self.sampling_mask,
                 on_tokens=self.on_tokens,
@@ -187,7 +187,17 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             compares=self.compares,
             placeholder=(self.sampling.stop_token_ids or (0,))[0],
         )
-        return make_work(options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer)
+        return self.make_groups(
+            schedule, options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer
+        )
+
+    def make_turns(self, schedule: Schedule, **options: Any) -> Turns:  # noqa: ARG002 - a replay has its schedule's
+        """The turns of the episodes of a schedule."""
+        return Turns(**options)
+
+    def make_groups(self, schedule: Schedule, **options: Any) -> PromptGroups:  # noqa: ARG002 - likewise
+        """The groups of a schedule."""
+        return PromptGroups(**options)
 
     def note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
         """See StepCollector; and which prompts were too long."""
@@ -243,6 +253,16 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             timed_out=timed_out,
             turns=_turns(episodes, offsets) if self.max_turns > 1 else None,
         )
+
+
+class Replay(Protocol):
+    """A recorded run, which another repeats."""
+
+    def collector(self, collector: RolloutCollector) -> RolloutCollector:
+        """Return what collects the groups of the recorded run by the options of a collector."""
+
+    def difference(self, record: StepRecord) -> str | None:
+        """Return why a step is no longer that of the recorded run; None where it is."""
 
 
 def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:

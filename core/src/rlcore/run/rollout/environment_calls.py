@@ -2,15 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Mapping
 from types import CoroutineType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, field
 
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.event_loop import Abandoned
-from rlcore.run.rollout.failures import Failure
 from rlcore.spi import ContractError, EpisodeResult, ResetResult, StepResult
 
 GRACE_S = 2.0
@@ -38,7 +37,7 @@ class Call(Generic[Result]):
     """Which episode it is of, in words."""
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class EnvironmentCalls:
     """The calls under way on one event loop. Each is made in a task of its caller's, who makes one call after another: a task
     a call would cost more than most calls do."""
@@ -52,18 +51,24 @@ class EnvironmentCalls:
     """The keys of calls that were given up: what they come to matters to no one."""
     now: Callable[[], float] = time.monotonic
     """The time in seconds by which calls have theirs."""
-    state: "_State" = field(factory=lambda: _State())
+    heartbeats: int = 0
+    """Grows while the event loop turns."""
+    is_over: bool = False
+    """True where the work has ended or its event loop is given up: no further call may start."""
+    give_way_at: float = 0.0
+    work: "asyncio.Task[Any] | None" = None
+    """The task that makes the calls, once it has begun."""
     _running: dict["asyncio.Task[Any]", tuple[Call[Any], float]] = field(factory=dict)
     _cancelled: set["asyncio.Task[Any]"] = field(factory=set)
 
     def begin(self) -> None:
         """The present task is the work that makes them."""
         self._require_going_on()
-        self.state.work = asyncio.current_task()
+        self.work = asyncio.current_task()
 
     def end(self) -> None:
         """Cancel that work, if it has begun; once, however often this is called."""
-        work, self.state.work = self.state.work, None
+        work, self.work = self.work, None
         if work is not None:
             work.cancel()
 
@@ -71,7 +76,7 @@ class EnvironmentCalls:
         """What a call came to."""
         if self.given_up and call.key in self.given_up:
             return self.given_up[call.key]
-        task, state = asyncio.current_task(), self.state
+        task = asyncio.current_task()
         assert task is not None
         self._require_going_on()
         started_at = self.now()
@@ -96,16 +101,16 @@ class EnvironmentCalls:
                 )
         finally:
             del self._running[task]
-        if state.over:
+        if self.is_over:
             raise asyncio.CancelledError  # another event loop makes the call again
-        state.heartbeats += 1
+        self.heartbeats += 1
         return outcome
 
     async def give_way(self) -> None:
         """Let other tasks go on, where calls that never wait have kept them from it for a while."""
-        if time.monotonic() > self.state.give_way_at:
+        if time.monotonic() > self.give_way_at:
             await self.others()
-            self.state.give_way_at = time.monotonic() + TURN_S
+            self.give_way_at = time.monotonic() + TURN_S
 
     async def others(self) -> None:
         """Let other tasks go on."""
@@ -124,7 +129,7 @@ class EnvironmentCalls:
         """Cancel calls whose time is up, until this is cancelled itself."""
         while True:
             await asyncio.sleep(min(self.timeout_s / 4, POLL_S))
-            self.state.heartbeats += 1
+            self.heartbeats += 1
             now = self.now()
             for task, (call, started) in list(self._running.items()):
                 if now - started <= self.timeout_s:
@@ -150,27 +155,14 @@ class EnvironmentCalls:
         return f"took longer than {self.timeout_s:g} s (rollout.environment_timeout_s)"
 
     def _require_going_on(self) -> None:
-        if self.state.over:
+        if self.is_over:
             raise asyncio.CancelledError
 
     def _ends_caller(self, error: BaseException, task: "asyncio.Task[Any]") -> bool:
         """Return whether a call's error is not the environment's, but ends who made the call."""
         if isinstance(error, asyncio.CancelledError):
             return bool(task.cancelling()) and task not in self._cancelled
-        return self.state.over and isinstance(error, (Abandoned, GeneratorExit))
-
-
-class _State:
-    """What changes while calls are made."""
-
-    def __init__(self) -> None:
-        self.heartbeats = 0
-        """Grows while the event loop turns."""
-        self.over = False
-        """Set where the work ends or its event loop is given up: no further call may start."""
-        self.give_way_at = 0.0
-        self.work: asyncio.Task[Any] | None = None
-        """The task that makes the calls, once it has begun."""
+        return self.is_over and isinstance(error, (Abandoned, GeneratorExit))
 
 
 def _awaitable(value: Any) -> Awaitable[Any]:
@@ -180,78 +172,48 @@ def _awaitable(value: Any) -> Awaitable[Any]:
     return awaitable
 
 
-class FirstFailure(Exception):
-    """Ends a batch of calls; the failure is among its outcomes."""
-
-
-async def all_or_first(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines to their end. The first error that one raises cancels the others and is raised, unless it only ends
-    them."""
-    tasks = [asyncio.create_task(one) for one in work]
-    if not tasks:
-        return
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        ended, _ = await asyncio.wait(tasks, timeout=GRACE_S)
-    for error in [task.exception() for task in tasks if task in ended and not task.cancelled()]:
-        if error is not None and not isinstance(error, FirstFailure):
-            raise error
-
-
 class TaskPool:
     """Tasks that take pieces of work from one queue, in the order in which they come: so many are under way at once.
 
     A task for each piece would cost more than most calls of an environment do."""
 
     def __init__(self) -> None:
-        self._held: list[_Piece] | None = None
-        """Pieces that came while none may begin; None while they may."""
+        self._is_held = False
         self.begin()
 
     def begin(self) -> None:
         """Reset the pool for another event loop. Work that has not begun is dropped."""
         self._queue: asyncio.Queue[_Piece] = asyncio.Queue()
-        self._held = None if self._held is None else []
-        self._living: set[asyncio.Task[Any]] = set()
+        self._may_begin, self._ended = asyncio.Event(), asyncio.Event()
         self._at_work: set[asyncio.Task[Any]] = set()
         self._errors: list[tuple[int, BaseException]] = []
-        """Errors that work raised, each with its `order`."""
-        self._error: BaseException | None = None
-        self._is_closed = False
+        """Each with the order of the work that raised it."""
+        if not self._is_held:
+            self._may_begin.set()
 
     def add(self, work: Work, item: Any = None, order: int = 0) -> None:
         """Queue `work(item)`. Of errors that several pieces raise at once, `run` raises that of the lowest order."""
         piece = (work, item, order)
-        if self._held is None:
-            self._queue.put_nowait(piece)
-        else:
-            self._held.append(piece)
+        self._queue.put_nowait(piece)
 
     def close(self) -> None:
         """End the pool: drop queued work and cancel work that has begun."""
-        self._is_closed = True
-        for task in self._living - {_current_task()}:
-            task.cancel()
+        self._ended.set()
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, order: int = 0) -> None:
         """Let `run` raise an error, and cancel work that has begun."""
-        self._error = self._error or error
-        self.close()
+        self._errors.append((order, error))
+        self._ended.set()
 
     def hold(self) -> None:
         """Begin no work until `release`. Work that has begun goes on."""
-        self._held = self._held or []
-        while not self._queue.empty():
-            self._held.append(self._queue.get_nowait())
+        self._is_held = True
+        self._may_begin.clear()
 
     def release(self) -> None:
         """Begin queued work again."""
-        pieces, self._held = self._held or [], None
-        for piece in pieces:
-            self.add(*piece)
+        self._is_held = False
+        self._may_begin.set()
 
     @property
     def is_at_work(self) -> bool:
@@ -260,41 +222,36 @@ class TaskPool:
 
     async def run(self, calls: EnvironmentCalls, num_tasks: int) -> None:
         """Run work until `close`. The first error of a piece of work ends the others and is raised."""
-        raised: BaseException | None = None
+        tasks = [asyncio.create_task(self._work(calls)) for _ in range(num_tasks)]
         try:
-            await all_or_first([self._work(calls) for _ in range(num_tasks)])
-        except BaseException as error:
-            raised = error
-        if self._errors and raised is not None:
-            raised = min(self._errors, key=itemgetter(0))[1]
-        if (raised := raised or self._error) is not None:
-            raise raised
+            await self._ended.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=GRACE_S)
+        if self._errors:
+            # What ends the process comes before errors.
+            raise min(self._errors, key=lambda one: (isinstance(one[1], Exception), one[0]))[1]
 
     async def _work(self, calls: EnvironmentCalls) -> None:
-        task, queue, state, at_work = asyncio.current_task(), self._queue, calls.state, self._at_work
+        task, queue, may_begin, at_work = asyncio.current_task(), self._queue, self._may_begin, self._at_work
         assert task is not None
-        self._living.add(task)
-        while not (self._is_closed or state.over):  # the rest is for tasks of another event loop
+        while True:
             work, item, order = await queue.get()
-            if self._is_closed or state.over:
-                self._queue.put_nowait((work, item, order))  # for a task of the event loop that took over
-                return
+            if not may_begin.is_set():
+                await may_begin.wait()
+            if calls.is_over:
+                return  # another event loop has its own queue
             at_work.add(task)
             try:
                 await work(item)
-            except Exception as error:
-                self._errors.append((order, error))
-                raise
+            except BaseException as error:
+                if calls.is_over or isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+                    raise  # the pool is another event loop's by now, or ends
+                self.fail(error, order)
+                return
             finally:
                 at_work.discard(task)
             del work, item  # what an episode has said is large, and a task may be idle for long
-            if time.monotonic() > state.give_way_at:
+            if time.monotonic() > calls.give_way_at:
                 await calls.give_way()
-
-
-def _current_task() -> "asyncio.Task[Any] | None":
-    """The task that runs in this thread; None outside of event loops."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

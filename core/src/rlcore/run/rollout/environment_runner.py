@@ -4,17 +4,16 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.rollout import environment_calls
-from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, FirstFailure, Result, all_or_first
-from rlcore.run.rollout.environment_results import check_episode, check_reset, check_step
+from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result, TaskPool
+from rlcore.run.rollout.environment_results import Failure, check_episode, check_reset, check_step, shown
 from rlcore.run.rollout.event_loop import LoopThread
-from rlcore.run.rollout.failures import Failure, shown
 from rlcore.spi import (
     AgentEnvironment,
     ContractError,
@@ -193,23 +192,25 @@ class EpisodeRunner:
     def _all(self, calls: Sequence[Call[Result]]) -> list[Result | Failure]:
         """What each call came to; with the first failure that the recipe does not let pass, the rest is not made."""
         outcomes: dict[int, Result | Failure] = {}
-
-        async def worker(made: EnvironmentCalls, todo: Iterator[int]) -> None:
-            for index in todo:
-                outcome = outcomes[index] = await made.make(calls[index])
-                if isinstance(outcome, Failure) and (self._on_error == "error" or outcome.ends_run):
-                    raise FirstFailure
-                await made.give_way()
+        pool = TaskPool()
 
         async def begin(made: EnvironmentCalls) -> None:
-            todo = iter([index for index in range(len(calls)) if index not in outcomes])
-            await all_or_first([worker(made, todo) for _ in range(min(self.max_concurrent, len(calls) - len(outcomes)))])
+            async def make(index: int) -> None:
+                outcome = await made.make(calls[index])
+                if isinstance(outcome, Failure):
+                    self.require(calls[index], outcome)
+                outcomes[index] = outcome
+                if len(outcomes) == len(calls):
+                    pool.close()
+
+            pool.begin()
+            for index in range(len(calls)):
+                if index not in outcomes:
+                    pool.add(make, index, index)
+            await pool.run(made, min(self.max_concurrent, len(calls)))
 
         if calls:
             self.drive(begin)
-        failures = {index: outcome for index, outcome in sorted(outcomes.items()) if isinstance(outcome, Failure)}
-        for index, failure in sorted(failures.items(), key=lambda item: not item[1].interrupts):
-            self.require(calls[index], failure)
         return [outcomes[index] for index in range(len(calls))]
 
 
@@ -247,7 +248,7 @@ class LoopTaskHandle:
             self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
             self._thread = runner.thread()
             if self._is_cancelled:  # by another thread, in whose sight were those before
-                self.calls.state.over = True
+                self.calls.is_over = True
             self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
             self._future = self._thread.submit(_watched(self.calls, self._begin))
         except BaseException:
@@ -269,15 +270,15 @@ class LoopTaskHandle:
                 self._future.result()
                 return True
             if self._thread is not self._runner.thread():  # other work on it got stuck, and took this one's event loop along
-                self.calls.state.over = True
+                self.calls.is_over = True
                 self.start()
                 return False
-            state, now = self.calls.state, time.monotonic()
+            calls, now = self.calls, time.monotonic()
             passed_s = now - self._polled
             before_s, self._quiet_s = (
-                (self._quiet_s, self._quiet_s + passed_s) if state.heartbeats == self._seen else (0.0, 0.0)
+                (self._quiet_s, self._quiet_s + passed_s) if calls.heartbeats == self._seen else (0.0, 0.0)
             )
-            self._seen, self._polled = state.heartbeats, now
+            self._seen, self._polled = calls.heartbeats, now
             if self._is_blocked(self._quiet_s if passed_s < LONG_S else before_s) or self.calls.uncancellable:
                 self._give_up()
                 self.start()
@@ -293,7 +294,7 @@ class LoopTaskHandle:
     def cancel(self) -> None:
         """Let the work end where it is: it changes nothing any more when this returns."""
         self._is_cancelled = True
-        self.calls.state.over = True
+        self.calls.is_over = True
         passed = threading.Event()
         with contextlib.suppress(RuntimeError):  # an event loop that is closed does nothing
             if self._future is not None:
@@ -308,7 +309,7 @@ class LoopTaskHandle:
         at_fault = self if self.calls.uncancellable else self._runner.executing(self._thread.loop) or self
         culprits = self.calls.uncancellable or at_fault.calls.executing(self._thread.loop)
         limit, where = f"{self.calls.timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
-        self.calls.state.over = True
+        self.calls.is_over = True
         self._runner.abandon()
         reason = f"neither returned nor let itself be cancelled within {limit}; the event loop is {where}"
         if not culprits:
@@ -334,7 +335,7 @@ async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
     try:
         await begin(calls)
     finally:
-        calls.state.over = True
+        calls.is_over = True
         watch.cancel()
         await asyncio.wait([watch], timeout=environment_calls.GRACE_S)
         if watch.done() and not watch.cancelled() and (error := watch.exception()) is not None:

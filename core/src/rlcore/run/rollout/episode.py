@@ -48,7 +48,7 @@ class CompletionRequest:
 class Completion:
     """What came of it."""
 
-    wanted: CompletionRequest
+    request: CompletionRequest
     text: str
     tokens: Int32Array
     """int32 [T]"""
@@ -76,7 +76,7 @@ def completions_of(wanted: Sequence[CompletionRequest], responses: Responses) ->
         part = slice(bounds[row], bounds[row + 1])
         found.append(
             Completion(
-                wanted=one,
+                request=one,
                 text=responses.texts[row],
                 tokens=tokens[part],
                 logprobs=result.logprobs[part],
@@ -92,7 +92,7 @@ def completions_of(wanted: Sequence[CompletionRequest], responses: Responses) ->
 def until_stop(begun: Sequence[Int32Array], sampled: Completion, decode: Decode) -> Completion:
     """The rest of a turn up to the first stop string of the whole turn, which a generator that began behind the cut cannot see
     where it lies across it. What it then said after the stop string is left out."""
-    stops = sampled.wanted.sampling.stop_strings
+    stops = sampled.request.sampling.stop_strings
     if not begun or not stops or not len(sampled.tokens):
         return sampled
     before = np.concatenate(begun)
@@ -138,11 +138,11 @@ class Episode:
     """False where its environment failed."""
     turn: int = 0
     """The number of the turn that is being said, or answered."""
-    begun: Sequence[Int32Array] = ()
+    partial_turn: Sequence[Int32Array] = ()
     """What of the present turn was said before the generator was stopped, in pieces."""
-    said: Turn | None = None
+    unanswered_turn: Turn | None = None
     """The turn that its environment is to answer; None while the policy says it."""
-    shown: Observation | None = None
+    unread_observation: Observation | None = None
     """What the policy is to read before its next turn, where the environment has answered."""
     ended: bool = False
     rewards: tuple[float, ...] = ()
@@ -154,7 +154,7 @@ class Episode:
     text: str = ""
     """What the policy said in all its turns."""
     num_generated: int = 0
-    cuts: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
     """Where among its tokens a turn went on after the generator was stopped in it."""
     finish_reason: FinishReason = FinishReason.ABORTED
     metrics: tuple[tuple[str, float], ...] = ()
@@ -172,45 +172,45 @@ class Episode:
     """Where that is wanted, what the tokens of each piece that the policy said were chosen among; and where it begins."""
 
     @property
-    def num_begun(self) -> int:
+    def num_partial_tokens(self) -> int:
         """Tokens of the present turn that were said before the generator was stopped."""
-        return sum(map(len, self.begun))
+        return sum(map(len, self.partial_turn))
 
     @property
     def turn_budget(self) -> int:
         """Most tokens of the next turn, or of the rest of the present one."""
-        return self.budget if self.max_turn_tokens is None else min(self.budget, self.max_turn_tokens - self.num_begun)
+        return self.budget if self.max_turn_tokens is None else min(self.budget, self.max_turn_tokens - self.num_partial_tokens)
 
     @property
     def truncated(self) -> bool:
         """Return whether a limit of tokens or turns cut it off: its last turn, or what was to come after that."""
-        return self.finish_reason is not FinishReason.STOP or (self.valid and self.shown is not None)
+        return self.finish_reason is not FinishReason.STOP or (self.valid and self.unread_observation is not None)
 
     def read(self, tokens: Int32Array) -> None:
         """Append what the environment shows."""
         self._append(tokens, *not_generated(len(tokens)))
 
-    def begin_turn(self, sampled: Completion) -> None:
+    def add_partial_turn(self, sampled: Completion) -> None:
         """Append what of a turn was said before the generator was stopped."""
         if len(sampled.tokens):
             self._take(sampled)
-            self.begun = (*self.begun, sampled.tokens)
-            self.cuts += (self.length,)
+            self.partial_turn = (*self.partial_turn, sampled.tokens)
+            self.stops += (self.length,)
 
-    def say(self, sampled: Completion, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
+    def add_turn(self, sampled: Completion, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
         """Append a turn of the policy, or the rest of it; `text` is the whole turn's, and `content` is it without the calls."""
         self._take(sampled)
         self.finish_reason = sampled.finish_reason
         self.text += text
         tokens = sampled.tokens
-        if self.begun:
-            tokens, self.begun = np.concatenate([*self.begun, tokens]), ()
+        if self.partial_turn:
+            tokens, self.partial_turn = np.concatenate([*self.partial_turn, tokens]), ()
         if tokens.flags.writeable:  # they are what will be trained on, whatever an environment does with its turn
             tokens = tokens.view()
             tokens.flags.writeable = False
         self.turns += ((self.length - len(tokens), self.length),)
         self.rewards += (0.0,)
-        self.said = Turn(
+        self.unanswered_turn = Turn(
             text=text,
             tokens=tokens,
             finish_reason=sampled.finish_reason,
@@ -220,8 +220,8 @@ class Episode:
 
     def score(self, answer: StepResult) -> None:
         """Take the environment's answer to the turn that was said."""
-        self.said = None
-        self.shown = answer.observation
+        self.unanswered_turn = None
+        self.unread_observation = answer.observation
         self.state = answer.state
         self.rewards = (*self.rewards[:-1], self.rewards[-1] + float(answer.reward))
         if answer.reward_components:
@@ -231,12 +231,12 @@ class Episode:
         self.success = answer.success
         self.metrics += tuple(answer.metrics.items())
 
-    def go_on(self, tokens: Int32Array) -> None:
+    def next_turn(self, tokens: Int32Array) -> None:
         """Read what was shown, and come to the next turn; the end where no token could be said after it."""
         if len(tokens) >= self.budget:
             self.ended = True
             return
-        self.shown = None
+        self.unread_observation = None
         self.budget -= len(tokens)
         self.read(tokens)
         self.turn += 1

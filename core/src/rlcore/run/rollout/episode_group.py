@@ -29,7 +29,7 @@ class EpisodeGroup:
 
     number: int
     """Its number in the run."""
-    instead: Row | None = None
+    replacement: Row | None = None
     """The row that takes the place of its own, whose prompt is over the limit."""
     spare: int | None = None
     """Which of the rows behind those of its step that is, counted from 0."""
@@ -94,11 +94,11 @@ class EpisodeGroup:
         """The share of these that solved it; 0.0 where there are none."""
         return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """All episodes have ended: forget what only their environment needs."""
         self.reset = None
         for episode in self.episodes:
-            episode.state = episode.said = None
+            episode.state = episode.unanswered_turn = None
 
     def restart(self, budget: int) -> list[Episode]:
         """Begin again, behind the prompt, the episodes that have not ended and have said something; these."""

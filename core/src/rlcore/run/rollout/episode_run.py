@@ -9,7 +9,7 @@ from rlcore.run.rollout.environment_calls import POLL_S, EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.loop_work import LoopWork
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.spi import ContractError, WorkerError
 from rlcore.spi.execution import GeneratorGroup
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class BackgroundStream:
-    """One stream after another over the same feed."""
+    """One stream after another over the same queue."""
 
-    def __init__(self, feed: RequestFeed, on_end: Callable[[], None]) -> None:
+    def __init__(self, feed: RequestQueue, on_end: Callable[[], None]) -> None:
         """`on_end` is called in the stream's thread once it has ended, for whatever reason."""
-        self._feed = feed
+        self._requests = feed
         self._on_end = on_end
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -44,20 +44,20 @@ class BackgroundStream:
         return self._error is not None
 
     def begin(self, generator: GeneratorGroup, weight_version: int) -> None:
-        """Begin a stream; the feed's has begun. Returns once the generator is at it, or has failed: a refit that came before
+        """Begin a stream; that of the queue has begun. Returns once the generator is at it, or has failed: an earlier refit
         would bring weights that the stream does not begin with."""
         self._generator = generator
         self._thread = threading.Thread(
             target=self._run, args=(generator, weight_version), name="generation-stream", daemon=True
         )
         self._thread.start()
-        self._feed.looked_at.wait()
+        self._requests.first_take.wait()
 
     def end(self) -> None:
         """End the stream, once what has not ended has come back. Raises what it raised."""
         if self._thread is None:
             return
-        self._feed.end()
+        self._requests.end()
         self._thread.join()
         self._thread = None
         error, self._error = self._error, None
@@ -66,10 +66,10 @@ class BackgroundStream:
 
     def _run(self, generator: GeneratorGroup, weight_version: int) -> None:
         try:
-            generator.stream(self._feed, weight_version)
+            generator.stream(self._requests, weight_version)
         except BaseException as error:  # which would be lost in this thread
             self._error = error
-        self._feed.looked_at.set()
+        self._requests.first_take.set()
         try:
             self._on_end()
         except BaseException as error:
@@ -91,12 +91,12 @@ class EpisodeRun(Generic[GroupT]):
         self._runner = runner
         self._groups: dict[int, GroupT] = {}
         """All that are open."""
-        self.untold: set[int] = set()
+        self.unrated: set[int] = set()
         """Groups that were replaced, and whose rewards say nothing of their rows."""
         self._loop = LoopWork(runner, self._begin, self.close, work.now)
-        self._news = threading.Event()
+        self._wake_up = threading.Event()
         """Set where a batch may be there, or the stream in the background has ended."""
-        self._background = BackgroundStream(work.feed, self._news.set) if overlaps else None
+        self._background = BackgroundStream(work.requests, self._wake_up.set) if overlaps else None
 
     # In the thread that generates.
 
@@ -148,7 +148,7 @@ class EpisodeRun(Generic[GroupT]):
             if not self._background.is_usable:
                 raise
             self._loop.keep(error)
-        self._loop.keep(self.work.feed.failure())
+        self._loop.keep(self.work.requests.failure())
 
     def restart(self) -> None:
         """Begin all episodes once more that have not ended."""
@@ -173,7 +173,7 @@ class EpisodeRun(Generic[GroupT]):
         task_pool = self.work.task_pool
         self._loop.between(task_pool.hold)
         try:
-            while self.work.ends_alone and self._loop.between(lambda: task_pool.is_at_work):
+            while self.work.ends_without_samples and self._loop.between(lambda: task_pool.is_at_work):
                 self._loop.poll(POLL_S)
             yield
         finally:
@@ -194,8 +194,8 @@ class EpisodeRun(Generic[GroupT]):
         """Generate in this thread until the batch is there."""
         self._begin_stream(weight_version, may_go_on)
         with self._stopped_behind():
-            generator.stream(self.work.feed, weight_version)
-        self._loop.keep(self.work.feed.failure())
+            generator.stream(self.work.requests, weight_version)
+        self._loop.keep(self.work.requests.failure())
         self._loop.raise_failure()
 
     @contextmanager
@@ -204,7 +204,7 @@ class EpisodeRun(Generic[GroupT]):
         try:
             yield
         except WorkerError:
-            self.work.feed.requeue()
+            self.work.requests.requeue()
             raise
         finally:
             self.work.count.generating(False)
@@ -222,18 +222,18 @@ class EpisodeRun(Generic[GroupT]):
             background.begin(generator, weight_version)
         self._drive()
         while may_go_on() and not self._loop.call(self.schedule.can_take):
-            if background.has_failed or self.work.feed.has_ended:
+            if background.has_failed or self.work.requests.has_ended:
                 self.pause()
                 self._loop.raise_failure()
                 return
-            self._news.wait(POLL_S)
-            self._news.clear()
+            self._wake_up.wait(POLL_S)
+            self._wake_up.clear()
 
     def _begin_stream(self, weight_version: int, may_go_on: Callable[[], bool]) -> None:
         self._drive()
-        self.work.feed.begin(weight_version, lambda: self._loop.watch() and may_go_on())
+        self.work.requests.begin(weight_version, lambda: self._loop.watch() and may_go_on())
         self.work.count.generating(True)
-        self._loop.call(self._look)  # the batch may have come before the feed's stream began
+        self._loop.call(self._look)  # the batch may have come before the stream of the queue began
 
     def _drive(self) -> None:
         """Have the event loop work on the groups that run."""
@@ -248,7 +248,7 @@ class EpisodeRun(Generic[GroupT]):
         work.begin(calls, self._on_ended, self._look)
         self._loop.at_work()
         self._start([self._groups[number] for number in sorted(self.schedule.running)])
-        work.look()
+        work.take_arrived()
         await task_pool.run(calls, min(self._runner.max_concurrent, self.schedule.policy.capacity * work.group_size))
 
     def _admit(self) -> None:
@@ -266,11 +266,11 @@ class EpisodeRun(Generic[GroupT]):
         group = self._groups[number]
         if not group.all_ended():
             return
-        group.settle()
+        group.finish()
         counts = self.schedule.policy.max_refills is None or self.work.has_signal(group)
         if not self.schedule.end(number, has_signal=counts):
-            if not self.work.tells_of_row(group):
-                self.untold.add(number)
+            if not self.work.rates_row(group):
+                self.unrated.add(number)
             self.work.failures.replace(number, self.work.group_size)
             self._forget([number])
         self._admit()
@@ -278,11 +278,11 @@ class EpisodeRun(Generic[GroupT]):
 
     def _look(self) -> None:
         """End the stream where the batch is there. ContractError where none can come: no run may wait for that."""
-        self.work.generate_next(self._groups[number] for number in self.schedule.running)
+        self.work.request_next(self._groups[number] for number in self.schedule.running)
         if self.schedule.can_take():
-            self._news.set()
+            self._wake_up.set()
             if self._background is None:
-                self.work.feed.end()
+                self.work.requests.end()
         elif self.schedule.is_stuck:
             raise ContractError(
                 f"no group runs, and {self.schedule.num_complete} complete ones make no batch; this is a defect of rlcore"
@@ -297,7 +297,7 @@ class EpisodeRun(Generic[GroupT]):
         closed = self.schedule.train()
         self._forget(closed)
         self.work.failures.forget(self.work.group_size, [*closed, *replaced])
-        self.untold.difference_update(replaced)
+        self.unrated.difference_update(replaced)
         self.work.plans.keep([*self._groups, self.schedule.next_number])
 
     def _forget(self, numbers: Collection[int]) -> None:

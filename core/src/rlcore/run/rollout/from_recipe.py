@@ -5,12 +5,11 @@ from typing import Any
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DatasetConfig
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
-from rlcore.registry.functions import session_server
+from rlcore.registry.functions import call_function
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector, StepCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_group import Compared
@@ -41,51 +40,35 @@ def collector_of(
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     data: DatasetConfig = getattr(recipe.data, split)
-    purpose = "the step" if trains else "the evaluation"
-    sampling = _sampling(rollout, options, tokenizer)
+    parts: dict[str, Any] = {
+        "generator": generator,
+        "episodes": episodes,
+        "tokenizer": tokenizer,
+        "tool_parser": tool_parser,
+        "sampling": _sampling(rollout, options, tokenizer),
+        "samples_per_prompt": options.samples_per_prompt,
+        "max_response_tokens": rollout.max_response_tokens,
+        "max_failed_fraction": rollout.max_failed_fraction,
+        "sampling_mask": sampling_mask,
+        "compares": compares,
+        "purpose": "the step" if trains else "the evaluation",
+        "is_mixed": data.mix is not None,
+        "clock": clock,
+        "progress": progress,
+    }
     if episodes.runs_agents:
-        return AgentCollector(
-            generator=generator,
-            episodes=episodes,
-            tokenizer=tokenizer,
-            sampling=sampling,
-            samples_per_prompt=options.samples_per_prompt,
-            server=session_server,
-            max_sequence_length=rollout.max_sequence_length,
-            max_response_tokens=rollout.max_response_tokens,
-            max_failed_fraction=rollout.max_failed_fraction,
-            history="segment" if rollout.history == "segment" else "refuse",
-            sampling_mask=sampling_mask,
-            tool_parser=tool_parser,
-            compares=compares,
-            purpose=purpose,
-            is_mixed=data.mix is not None,
-            clock=clock,
-            progress=progress,
-        )
+        collector: StepCollector[Any] = call_function("agent_collector", rollout, **parts)
+        return collector
     return RolloutCollector(
-        generator=generator,
-        episodes=episodes,
-        tokenizer=tokenizer,
-        sampling=sampling,
-        samples_per_prompt=options.samples_per_prompt,
         prompt_limit=_prompt_limit(data, split, rollout),
-        max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
         max_turn_tokens=rollout.max_turn_tokens,
         episode_timeout_s=rollout.episode_timeout_s,
         masks_truncated=trains and rollout.on_truncation == "mask",
-        max_failed_fraction=rollout.max_failed_fraction,
         history="keep_sampled" if rollout.history == "keep_sampled" else "refuse",
-        tool_parser=tool_parser,
-        compares=compares,
-        purpose=purpose,
-        is_mixed=data.mix is not None,
         routed_experts=rollout.replay_routing and trains,
-        sampling_mask=sampling_mask,
         on_tokens=on_tokens,
-        clock=clock,
-        progress=progress,
+        **parts,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
-from rlcore.run.rollout.failures import MaskedFailures
-from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
+from rlcore.run.rollout.environment_results import MaskedFailures
+from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import Row
 
@@ -30,7 +30,7 @@ class OpenGroup(Protocol):
     def all_ended(self) -> bool:
         """Return whether all its episodes have."""
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """All have: forget what only the environment needs."""
 
 
@@ -41,7 +41,7 @@ class GroupWork(ABC, Generic[GroupT]):
     """Begins groups and takes them to their end. But for what is said otherwise it is called on the event loop, or in another
     thread while none is at work."""
 
-    feed: RequestFeed
+    requests: RequestQueue
     """What asks for samples."""
     count: SampleCount
     task_pool: TaskPool
@@ -49,7 +49,7 @@ class GroupWork(ABC, Generic[GroupT]):
     plans: StepPlans
     """What groups begin with."""
     group_size: int
-    ends_alone: ClassVar[bool] = True
+    ends_without_samples: ClassVar[bool] = True
     """True where calls of the environment end while nothing is generated."""
 
     def now(self) -> float:
@@ -72,16 +72,16 @@ class GroupWork(ABC, Generic[GroupT]):
     @abstractmethod
     def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
         """Work on this event loop from now on. `on_ended` is called with the number of a group of which an episode has ended,
-        or which has none; `look` where `generate_next` may have something to do."""
+        or which has none; `look` where `request_next` may have something to do."""
 
     @abstractmethod
     def start(self, groups: Collection[GroupT], *, together: bool) -> None:
         """Go on with groups from where they are; with `together` those that begin now ask for nothing until all have begun."""
 
-    def look(self) -> None:
+    def take_arrived(self) -> None:
         """Take what has come while no event loop was at work; once all open groups go on."""
 
-    def generate_next(self, running: Iterable[GroupT]) -> None:
+    def request_next(self, running: Iterable[GroupT]) -> None:
         """Ask for what was held back until now, before it is looked whether the batch is there."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class GroupWork(ABC, Generic[GroupT]):
         """The row that a group has read; None where it is left out."""
         return self.plans.row(group.number)
 
-    def tells_of_row(self, group: GroupT) -> bool:
+    def rates_row(self, group: GroupT) -> bool:
         """Whether the rewards of a group that has ended say something of its own row: several samples have one, and no other
         row took its place."""
         return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
@@ -106,9 +106,9 @@ class GroupWork(ABC, Generic[GroupT]):
         """Return whether something can be learned from a group that has ended."""
 
     @abstractmethod
-    def kept(self, group: GroupT) -> object | None:
+    def saved(self, group: GroupT) -> object | None:
         """Return the state of a group for a checkpoint; None where a resumed run starts the group again."""
 
     @abstractmethod
-    def take_up(self, kept: Any) -> GroupT | None:
+    def resumed(self, kept: Any) -> GroupT | None:
         """The group of what `kept` returned; None where it was begun otherwise than it would be here, and begins again."""

@@ -10,10 +10,10 @@ from rlcore.chat.tool_calls import FORMS
 from rlcore.run.data.prompts import encode_prompts, prompt_images
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
 from rlcore.run.rollout.episode_group import Compared, EpisodeGroup
-from rlcore.run.rollout.failures import Failure
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.step_plans import PromptLimit, StepBatch, StepPlans
 from rlcore.run.rollout.turns import Turns
@@ -47,7 +47,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         self.turns = turns
         self.plans = plans
         self.group_size = options.group_size
-        self.feed, self.count, self.task_pool, self.failures = turns.feed, turns.count, turns.task_pool, turns.failures
+        self.requests, self.count, self.task_pool, self.failures = turns.requests, turns.count, turns.task_pool, turns.failures
         self._options = options
         self._runner = runner
         self._tokenizer = tokenizer
@@ -89,9 +89,9 @@ class PromptGroups(GroupWork[EpisodeGroup]):
                     self._on_ended(group.number)
         self._begin_groups(begin, together=together)
 
-    def look(self) -> None:
+    def take_arrived(self) -> None:
         """See GroupWork."""
-        self.turns.look()
+        self.turns.take_arrived()
 
     def forget(self, groups: Collection[EpisodeGroup]) -> None:
         """See GroupWork."""
@@ -110,21 +110,21 @@ class PromptGroups(GroupWork[EpisodeGroup]):
 
     def row(self, group: EpisodeGroup) -> Row | None:
         """See GroupWork."""
-        own = group.instead if group.instead is not None else super().row(group)
+        own = group.replacement if group.replacement is not None else super().row(group)
         return None if group.is_left_out else own
 
     def has_signal(self, group: EpisodeGroup) -> bool:
         """See GroupWork."""
         return group.has_signal(self._options.compares, masks_truncated=self._options.masks_truncated)
 
-    def kept(self, group: EpisodeGroup) -> object:
+    def saved(self, group: EpisodeGroup) -> object:
         """See GroupWork: the group with its conversations."""
         conversations = self.turns.conversations
         if conversations is None:
             return group, {}
         return group, {one.number: conversations.state(one.number) for one in group.episodes if one.number in conversations}
 
-    def take_up(self, kept: Any) -> EpisodeGroup | None:
+    def resumed(self, kept: Any) -> EpisodeGroup | None:
         """See GroupWork."""
         if not isinstance(kept, tuple):  # a group of another kind of environment
             return None
@@ -192,7 +192,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             self._fail(group, Failure(reason=reason))
             return
         plan, place = self.plans.of_step(self.plans.step_of(group.number)), self.plans.place_of(group.number)
-        row = plan.rows[place] if group.instead is None else group.instead
+        row = plan.rows[place] if group.replacement is None else group.replacement
         key = (group.number, group.num_long)
         call = self._runner.reset(row, plan.draws.reset_seeds[place], (place, len(plan.rows)), key)
         reset = await self._calls.make(call)
@@ -253,7 +253,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         num_spared = self.plans.of_step(self.plans.step_of(number)).num_spared - sum(row is not None for row in rows.values())
         for place, row in rows.items():
             group, step_batch = self._beginning[first + place]
-            group.instead = row
+            group.replacement = row
             if row is not None:
                 group.spare, num_spared = num_spared, num_spared + 1
                 self.turns.task_pool.add(self._reset, group, group.number)

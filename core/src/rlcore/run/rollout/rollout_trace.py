@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 from cattrs import Converter
 
 from rlcore.run.rollout.episode import Episode
@@ -127,17 +127,17 @@ def _group_record(group: EpisodeGroup, began: int, reasons: Mapping[int, str]) -
 def sample_record(episode: Episode, reason: str) -> SampleRecord:
     """An episode that has ended; `reason` is why it failed, if it did."""
     versions, ranges = np.concatenate(episode.versions), list(episode.turns)
-    if episode.begun:
-        ranges.append((episode.length - episode.num_begun, episode.length))
+    if episode.partial_turn:
+        ranges.append((episode.length - episode.num_partial_tokens, episode.length))
     changed = [place for start, end in ranges for place in _changes(versions, start, end)]
-    places = [*changed, *episode.cuts]
+    places = [*changed, *episode.stops]
     lost = None
     if not episode.valid:
-        lost = LostRecord(reason=reason, length=episode.length, timed_out=episode.timed_out, in_turn=bool(episode.begun))
+        lost = LostRecord(reason=reason, length=episode.length, timed_out=episode.timed_out, in_turn=bool(episode.partial_turn))
     return SampleRecord(
         turns=tuple(tuple(_spans(versions, places, start, end)) for start, end in ranges),
         digest=hashlib.blake2b(episode.context().tobytes(), digest_size=DIGEST_BYTES).hexdigest(),
-        in_flight=not set(changed) <= set(episode.cuts),
+        in_flight=not set(changed) <= set(episode.stops),
         lost=lost,
     )
 
@@ -155,78 +155,3 @@ def _changes(versions: Int32Array, start: int, end: int) -> list[int]:
         return []
     places: list[int] = (start + 1 + np.flatnonzero(np.diff(versions[start:end]))).tolist()
     return places
-
-
-def differing(found: StepRecord, expected: StepRecord) -> list[int]:
-    """The groups of a step, by number, of which a sample's tokens are others than a file has."""
-    return [
-        group.number
-        for group, other in zip(found.groups, expected.groups, strict=True)
-        if [sample.digest for sample in group.samples] != [sample.digest for sample in other.samples]
-    ]
-
-
-def wrong_with(records: Sequence[StepRecord], groups_per_step: int, group_size: int) -> Iterator[tuple[int, str, str]]:
-    """What makes no schedule of records that are each of the right form: a record's place among them, what was found, what was
-    expected."""
-    versions: set[int] = set()
-    seen: set[int] = set()
-    for place, record in enumerate(records):
-        versions.add(record.version)
-        numbers = [group.number for group in record.groups]
-        if record.step != place + 1:
-            yield place, f"step {record.step}", f"step {place + 1}: a line for each step, in order"
-        if len(numbers) != groups_per_step:
-            yield place, f"{len(numbers)} groups", f"{groups_per_step} (training.prompts_per_step)"
-        if twice := sorted(seen & set(numbers)):
-            yield place, f"group {twice[0]} again", "each group in one step"
-        seen |= set(numbers)
-        for group in record.groups:
-            yield from ((place, *problem) for problem in _wrong_with_group(group, record, versions, group_size))
-
-
-def _wrong_with_group(group: GroupRecord, record: StepRecord, versions: set[int], group_size: int) -> Iterator[tuple[str, str]]:
-    name = f"group {group.number}"
-    if len(group.samples) != (0 if group.left_out else group_size):
-        yield f"{name} with {len(group.samples)} samples", f"{group_size} (rollout.samples_per_prompt)"
-    if group.began >= record.step or group.number >= record.next:
-        yield f"{name}, which began after step {group.began}", f"one that began before step {record.step}"
-    of_samples: set[int] = {version for sample in group.samples for turn in sample.turns for version, _ in turn}
-    if unknown := sorted(of_samples - versions):
-        yield f"{name} with tokens of version {unknown[0]}", f"versions that steps up to {record.step} began with"
-
-
-@frozen(kw_only=True, eq=False)
-class RolloutTrace:
-    """The steps of a run, as they were."""
-
-    steps: Sequence[StepRecord]
-    """From the first on."""
-    group_size: int
-    """Samples of a group."""
-    groups: Mapping[int, GroupRecord] = field(init=False)
-    """By number."""
-    _first_step: Mapping[int, int] = field(init=False)
-
-    @groups.default
-    def _all_groups(self) -> Mapping[int, GroupRecord]:
-        return {group.number: group for record in self.steps for group in record.groups}
-
-    @_first_step.default
-    def _step_of_version(self) -> Mapping[int, int]:
-        return {record.version: record.step - 1 for record in reversed(self.steps)}
-
-    def sample(self, number: int) -> SampleRecord:
-        """A sample by its number in the run."""
-        group, member = divmod(number, self.group_size)
-        return self.groups[group].samples[member]
-
-    def span(self, number: int, turn: int, num_said: int) -> tuple[int, int] | None:
-        """What of a sample's turn follows so many tokens without a stop: how many steps were trained when it was generated, and
-        its number of tokens. None where nothing follows."""
-        turns = self.sample(number).turns
-        for version, num_tokens in turns[turn] if turn < len(turns) else ():
-            if num_said < num_tokens:
-                return self._first_step[version], num_tokens - num_said
-            num_said -= num_tokens
-        return None

@@ -44,7 +44,7 @@ def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note
         kept_groups = {}
         for group in groups:
             try:
-                if (kept := run.work.kept(group)) is not None:
+                if (kept := run.work.saved(group)) is not None:
                     kept_groups[group.number] = dump_object(kept)
             except Exception as error:  # whatever an environment's state raises
                 errors.append(f"{type(error).__name__}: {error}")
@@ -79,7 +79,7 @@ def restore_rollouts(
     for number in run.schedule.open_groups:
         group = None
         if number in saved.groups:
-            group = run.work.take_up(_loads(saved.groups[number]))
+            group = run.work.resumed(_loads(saved.groups[number]))
             num_other += group is None
         if group is None:
             group = run.work.new_group(number)

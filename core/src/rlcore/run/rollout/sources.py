@@ -1,4 +1,4 @@
-"""Sources of a step's samples, and the evaluation on the held-out set."""
+"""Sources of a step's samples: the policy, or answers of a data set."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,20 +12,15 @@ from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
-from rlcore.run.rollout.collector import RolloutCollector, StepCollector
+from rlcore.run.rollout.collector import Replay, RolloutCollector, StepCollector
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.gc_tuning import step_begins, step_ends
-from rlcore.run.rollout.metrics import evaluation_metrics
-from rlcore.run.rollout.replay import ReplaySchedule
-from rlcore.run.rollout.rollout_trace import RolloutTrace, StepRecord, differing, step_record
+from rlcore.run.rollout.rollout_trace import StepRecord, step_record
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
-from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore.run.rollout.schedule import Position, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, StepPlan
 from rlcore.spi import RolloutBatch, Row, capabilities
 from rlcore.spi.arrays import Int64Array
-
-MAX_SHOWN = 5
-"""Groups that a note names."""
 
 
 class RolloutSource(Source):
@@ -44,10 +39,10 @@ class RolloutSource(Source):
         policy: SchedulePolicy,
         restarts: bool,
         overlaps: bool,
-        replayed: RolloutTrace | None = None,
+        replay: Replay | None = None,
     ) -> None:
         """`kept` int64 [P] are the rows within the limits. `restarts` begins unfinished samples again after each step; else
-        they go on. `overlaps` lets the generator go on while others train. A schedule that is `replayed` decides both."""
+        they go on. `overlaps` lets the generator go on while others train. A `replay` does neither."""
         self._collector = collector
         self._rows = rows
         self._kept = kept
@@ -59,11 +54,11 @@ class RolloutSource(Source):
         """The share of solved samples of the last batch's groups."""
         self._seed = seed
         self._policy = policy
-        self._restarts = restarts and replayed is None
-        self._overlaps = overlaps and replayed is None
-        self._replayed = replayed
-        self._is_exact = True
-        """True where the replay has been what the file's run was."""
+        self._restarts = restarts and replay is None
+        self._overlaps = overlaps and replay is None
+        self._replay = replay
+        self._is_exact = replay is not None
+        """True where a replay has been what the recorded run was."""
         self._record: StepRecord | None = None
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
@@ -133,7 +128,12 @@ class RolloutSource(Source):
         )
         if record is not None:
             self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
-            self._compare(self._record)
+            if self._is_exact and self._replay is not None and (reason := self._replay.difference(self._record)) is not None:
+                self._is_exact = False
+                self._collector.progress.note(
+                    f"replay, step {step}: {reason}. From here on it equals other replays of the file, not the run that "
+                    "wrote it"
+                )
         return evolve(collected, schedule_metrics=figures | metrics, oldest_version=oldest)
 
     def trained(self) -> None:
@@ -181,7 +181,7 @@ class RolloutSource(Source):
     def state(self) -> bytes | None:
         """The open groups, and the position in the data. At a staleness of 0 a step that began with none begins again as a
         whole, so that it is the one that it would have been."""
-        if self._policy.carries_samples or self._carries or self._replayed is not None:
+        if self._policy.carries_samples or self._carries or self._replay is not None:
             saved = save_rollouts(self._run, self._version_of_step, self._collector.progress.note)
             saved = evolve(saved, distribution=self._collector.distribution, curriculum=self._curriculum_state())
             return dumps(saved)
@@ -203,13 +203,13 @@ class RolloutSource(Source):
         """Whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones that
         were replaced."""
         run = self._run
-        replaced = [number for number in run.schedule.refilled if number not in run.untold]
-        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.tells_of_row(group)}
+        replaced = [number for number in run.schedule.refilled if number not in run.unrated]
+        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
         return signals | dict.fromkeys(replaced, False)
 
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""
-        return {group.number: group.success_rate for group in groups if self._run.work.tells_of_row(group)}
+        return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
 
     def _note_beginning(self) -> None:
         """A step begins."""
@@ -225,31 +225,8 @@ class RolloutSource(Source):
         return Position(next_number=step * self._policy.groups_per_step, trained=step)
 
     def _run_at(self, position: Position) -> EpisodeRun[Any]:
-        replayed, policy = self._replayed, self._policy
-        schedule = Schedule(policy, position) if replayed is None else ReplaySchedule(policy, replayed, position)
+        schedule = self._collector.schedule(self._policy, position)
         return self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
-
-    def _compare(self, record: StepRecord) -> None:
-        """Note, once, from which step on a replay is another run than the file's."""
-        if self._replayed is None or not self._is_exact:
-            return
-        expected = self._replayed.steps[record.step - 1]
-        num_in_flight = sum(sample.in_flight for group in expected.groups for sample in group.samples)
-        others = differing(record, expected)
-        if num_in_flight:
-            reason = f"{num_in_flight} samples saw new weights in the middle of a turn, which no replay repeats"
-        elif others:
-            shown = ", ".join(map(str, others[:MAX_SHOWN])) + (", …" if len(others) > MAX_SHOWN else "")
-            reason = (
-                f"the tokens of {len(others)} groups are others than the file's ({shown}), by rounding, by an environment that "
-                "answered otherwise, or by what differs in recipe, data or model"
-            )
-        else:
-            return
-        self._is_exact = False
-        self._collector.progress.note(
-            f"replay, step {record.step}: {reason}. From here on it equals other replays of the file, not the run that wrote it"
-        )
 
     def _plan_of(self, step: int) -> StepPlan:
         indices = self._kept[self._stream.indices(step)]
@@ -287,26 +264,3 @@ class ExampleSource(Source):
     ) -> RolloutBatch:
         """The examples of a step."""
         return example_batch(self.examples, self.stream.indices(step - 1))
-
-
-@frozen(kw_only=True, eq=False)
-class HeldOutEvaluator:
-    """pass@1 on the held-out rows; the same draws at every evaluation, so that curves differ by the weights alone."""
-
-    collector: StepCollector[Any]
-    rows: Sequence[Row]
-    kept: Int64Array
-    """int64 [P]: the rows within the limits."""
-    seed: int
-    ks: Sequence[int] = ()
-    """The k of pass@k, besides 1."""
-    with_bounds: bool = False
-    """True where each pass@k comes with the bounds of its interval."""
-
-    def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
-        """Return the metrics of an evaluation, named `evaluation/…`; `keep` is called with its answers."""
-        rows = [self.rows[int(index)] for index in self.kept]
-        collected = self.collector.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
-        if keep is not None:
-            keep(collected)
-        return evaluation_metrics(collected, self.ks, with_bounds=self.with_bounds)

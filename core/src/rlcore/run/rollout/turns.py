@@ -18,10 +18,10 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
+from rlcore.run.rollout.environment_results import Failure, MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Completion, CompletionRequest, Episode, until_stop
-from rlcore.run.rollout.failures import Failure, MaskedFailures
-from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
+from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
 from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 from rlcore.spi.arrays import Int32Array
@@ -74,7 +74,7 @@ class Turns:
         self._seed_of = seed_of
         self._num_samples = num_samples
         self._on_sampled = on_sampled
-        self.feed = RequestFeed(self._hand_out)
+        self.requests = RequestQueue(self._on_completions)
         self.count = SampleCount()
         self.task_pool = TaskPool()
         self.conversations = (
@@ -101,7 +101,7 @@ class Turns:
 
     def can_read(self, episode: Episode) -> bool:
         """Return whether an open episode can be shown something, where its environment may yet do so, or has."""
-        return episode.shown is None if self.conversations is None else episode.number in self.conversations
+        return episode.unread_observation is None if self.conversations is None else episode.number in self.conversations
 
     # On the event loop.
 
@@ -116,7 +116,7 @@ class Turns:
         """Change nothing any more, whatever comes. From any thread."""
         self._loop = None
 
-    def look(self) -> None:
+    def take_arrived(self) -> None:
         """Take what has come while no event loop was at work; once all open episodes go on."""
         assert self._loop is not None
         self._take_arrived(self._loop)
@@ -130,9 +130,9 @@ class Turns:
             self._loop.call_later(self._options.timeout_s, self._time_out, watched, self.count.stopped_s())
         unasked = []
         for episode in episodes:
-            if episode.shown is not None:
+            if episode.unread_observation is not None:
                 self._read(episode)
-            elif episode.said is not None:
+            elif episode.unanswered_turn is not None:
                 self.task_pool.add(self._answer, episode, episode.number)
             elif episode.number not in self._wanted:
                 unasked.append(episode)
@@ -149,7 +149,7 @@ class Turns:
                 were_open |= self._open.pop(episode.number, None) is not None
                 self._wanted.discard(episode.number)
         if were_open:
-            self.count.withdraw(self.feed.withdraw(lambda wanted: self._is_open(wanted.owner)))
+            self.count.withdraw(self.requests.withdraw(lambda wanted: self._is_open(wanted.owner)))
 
     def _is_open(self, episode: Any) -> bool:
         return self._open.get(episode.number) is episode
@@ -178,13 +178,13 @@ class Turns:
 
     def _say(self, episode: Episode, sampled: Completion) -> None:
         text = sampled.text
-        if episode.begun or episode.tools:
-            begun = [token for piece in episode.begun for token in piece.tolist()]
+        if episode.partial_turn or episode.tools:
+            begun = [token for piece in episode.partial_turn for token in piece.tolist()]
             tokens = [*begun, *sampled.tokens.tolist()]
             text = self._tokenizer.decode(tokens) if begun else text
-            episode.say(sampled, text, *(self._calls_in(tokens, episode.tools) if episode.tools else ()))
+            episode.add_turn(sampled, text, *(self._calls_in(tokens, episode.tools) if episode.tools else ()))
         else:
-            episode.say(sampled, text)
+            episode.add_turn(sampled, text)
         if self.conversations is not None:
             last = int(sampled.tokens[-1]) if len(sampled.tokens) else None
             self.conversations.add_turn(episode.number, text, last)
@@ -216,10 +216,10 @@ class Turns:
 
     async def _answer(self, episode: Episode) -> None:
         """Let the environment answer the turn that was said."""
-        if not self._is_open(episode) or episode.said is None:
+        if not self._is_open(episode) or episode.unanswered_turn is None:
             return
         place = (episode.number % self._num_samples, self._num_samples)
-        call = self._runner.step(episode.state, episode.said, place, (episode.number, episode.turn))
+        call = self._runner.step(episode.state, episode.unanswered_turn, place, (episode.number, episode.turn))
         answer = await self._calls.make(call)
         if not self._is_open(episode):
             return  # given up meanwhile
@@ -228,7 +228,7 @@ class Turns:
             self._lose(episode, answer.reason)
             return
         episode.score(answer)
-        if episode.shown is None or episode.turn + 1 >= self._options.max_turns or episode.budget <= 0:
+        if episode.unread_observation is None or episode.turn + 1 >= self._options.max_turns or episode.budget <= 0:
             self._end(episode)
         else:
             self._read(episode)
@@ -244,11 +244,11 @@ class Turns:
         assert self.conversations is not None
         await self._calls.others()
         reading, self._reading = [one for one in self._reading if self._is_open(one)], []
-        shown = [episode.shown for episode in reading if episode.shown is not None]
+        shown = [episode.unread_observation for episode in reading if episode.unread_observation is not None]
         encoded = self.conversations.read([episode.number for episode in reading], shown)
         for episode, tokens in zip(reading, encoded, strict=True):
             if not isinstance(tokens, DataError):
-                episode.go_on(tokens)
+                episode.next_turn(tokens)
                 if episode.ended:
                     self._end(episode)
             elif self._runner.masks_failures:  # a chat template that cannot tell how the conversation goes on
@@ -258,12 +258,12 @@ class Turns:
         self._ask([episode for episode in reading if not episode.ended])
 
     def _ask(self, episodes: Sequence[Episode]) -> None:
-        """Ask for the next turn of episodes, or for the rest of it. One array is one prompt to the feed."""
+        """Ask for the next turn of episodes, or for the rest of it. One array is one prompt to the queue."""
         self._wanted.update(episode.number for episode in episodes)
         wanted = [
             CompletionRequest(
                 prompt=episode.context(),
-                seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_begun if episode.begun else 0),
+                seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_partial_tokens),
                 max_tokens=self._limit(episode),
                 sampling=self._options.sampling,
                 owner=episode,
@@ -276,7 +276,7 @@ class Turns:
             for episode in episodes
         ]
         self.count.ask(len(wanted))
-        self.feed.ask(wanted)
+        self.requests.ask(wanted)
 
     def _take_arrived(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop is not self._loop:  # one that was given up
@@ -288,14 +288,14 @@ class Turns:
             self.task_pool.fail(error)
 
     def _take(self, sampled: Completion) -> None:
-        episode: Any = sampled.wanted.owner
+        episode: Any = sampled.request.owner
         if not self._is_open(episode):
             return  # given up meanwhile
         self._wanted.discard(episode.number)
-        if episode.begun:
-            sampled = until_stop(episode.begun, sampled, self._tokenizer.decode)
+        if episode.partial_turn:
+            sampled = until_stop(episode.partial_turn, sampled, self._tokenizer.decode)
         if self._is_cut(episode, sampled):
-            episode.begin_turn(sampled)
+            episode.add_partial_turn(sampled)
             self._ask([episode])
         else:
             self._say(episode, sampled)
@@ -310,10 +310,10 @@ class Turns:
 
     # In the generator's threads.
 
-    def _hand_out(self, samples: Sequence[Completion]) -> None:
+    def _on_completions(self, samples: Sequence[Completion]) -> None:
         self._arrived.extend(samples)
         num_ended = sum(sampled.finish_reason != FinishReason.ABORTED for sampled in samples)
-        self._on_sampled(*self.count.come(len(samples), num_ended))
+        self._on_sampled(*self.count.add_arrived(len(samples), num_ended))
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it was given up and is closed: the next one looks when it begins

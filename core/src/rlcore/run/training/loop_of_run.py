@@ -16,8 +16,8 @@ from rlcore.run.protocols import CollectedRollouts, LoopObserver, LoopPosition, 
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.collector import Replay
 from rlcore.run.rollout.held_out import AnswerObserver, ExampleObserver
-from rlcore.run.rollout.rollout_trace import RolloutTrace
 from rlcore.run.rollout.sources import ExampleSource, RolloutSource
 from rlcore.run.storage.reference_store import stored_reference
 from rlcore.run.storage.rollout_files import RolloutFiles
@@ -42,8 +42,8 @@ class LoopParts:
     sinks: Sinks
     observers: Sequence[LoopObserver]
     """Those that outlive restarts of the workers."""
-    replayed: RolloutTrace | None
-    """The schedule that it repeats; None where it has its own."""
+    replay: Replay | None
+    """The run that it repeats; None where it repeats none."""
     progress: Progress
     clock: PhaseClock
     guard: InterruptGuard
@@ -61,7 +61,7 @@ class LoopParts:
             ) as reference,
         ):
             on_tokens = None if reference.ahead is None else reference.ahead.add
-            source = self.inputs.source(plan, backends.generator, clock, self.progress, self.replayed, on_tokens)
+            source = self.inputs.source(plan, backends.generator, clock, self.progress, self.replay, on_tokens)
             _begin(source, position.step, checkpoint)
             per_dataset = _per_dataset(plan, backends, source)
             policy = PolicyLearner(

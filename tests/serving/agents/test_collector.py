@@ -16,11 +16,9 @@ from rlcore.registry.functions import session_server
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout import group_work, request_feed
-from rlcore.run.rollout.agent_collector import AgentCollector
-from rlcore.run.rollout.agent_groups import AgentGroups
+from rlcore.run.rollout import group_work, request_queue
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.metrics import evaluation_metrics
+from rlcore.run.rollout.held_out import evaluation_metrics
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, StepPlan
 from rlcore.run.storage.rollout_table import rollout_table
@@ -37,11 +35,12 @@ from rlcore.spi import (
     WorkerError,
 )
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_serve.agents.collector import AgentCollector
+from rlcore_serve.agents.groups import AgentGroups
 
-from .test_collector import Notes, Speller
+from ...core.run.rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
-pytest.importorskip("rlcore_serve", reason="sessions need a server")
 Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]
 
 
@@ -154,7 +153,7 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
 
 def test_a_generator_that_is_stopped_costs_agents_no_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [100.0]
-    monkeypatch.setattr(request_feed, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr(request_queue, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     monkeypatch.setattr(group_work, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     policy = SchedulePolicy(groups_per_step=2, num_steps=1)
     work = make(branching).run_of(Schedule(policy), lambda _: StepPlan(rows=ROWS, draws=Draws((1,), 2, 2))).work

@@ -9,16 +9,16 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups
 from rlcore.run.rollout.collector import StepCollector
+from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.episode import NOT_GENERATED
-from rlcore.run.rollout.episode_group import Compared, reward_components
-from rlcore.run.rollout.failures import MaskedFailures
+from rlcore.run.rollout.episode_group import reward_components
 from rlcore.run.rollout.schedule import Schedule
-from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import Segment
 from rlcore.spi.arrays import offsets_of
+from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
+from rlcore_serve.sessions.sampler import SessionSampler
 
 MODEL_NAME = "policy"
 """What agents call the model."""
@@ -33,8 +33,6 @@ class AgentCollector(StepCollector[AgentGroup]):
     """Builds the server of its sessions."""
     max_sequence_length: int
     history: Literal["refuse", "segment"]
-    compares: Compared = "rewards"
-    """What tells the samples of a group apart."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepCollector."""

@@ -8,16 +8,21 @@ answered that. So what runs beside a sample, and with it the rounding, is the sa
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, fields, frozen
 
+from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.episode import Completion, Episode
 from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.prompt_groups import PromptGroups
-from rlcore.run.rollout.rollout_trace import LostRecord, RolloutTrace
+from rlcore.run.rollout.rollout_trace import LostRecord, StepRecord
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.turns import Turns
 from rlcore.spi import FinishReason
+from rlcore_replay.rollout_trace import RolloutTrace, differing
+
+MAX_SHOWN = 5
+"""Groups that a note names."""
 
 
 class ReplaySchedule(Schedule):
@@ -123,7 +128,7 @@ class ReplayTurns(Turns):
     def _ask(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             lost = self._recorded.sample(episode.number).lost
-            if self._recorded.span(episode.number, episode.turn, episode.num_begun) is not None:
+            if self._recorded.span(episode.number, episode.turn, episode.num_partial_tokens) is not None:
                 self._waiting[episode.number] = episode
             elif lost is not None:
                 self._lose_again(episode, lost)
@@ -136,7 +141,7 @@ class ReplayTurns(Turns):
         self.look_again()
 
     def _span(self, episode: Episode) -> tuple[int, int]:
-        span = self._recorded.span(episode.number, episode.turn, episode.num_begun)
+        span = self._recorded.span(episode.number, episode.turn, episode.num_partial_tokens)
         assert span is not None, "what waits has a part to be generated"
         return span
 
@@ -146,12 +151,12 @@ class ReplayTurns(Turns):
     def _is_cut(self, episode: Episode, sampled: Completion) -> bool:
         if super()._is_cut(episode, sampled):
             return True
-        number, num_said = len(sampled.tokens), episode.num_begun + len(sampled.tokens)
+        number, num_said = len(sampled.tokens), episode.num_partial_tokens + len(sampled.tokens)
         if sampled.finish_reason != FinishReason.LENGTH or not number < episode.turn_budget:
             return False
         lost = self._recorded.sample(episode.number).lost
         goes_on = self._recorded.span(episode.number, episode.turn, num_said) is not None
-        return number == sampled.wanted.max_tokens and (goes_on or (lost is not None and lost.in_turn))
+        return number == sampled.request.max_tokens and (goes_on or (lost is not None and lost.in_turn))
 
     def _take(self, sampled: Completion) -> None:
         if sampled.finish_reason == FinishReason.ABORTED:  # stopped where the file has no stop: that part begins again
@@ -182,9 +187,9 @@ class ReplayGroups(PromptGroups):
     def new_group(self, number: int) -> EpisodeGroup:
         """See GroupWork."""
         record = self._schedule.recorded.groups[number]
-        instead = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
+        replacement = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
         return EpisodeGroup(
-            number=number, instead=instead, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
+            number=number, replacement=replacement, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
     def failed_before(self, number: int) -> str | None:
@@ -196,7 +201,53 @@ class ReplayGroups(PromptGroups):
         self.turns.look_again = look
         super().begin(calls, on_ended, look)
 
-    def generate_next(self, running: Iterable[EpisodeGroup]) -> None:
+    def request_next(self, running: Iterable[EpisodeGroup]) -> None:
         """See GroupWork."""
         if self.turns.all_wait(running) and not self.turns.ask_due(self._schedule.trained):
             self._schedule.generated()
+
+
+@frozen(kw_only=True, eq=False)
+class ReplayCollector(RolloutCollector):
+    """Collects the groups of a file."""
+
+    recorded: RolloutTrace
+
+    def schedule(self, policy: SchedulePolicy, position: Position) -> ReplaySchedule:
+        """See StepCollector."""
+        return ReplaySchedule(policy, self.recorded, position)
+
+    def make_turns(self, schedule: Schedule, **options: Any) -> ReplayTurns:  # noqa: ARG002 - it has the file's
+        """See RolloutCollector."""
+        return ReplayTurns(recorded=self.recorded, **options)
+
+    def make_groups(self, schedule: Schedule, **options: Any) -> ReplayGroups:
+        """See RolloutCollector."""
+        assert isinstance(schedule, ReplaySchedule), "as `schedule` makes it"
+        return ReplayGroups(schedule=schedule, **options)
+
+
+class ScheduleReplay:
+    """See rlcore.run.rollout.collector.Replay."""
+
+    def __init__(self, recorded: RolloutTrace) -> None:
+        self.recorded = recorded
+
+    def collector(self, collector: RolloutCollector) -> ReplayCollector:
+        """See Replay. No clock ends an episode but where it did in the file."""
+        parts = {one.name: getattr(collector, one.name) for one in fields(RolloutCollector)}
+        return ReplayCollector(recorded=self.recorded, **{**parts, "episode_timeout_s": None})
+
+    def difference(self, record: StepRecord) -> str | None:
+        """See Replay."""
+        expected = self.recorded.steps[record.step - 1]
+        num_in_flight = sum(sample.in_flight for group in expected.groups for sample in group.samples)
+        if num_in_flight:
+            return f"{num_in_flight} samples saw new weights in the middle of a turn, which no replay repeats"
+        if others := differing(record, expected):
+            shown = ", ".join(map(str, others[:MAX_SHOWN])) + (", …" if len(others) > MAX_SHOWN else "")
+            return (
+                f"the tokens of {len(others)} groups are others than the file's ({shown}), by rounding, by an environment that "
+                "answered otherwise, or by what differs in recipe, data or model"
+            )
+        return None

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from rlcore.run.rollout import episode
 from rlcore.run.rollout.episode import CompletionRequest
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import (
     FinishReason,
     GenerateRequest,
@@ -70,7 +70,7 @@ def handed():
 
 @pytest.fixture
 def feed(handed):
-    feed = RequestFeed(handed.extend)
+    feed = RequestQueue(handed.extend)
     feed.begin(5)
     return feed
 
@@ -136,7 +136,7 @@ def test_samples_are_handed_to_those_who_asked_as_they_come(feed, handed):
     feed.deliver(np.array([2]), responses_of(3))
     feed.deliver(np.array([1, 0]), responses_of(0, 2))
     assert feed.num_outstanding == 0
-    assert [one.wanted.owner for one in handed] == [12, 11, 10]
+    assert [one.request.owner for one in handed] == [12, 11, 10]
     assert [one.tokens.tolist() for one in handed] == [[0, 0, 0], [], [1, 1]]
     assert [one.text for one in handed] == ["text 0", "text 0", "text 1"]
     assert [one.finish_reason for one in handed] == [FinishReason.LENGTH, FinishReason.ABORTED, FinishReason.LENGTH]
@@ -216,7 +216,7 @@ def test_what_a_stream_that_failed_owes_is_asked_for_again_before_all_else(feed,
     (request,) = feed.take(wait=True)
     assert (request.seeds.tolist(), request.num_samples) == ([0, 2, 3, 4], 2)
     feed.deliver(np.array([0, 1, 2, 3]), responses_of(1, 1, 1, 1))
-    assert [one.wanted.owner for one in handed] == [1, 0, 2, 3, 4]
+    assert [one.request.owner for one in handed] == [1, 0, 2, 3, 4]
     assert feed.num_outstanding == 0
 
 
@@ -224,10 +224,10 @@ class WithTexts:
     """A request feed as a generator's, in one process."""
 
     def __init__(self, feed):
-        self.feed, self.take, self.end = feed, feed.take, feed.end
+        self.requests, self.take, self.end = feed, feed.take, feed.end
 
     def deliver(self, samples, result):
-        self.feed.deliver(samples, Responses.of(result, FakeTokenizer()))
+        self.requests.deliver(samples, Responses.of(result, FakeTokenizer()))
 
 
 def test_many_threads_ask_a_generator_that_streams():
@@ -239,13 +239,13 @@ def test_many_threads_ask_a_generator_that_streams():
     got = [threading.Event() for _ in range(num_threads)]
     found = {}
 
-    def hand_out(samples):
+    def on_completions(samples):
         for one in samples:
-            thread, turn = one.wanted.owner
+            thread, turn = one.request.owner
             found[thread, turn] = one
             got[thread].set()
 
-    feed = RequestFeed(hand_out)
+    feed = RequestQueue(on_completions)
     feed.begin(0)
 
     def ask(thread):
@@ -271,11 +271,11 @@ def test_many_threads_ask_a_generator_that_streams():
     for one in found.values():
         alone = generator.generate(
             GenerateRequest(
-                prompts=RaggedTokens.from_lists([one.wanted.prompt.tolist()]),
+                prompts=RaggedTokens.from_lists([one.request.prompt.tolist()]),
                 num_samples=1,
-                seeds=np.array([one.wanted.seed]),
-                max_tokens=np.array([one.wanted.max_tokens], np.int32),
-                sampling=one.wanted.sampling,
+                seeds=np.array([one.request.seed]),
+                max_tokens=np.array([one.request.max_tokens], np.int32),
+                sampling=one.request.sampling,
                 weight_version=0,
             )
         )

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from rlcore.run.rollout.episode import Completion, CompletionRequest, Decode, until_stop
-from rlcore.run.rollout.request_feed import RequestFeed, SampleCount
+from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
 from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingMask
 
 
 class SessionSampler:
-    """Asks a feed for the samples of sessions. The feed belongs to it: streams read from it while sessions are served, one
+    """Asks a queue for the samples of sessions. The queue belongs to it: streams read from it while sessions are served, one
     after another. What a stream's end cuts off goes on in the next one."""
 
     def __init__(self, decode: Decode, *, sampling_mask: bool = False) -> None:
         """`decode` returns the text of tokens, without special tokens; `sampling_mask`: whether samples are to say what each
         token was chosen among."""
         self._sampling_mask = sampling_mask
-        self.feed = RequestFeed(self._hand_out)
+        self.requests = RequestQueue(self._on_completions)
         self.count = SampleCount()
         self._decode = decode
         self._lock = threading.Lock()
@@ -64,12 +64,12 @@ class SessionSampler:
         completion = None
         try:
             self.count.ask(1)
-            self.feed.ask([wanted])
+            self.requests.ask([wanted])
             completion = await future
             return completion
         finally:
             if completion is None:  # whoever asked has gone, or is refused
-                self.count.withdraw(self.feed.withdraw(lambda waiting: waiting is not wanted))
+                self.count.withdraw(self.requests.withdraw(lambda waiting: waiting is not wanted))
             with self._lock:
                 self._waiting.pop(future, None)
 
@@ -109,10 +109,10 @@ class SessionSampler:
             sampling_mask=SamplingMask.join(masks) if masks else None,
         )
 
-    def _hand_out(self, samples: Sequence[Completion]) -> None:
-        self.count.come(len(samples), len(samples))
+    def _on_completions(self, samples: Sequence[Completion]) -> None:
+        self.count.add_arrived(len(samples), len(samples))
         for sampled in samples:
-            future: Any = sampled.wanted.owner
+            future: Any = sampled.request.owner
             _settle(future, sampled)
 
 

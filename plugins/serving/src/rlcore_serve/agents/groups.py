@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 from attrs import define, field
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
+from rlcore.run.rollout.environment_results import Failure, MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_group import Compared, has_reward_variance
-from rlcore.run.rollout.failures import Failure, MaskedFailures
 from rlcore.run.rollout.group_work import GroupWork
-from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
+from rlcore_serve.sessions.sampler import SessionSampler
 
 
 @define(kw_only=True, eq=False)
@@ -51,7 +51,7 @@ class AgentGroup:
         """Return whether all episodes have ended."""
         return all(episode.ended for episode in self.episodes)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """See OpenGroup: an agent leaves nothing behind."""
 
 
@@ -59,7 +59,7 @@ class AgentGroups(GroupWork[AgentGroup]):
     """Runs agents, each from its beginning to its end: none can be left and taken up again. Where their server or their event
     loop ends, they begin again."""
 
-    ends_alone: ClassVar[bool] = False
+    ends_without_samples: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AgentGroups(GroupWork[AgentGroup]):
     ) -> None:
         """`server` answers by `sampler`; `compares` is what tells the samples of a group apart. `on_ended` gets how many of the
         open groups' episodes have ended, and how many there are."""
-        self.feed, self.count, self.task_pool = sampler.feed, sampler.count, TaskPool()
+        self.requests, self.count, self.task_pool = sampler.requests, sampler.count, TaskPool()
         self.plans, self.failures, self.group_size = plans, failures, group_size
         self._server = server
         self._sampler = sampler
@@ -157,11 +157,11 @@ class AgentGroups(GroupWork[AgentGroup]):
         rewards, components = [(one.reward,) for one in results], [one.reward_components for one in results]
         return has_reward_variance(rewards, components, self._compares)
 
-    def kept(self, group: AgentGroup) -> AgentGroup | None:
+    def saved(self, group: AgentGroup) -> AgentGroup | None:
         """See GroupWork: a group whose agents have all ended."""
         return group if group.all_ended() else None
 
-    def take_up(self, kept: Any) -> AgentGroup | None:
+    def resumed(self, kept: Any) -> AgentGroup | None:
         """See GroupWork."""
         return kept if isinstance(kept, AgentGroup) and len(kept.episodes) == self.group_size else None
 

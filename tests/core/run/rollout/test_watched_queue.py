@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import RewardError
 
 
@@ -19,8 +19,8 @@ class Work:
         return False
 
 
-def feed_beside(work: Any, may_go_on: Any = lambda: True) -> RequestFeed:
-    feed = RequestFeed(lambda _: None)
+def feed_beside(work: Any, may_go_on: Any = lambda: True) -> RequestQueue:
+    feed = RequestQueue(lambda _: None)
     feed.begin(0, lambda: not work.poll(0.0) and may_go_on())
     return feed
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Responses, Sample, SampleRequest, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_serve.sessions.sampler import SessionSampler
 
 TOKENIZER = FakeTokenizer()
 PROMPT = np.array([1, 2, 3], np.int32)
@@ -39,11 +39,11 @@ def responses(text: str, version: int, reason: FinishReason) -> Responses:
 
 async def stream(sampler: SessionSampler, text: str, version: int, reason: FinishReason) -> GenerateRequest:
     """What a stream takes, once something is there; it says so much of it."""
-    sampler.feed.begin(version)
-    while not (taken := sampler.feed.take(wait=False)):
+    sampler.requests.begin(version)
+    while not (taken := sampler.requests.take(wait=False)):
         await asyncio.sleep(0)
-    sampler.feed.deliver(np.zeros(1, np.int64), responses(text, version, reason))
-    sampler.feed.end()
+    sampler.requests.deliver(np.zeros(1, np.int64), responses(text, version, reason))
+    sampler.requests.end()
     return taken[0]
 
 
@@ -73,7 +73,7 @@ def test_what_a_stream_cuts_off_goes_on_in_the_next_one(sampler: SessionSampler)
     assert [one.max_tokens.tolist() for one in taken] == [[9], [6], [6], [4]]
     assert [one.seeds.tolist() for one in taken] == [[seed_after(5, len(part))] for part in said]
     assert sampler.count.busy_s() == 0.0
-    assert sampler.feed.num_outstanding == 0
+    assert sampler.requests.num_outstanding == 0
 
 
 def test_a_stop_string_across_the_cut_ends_the_sample(sampler: SessionSampler) -> None:
@@ -92,12 +92,12 @@ def test_nothing_is_sampled_once_generation_has_ended(sampler: SessionSampler) -
         sampler.open()
         again = asyncio.create_task(sampler.sample(request()))
         await asyncio.sleep(0)
-        assert sampler.feed.num_outstanding == 1
+        assert sampler.requests.num_outstanding == 1
         again.cancel()
         return refused
 
     assert run(ask()) == [None, None]
-    assert sampler.feed.num_outstanding == 0
+    assert sampler.requests.num_outstanding == 0
 
 
 def test_what_no_one_waits_for_is_not_sampled(sampler: SessionSampler) -> None:
@@ -106,12 +106,12 @@ def test_what_no_one_waits_for_is_not_sampled(sampler: SessionSampler) -> None:
         await asyncio.sleep(0)
         given_up.cancel()
         await asyncio.wait([given_up])
-        assert sampler.feed.num_outstanding == 1
+        assert sampler.requests.num_outstanding == 1
         assert not kept.done()
         kept.cancel()
 
     run(ask())
-    assert sampler.feed.num_outstanding == 0
+    assert sampler.requests.num_outstanding == 0
 
 
 def test_a_session_that_is_given_up_waits_no_longer(sampler: SessionSampler) -> None:
@@ -120,7 +120,7 @@ def test_a_session_that_is_given_up_waits_no_longer(sampler: SessionSampler) -> 
         await asyncio.sleep(0)
         sampler.give_up(3)
         assert await given_up is None
-        assert sampler.feed.num_outstanding == 1
+        assert sampler.requests.num_outstanding == 1
         assert not kept.done()
         kept.cancel()
 
@@ -130,10 +130,10 @@ def test_a_session_that_is_given_up_waits_no_longer(sampler: SessionSampler) -> 
 def test_samples_of_one_prompt_are_one_request(sampler: SessionSampler) -> None:
     async def work() -> list[GenerateRequest]:
         waiting = [asyncio.create_task(sampler.sample(request(seed=seed))) for seed in (5, 6, 7)]
-        while sampler.feed.num_outstanding != len(waiting):
+        while sampler.requests.num_outstanding != len(waiting):
             await asyncio.sleep(0)
-        sampler.feed.begin(4)
-        taken = list(sampler.feed.take(wait=False) or ())
+        sampler.requests.begin(4)
+        taken = list(sampler.requests.take(wait=False) or ())
         for one in waiting:
             one.cancel()
         return taken

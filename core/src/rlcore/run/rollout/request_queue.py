@@ -17,7 +17,7 @@ from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
 from rlcore.spi.arrays import Int64Array, offsets_of
 from rlcore.spi.execution import Responses
 
-HandOut: TypeAlias = Callable[[Sequence[Completion]], None]
+OnCompletions: TypeAlias = Callable[[Sequence[Completion]], None]
 
 
 @define(eq=False)
@@ -29,19 +29,19 @@ class _Request:
     num_left: int
 
 
-class RequestFeed:
+class RequestQueue:
     """A stream's feed that any thread may ask for samples.
 
     What is asked for waits until the generator takes it, and is then one request a kind of sampling. A stream that fails owes
     what it has taken: `requeue` asks for that again.
     """
 
-    def __init__(self, hand_out: HandOut) -> None:
-        """`hand_out` gets samples that ended, from the generator's threads; it is quick and never raises."""
-        self._hand_out = hand_out
+    def __init__(self, on_completions: OnCompletions) -> None:
+        """`on_completions` gets samples that ended, from the generator's threads; it is quick and never raises."""
+        self._on_completions = on_completions
         self._changed = threading.Condition()
-        self.looked_at = threading.Event()
-        """Set once the stream's generator has looked at the feed."""
+        self.first_take = threading.Event()
+        """Set once the stream's generator has taken from the queue."""
         self._waiting: list[CompletionRequest] = []
         self._taken: list[_Request] = []
         """Ascending by number."""
@@ -69,7 +69,7 @@ class RequestFeed:
         self._watch, self._error = watch, None
         with self._changed:
             assert not self._taken, "a stream that has ended owes nothing"
-            self.looked_at.clear()
+            self.first_take.clear()
             self._num_samples, self._has_ended, self._weight_version = 0, False, weight_version
             # Behind those that have not begun, a generator with few places would leave them to age.
             self._waiting.sort(key=lambda wanted: not wanted.goes_on)
@@ -106,7 +106,7 @@ class RequestFeed:
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """See rlcore.spi.execution.ResponseFeed."""
-        self.looked_at.set()
+        self.first_take.set()
         while True:
             self._look()
             with self._changed:
@@ -134,7 +134,7 @@ class RequestFeed:
         owed = self._owed(samples)
         handed = completions_of([wanted for _, _, wanted in owed], responses)
         self._settle(owed)  # only now, or an error before would lose them
-        self._hand_out(handed)
+        self._on_completions(handed)
 
     def _request(self, samples: Sequence[Sequence[CompletionRequest]]) -> GenerateRequest:
         """One request of the samples of each of P prompts, as many of each."""
@@ -230,7 +230,7 @@ class SampleCount:
         """So many are asked for no longer."""
         self.ask(-number)
 
-    def come(self, number: int, num_ended: int) -> tuple[int, int]:
+    def add_arrived(self, number: int, num_ended: int) -> tuple[int, int]:
         """So many have come, of which some have ended. Returns how many have ended since `begin`, and how many that makes with
         those which are asked for."""
         with self._lock:

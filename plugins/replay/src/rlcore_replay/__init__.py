@@ -1,0 +1,1 @@
+"""Repeats a run whose generation ran ahead of training, as its schedule.jsonl has it."""

@@ -1,0 +1,83 @@
+"""Reads the schedule.jsonl of a run, and says all that keeps a recipe from repeating it."""
+
+from pathlib import Path
+
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.rollout.from_recipe import policy_of
+from rlcore.run.rollout.rollout_trace import StepRecord
+from rlcore.run.storage.schedule_file import RECIPE, parsed_line, recipe_problems, schedule_lines, shortened
+from rlcore.schema.structure import structure
+from rlcore.spi import ConfigError, Problem
+from rlcore_replay.replayed_run import ScheduleReplay
+from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
+
+
+def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> "ScheduleReplay":
+    """The steps of a recipe's run. ConfigError with all that keeps them from being replayed: what is wrong with the file, what
+    the recipe has otherwise, and a run that is to be resumed."""
+    problems = []
+    if resume:
+        expected = "one of the two: a replay begins anew, in a directory of its own"
+        problems.append(Problem(path="--replay-schedule", found="--resume beside it", expected=expected))
+    if policy_of(plan.recipe).is_synchronous:
+        problems.append(
+            Problem(
+                path="async",
+                found="a synchronous recipe, each step of which samples with its own weights",
+                expected="one whose generation runs ahead, such as async.max_staleness = 1",
+                remedy="There is nothing to replay: a run of it without --replay-schedule is the same each time.",
+            )
+        )
+        raise ConfigError(problems)
+    if plan.recipe.data.zero_variance_weight != 1.0:
+        expected = "1.0: which prompts come then follows from when samples ended, which no schedule says"
+        weight = f"{plan.recipe.data.zero_variance_weight:g}"
+        problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected))
+        raise ConfigError(problems)
+    if plan.recipe.data.curriculum_threshold is not None:
+        expected = "no such key: which prompts come then follows from when samples ended, which no schedule says"
+        problems.append(
+            Problem(path="data.curriculum_threshold", found=f"{plan.recipe.data.curriculum_threshold:g}", expected=expected)
+        )
+        raise ConfigError(problems)
+    if plan.runs_agents:
+        expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"
+        problems.append(Problem(path="environment", found="one whose agents run the episodes", expected=expected))
+        raise ConfigError(problems)
+    if not path.is_file():
+        problems.append(Problem(path=str(path), found="no such file", expected="the schedule.jsonl of a run"))
+        raise ConfigError(problems)
+    steps, found = _read(path, plan)
+    if problems := [*problems, *found]:
+        raise ConfigError(problems)
+    return ScheduleReplay(RolloutTrace(steps=steps, group_size=plan.recipe.rollout.samples_per_prompt))
+
+
+def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:
+    """The steps of the plan's run, and what is wrong with them."""
+    recipe, records, problems = plan.recipe, dict[str, StepRecord](), list[Problem]()
+    num_steps, num_lines = recipe.run.num_steps, 0
+    for number, line in enumerate(schedule_lines(path), start=1):
+        if num_lines == num_steps:
+            break  # what later steps were is of no matter
+        where, parsed = f"{path}, line {number}", parsed_line(line) or {}
+        if number == 1 or RECIPE in parsed:
+            problems += recipe_problems(parsed.get(RECIPE), plan.resolved, where)
+            continue
+        num_lines += 1
+        record, found = structure(parsed, StepRecord, where) if parsed else (None, [_damaged(line, where)])
+        problems += found
+        if record is not None:
+            records[where] = record
+    if len(records) == num_lines and not problems:
+        places, steps = list(records), list(records.values())
+        wrong = wrong_with(steps, recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt)
+        problems += [Problem(path=places[place], found=found, expected=expected) for place, found, expected in wrong]
+    if num_lines < num_steps:
+        expected = f"at most {num_lines}, the steps of {path}"
+        problems.append(Problem(path="run.num_steps", found=str(num_steps), expected=expected))
+    return list(records.values()), problems
+
+
+def _damaged(line: str, where: str) -> Problem:
+    return Problem(path=where, found=shortened(repr(line)), expected="a JSON object, the record of a step")
