@@ -34,7 +34,6 @@ from generator_setup import export_of, make_generator, refit
 from model_shapes import make_model, texts, write_model
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore.run.execution.groups import InProcessGenerator
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -52,6 +51,7 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
+from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer
 
 FEWEST_S, MOST_S = 0.05, 0.5
 """Nine tenths of all calls take between these."""

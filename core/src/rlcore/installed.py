@@ -25,6 +25,7 @@ from rlcore.spi.provider import (
     SESSION_SERVER_GROUP,
 )
 from rlcore.spi.sink import CHART_GROUP
+from rlcore.spi.text import RENDERER_GROUP, TOKENIZER_GROUP
 
 FILE = "entry_points.txt"
 GROUPS = (
@@ -40,6 +41,8 @@ GROUPS = (
     COMMAND_GROUP,
     CHANNEL_GROUP,
     DATASET_GROUP,
+    TOKENIZER_GROUP,
+    RENDERER_GROUP,
 )
 """Every group of rlcore's."""
 

@@ -26,6 +26,7 @@ from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
 from rlcore.spi.planning import PLANNER_GROUP
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, SESSION_SERVER_GROUP, Provider, Role
 from rlcore.spi.sink import CHART_GROUP
+from rlcore.spi.text import RENDERER_GROUP, TOKENIZER_GROUP
 from rlcore.time_limit import LateError
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
@@ -236,6 +237,8 @@ def _matched_before_recipes(installed: EntryPoints) -> set[str]:
         "planner": PLANNER_GROUP,
         "chart": CHART_GROUP,
         "session_server": SESSION_SERVER_GROUP,
+        "tokenizer": TOKENIZER_GROUP,
+        "renderer": RENDERER_GROUP,
         "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
     }
     for role, group in groups.items():

@@ -60,7 +60,8 @@ _NAMES = {
     "sessions": ("ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"),
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
-    "tools": "ParseToolCalls Tool ToolCall",
+    "text": "RENDERER_GROUP TOKENIZER_GROUP TextProvider Tokenizer",
+    "tools": "ParseToolCalls Tool ToolCall ToolParser",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
         "ValuesRequest ValuesResult"
@@ -228,9 +229,14 @@ if TYPE_CHECKING:
     from rlcore.spi.sink import SampleSink as SampleSink
     from rlcore.spi.sink import Sink as Sink
     from rlcore.spi.sink import SinkContext as SinkContext
+    from rlcore.spi.text import RENDERER_GROUP as RENDERER_GROUP
+    from rlcore.spi.text import TOKENIZER_GROUP as TOKENIZER_GROUP
+    from rlcore.spi.text import TextProvider as TextProvider
+    from rlcore.spi.text import Tokenizer as Tokenizer
     from rlcore.spi.tools import ParseToolCalls as ParseToolCalls
     from rlcore.spi.tools import Tool as Tool
     from rlcore.spi.tools import ToolCall as ToolCall
+    from rlcore.spi.tools import ToolParser as ToolParser
     from rlcore.spi.trainer import ExportWeightsRequest as ExportWeightsRequest
     from rlcore.spi.trainer import LogprobsRequest as LogprobsRequest
     from rlcore.spi.trainer import LogprobsResult as LogprobsResult

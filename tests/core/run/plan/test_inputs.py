@@ -10,13 +10,13 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.plan.data_sets import observer_of
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, DataError, Observation, ResetResult
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.models import make_tokenizer
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 
 Run = Callable[..., dict[str, Any]]
 

@@ -12,10 +12,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.chat.conversation import History
-from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.mixed_rows import DATA_SET
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.text import History
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -31,6 +29,7 @@ from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
+from rlcore.spi import Tokenizer, ToolParser
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
 from rlcore.spi.execution import GeneratorGroup
 
