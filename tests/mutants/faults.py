@@ -1054,7 +1054,7 @@ FAULTS = (
     Fault(
         "a row's images end at the template",
         "rlcore.run.rollout.prompt_groups",
-        "images = prompt_images(reset.observation.messages)",
+        "images = renderer().prompt_images(reset.observation.messages)",
         "images = prompt_images(None)",
         ANY_ORDER,
     ),
