@@ -1055,7 +1055,7 @@ FAULTS = (
         "a row's images end at the template",
         "rlcore.run.rollout.prompt_groups",
         "images = renderer().prompt_images(reset.observation.messages)",
-        "images = prompt_images(None)",
+        "images = renderer().prompt_images(None)",
         ANY_ORDER,
     ),
     Fault(
