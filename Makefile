@@ -132,8 +132,9 @@ mutants: setup-dev
 	$(BIN)/python tests/mutants/print_table.py
 
 docs: setup-dev
-	$(BIN)/rlcore config --reference > docs/config.md
+	$(BIN)/rlcore reference > docs/config.md
 	$(BIN)/python tests/docs/spi_document.py > docs/spi.md
+	$(BIN)/python tests/docs/plan_document.py
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
 	$(BIN)/python release/packages.py write
 	$(BIN)/python website/diagrams.py

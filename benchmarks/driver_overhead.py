@@ -1,4 +1,4 @@
-"""What the driver costs: a step's CPU seconds outside the backends, with fakes, from 2,048 to 65,536 rollouts.
+"""The driver's overhead: a step's CPU seconds outside the backends, with fakes, from 2,048 to 65,536 rollouts.
 
     .venv/bin/python benchmarks/driver_overhead.py
 

@@ -11,8 +11,8 @@ has its own seed, and the result is arrays of tokens, log-probabilities and weig
 arguments that rlcore starts its engine with, and `plain, defaults` with vLLM's own for CUDA graphs; its outputs are left as the
 objects that it returns. Ratios are to `plain` with log-probabilities.
 
-Rows of `2 devices`, which have to be named, are one engine over both (`tensor_parallel = 2`): with log-probabilities in a table
-on one of them, and, by the `host`, with those that vLLM sends there with every step. They leave NVLink multicast off.
+A row of `2 devices`, which has to be named, is one engine over both (`tensor_parallel = 2`), with log-probabilities in a table
+on one of them. It leaves NVLink multicast off.
 
 In rows of a `stream` the same samples are asked for one by one and come back as they end, checked and with their texts: the
 way of a run's episodes. In the others one call returns them all.
@@ -63,7 +63,6 @@ ROWS = (
     "2 replicas",
     "4 replicas",
     "1 replica, 2 devices",
-    "1 replica, 2 devices, host",
 )
 PLAIN = {"no logprobs": (False, False), "logprobs": (True, False), "logprobs, seeds": (True, True)}
 """Variants of the baseline: log-probabilities, per-sample seeds."""
@@ -129,7 +128,7 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
     write_config(directory, work.shape, work.dtype)
     settings = {"replicas": replicas, "max_num_seqs": -(-work.num_samples // replicas), **MEMORY[work.device], **options}
     if "2 devices" in how:
-        settings |= over_two_devices(work.device, by_the_host="host" in how, engine=options.get("engine", {}))
+        settings |= over_two_devices(work.device, options.get("engine", {}))
     start = time.perf_counter()
     generator = make_generator("vllm", directory, work.device, work.dtype, channel, work.max_length, settings)
     start_s = time.perf_counter() - start
@@ -180,18 +179,12 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
     return {"rates": rates, "start_s": start_s}
 
 
-def over_two_devices(device: str, *, by_the_host: bool, engine: dict[str, Any]) -> dict[str, Any]:
-    """Options of `[generator.vllm]` for one engine over both, beside vLLM's own arguments `engine`; its ranks inherit variables
-    that are set here."""
-    own: dict[str, Any] = {}
-    if by_the_host:
-        own["worker_extension_cls"] = "without_recorder.WithoutRecorder"
-        folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+def over_two_devices(device: str, engine: dict[str, Any]) -> dict[str, Any]:
+    """Options of `[generator.vllm]` for one engine over both, beside vLLM's own arguments `engine`."""
     if device == "cpu":
-        return {"tensor_parallel": 2, "engine": {**own, **engine}}
+        return {"tensor_parallel": 2, "engine": engine}
     os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
-    return {"tensor_parallel": 2, "devices": [0, 1], "engine": {**WITHOUT_MULTICAST, **own, **engine}}
+    return {"tensor_parallel": 2, "devices": [0, 1], "engine": {**WITHOUT_MULTICAST, **engine}}
 
 
 def measure_plain(row: str, work: Work, directory: Path, options: dict[str, Any]) -> dict[str, Any]:

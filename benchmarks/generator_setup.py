@@ -1,4 +1,4 @@
-"""What the benchmarks of generators share: one behind its handle, weights for it, and processes of their own for each row."""
+"""Helpers of the benchmarks of generators: one behind its handle, weights for it, and a process for each row."""
 
 import argparse
 import contextlib
@@ -83,7 +83,7 @@ def parse_options(settings: list[str]) -> dict[str, Any]:
 
 
 def specs_of(model: Any) -> tuple[TensorSpec, ...]:
-    """What a transformers model's checkpoint consists of; a trainer works it out once."""
+    """The tensors of a transformers model's checkpoint; a trainer works them out once."""
     import torch
 
     own = {name: torch.empty_like(parameter, device="meta") for name, parameter in model.named_parameters()}
@@ -98,7 +98,7 @@ def export_of(
 ) -> WeightExport:
     """A transformers model's tensors under the names of a checkpoint, as a trainer in the same process exports them; `specs`
     are those of `specs_of`, where they are known."""
-    from rlcore_torchkit.refit.buckets import make_buckets
+    from rlcore_torchkit.refit.digest import make_buckets
 
     specs = specs_of(model) if specs is None else specs
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -203,7 +203,7 @@ def row_parser(description: str | None, seconds: float, *, settings: bool = Fals
 
 
 def run_row(script: str, row: str, seconds: float, *arguments: str) -> dict[str, Any]:
-    """What `script --row ROW …` prints as its last line of JSON, or why there is nothing. It has the options that this script
+    """Run `script --row ROW …`; return its last line of JSON, or the reason of none. It has the options that this script
     was called with, and `arguments` behind them."""
     options = [*sys.argv[1:], *arguments]
     environment = QUICK_ENVIRONMENT if "--quick" in options else {}

@@ -66,7 +66,7 @@ TRL: dict[str, dict[str, Any]] = {
     "trl-16-checkpointing": {"per_device_train_batch_size": 16, "gradient_checkpointing": True},
     "trl-8-bf16": {"per_device_train_batch_size": 8, "model_init_kwargs": {"dtype": "bfloat16"}},
 }
-"""What each setting changes."""
+"""The changes of each setting."""
 GIB = 2**30
 RECIPE = """
 [model]
@@ -269,7 +269,7 @@ class Phases:
 
 
 def measure(contestant: str, work: Work, model: str, overrides: list[str], seconds: float) -> dict[str, Any]:
-    """What a process of its own found, or why there is nothing."""
+    """The result of a process, or the reason of none."""
     start = time.time()
     command = [sys.executable, __file__, "--contestant", contestant, "--model", model, "--work", json.dumps(asdict(work))]
     for override in overrides:

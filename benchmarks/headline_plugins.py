@@ -1,4 +1,4 @@
-"""What benchmarks/headline.py installs beside the plugins: generators that force each sample's length, and an environment that
+"""Plugins of benchmarks/headline.py: generators that force each sample's length, and an environment that
 reports the work of attention."""
 
 import hashlib
@@ -73,7 +73,7 @@ class FeedWithLengths:
 
 
 def _file_of(tokens: Int32Array) -> Path:
-    """Where the rest of the length of a sample that said these tokens is kept."""
+    """The file with the rest of the length of a sample that begins with these tokens."""
     return CUT / hashlib.sha256(tokens.tobytes()).hexdigest()
 
 

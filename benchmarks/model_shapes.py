@@ -44,17 +44,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": False,
     },
-    "0.6b": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
     "3m": {
         "model_type": "qwen3",
         "vocab_size": 512,
@@ -76,17 +65,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
-    "tiny-qwen3": {
-        "model_type": "qwen3",
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
     "tiny-moe": {
         "model_type": "qwen3_moe",
         "vocab_size": 512,
@@ -103,7 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of Qwen2-1.5B, Llama-3.1-8B, Qwen3-30B-A3B and Qwen3-0.6B, one for CPUs, and three to try the scripts with."""
+"""Those of Qwen2-1.5B, Llama-3.1-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -115,11 +93,11 @@ def require_device(device: str) -> None:
         sys.exit("found no CUDA device; expected one. On a CPU, `--quick --device cpu` tries the script with a tiny shape")
 
 
-def config_of(shape: str, **changed: Any) -> Any:
-    """The transformers configuration of a shape, with other values where they are given."""
+def config_of(shape: str) -> Any:
+    """The transformers configuration of a shape."""
     from transformers import AutoConfig
 
-    options = SHAPES[shape] | changed
+    options = dict(SHAPES[shape])
     return AutoConfig.for_model(
         options.pop("model_type"),
         **options,
@@ -153,14 +131,14 @@ def write_model(directory: Path, shape: str, device: str, dtype: str) -> Path:
     return directory
 
 
-def make_model(shape: str, device: str, dtype: str, **changed: Any) -> Any:
-    """A transformers model with random weights on a device, with other values in its configuration where they are given."""
+def make_model(shape: str, device: str, dtype: str) -> Any:
+    """A transformers model with random weights on a device."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config_of(shape, **changed), dtype=getattr(torch, dtype))
+        return AutoModelForCausalLM.from_config(config_of(shape), dtype=getattr(torch, dtype))
 
 
 def num_parameters(shape: str) -> int:

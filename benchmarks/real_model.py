@@ -162,7 +162,7 @@ def main() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         model, rows = arguments.model, arguments.rows
         if arguments.quick:
-            from rlcore.testing.models import make_model
+            from rlcore_torchkit.testing.models import make_model
 
             model = model or make_model(directory / "model", head_dim=64)
         else:

@@ -128,7 +128,7 @@ def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: s
         "training.prompts_per_step": settings.num_prompts,
         "training.max_tokens_per_microbatch": 16384,
         "optimizer.learning_rate": settings.learning_rate,
-        "residency.generator_sleeps": False,  # as TRL's default is
+        "offload.generator_sleeps": False,  # as TRL's default is
         "evaluation.every_n_steps": settings.evaluate_every,
         "checkpoint.at_end": False,
         "logging.rollouts_every_n_steps": 0,

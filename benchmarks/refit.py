@@ -89,7 +89,7 @@ def _model_export(shape: str, device: str, dtype: str, bucket_bytes: int) -> Cal
 
 
 def _trainer_export(directory: Path, device: str, dtype: str, bucket_bytes: int) -> Callable[[int], Callable[[], WeightExport]]:
-    """What it returns is to be measured."""
+    """Return a function that is to be measured."""
     from rlcore.registry.binding import build_trainer
     from rlcore.registry.discovery import discover
     from rlcore.schema.structure import structure

@@ -57,7 +57,7 @@ ON_HOST = PRECISION_AWARE | {"optimizer_cpu_offload": True, "optimizer_offload_f
 
 @frozen(kw_only=True)
 class Workload:
-    """What both sides train on."""
+    """The data that both sides train on."""
 
     model: Path
     device: torch.device

@@ -16,7 +16,7 @@ from ending import run_to_end
 
 import rlcore
 from rlcore.spi import Message, Row, Tool
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 ALPHABET = "0123456789*=+-/ \n:<>{}[]\"'.,;_" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

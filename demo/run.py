@@ -14,7 +14,7 @@ from ending import run_to_end
 from teacher import write_solutions
 
 import rlcore
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 ALPHABET = "0123456789+="

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from rlcore.cli.import_recipe import recipe_text
 from rlcore.run.plan.prepare import prepare
-from rlcore.spi import ConfigError, ImportedRecipe, RlcoreError
+from rlcore.spi import ConfigError, RlcoreError
 from rlcore_import import nemo_rl, verl
+from rlcore_import.command import recipe_text
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.source import UNKNOWN
 from rlcore_import.yaml_files import read_inherited
 

@@ -5,11 +5,11 @@ from statistics import median
 import numpy as np
 import pytest
 from attrs import evolve
+from trainer_plans import plan_context
 
 from rlcore.run.data.seeds import Stream
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws
-from rlcore.testing.plans import plan_context
 from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.checks.plan import Engine, reading_seconds, step_seconds
@@ -81,15 +81,3 @@ def test_1_5b() -> None:
     assert median(step[1] for step in plain) == pytest.approx(12.88, rel=0.10)
     _, *ahead = turns("1.5b", VllmConfig(), 16, 2, 1, 7)
     assert median(step[1] for step in ahead) == pytest.approx(5.75, rel=0.10)
-
-
-@pytest.mark.usefixtures("script")
-def test_a_plan_of_the_whole_step_is_shorter_by_generation_alone() -> None:
-    """Of the very layout that was measured, through trainer, engine and placement."""
-    import measured_plans  # type: ignore[import-not-found]
-
-    ahead = [row for row in measured_plans.MEASURED if row.max_staleness and row.shape == "8b"]
-    assert ahead
-    for row in ahead:
-        saved = evolve(row, max_staleness=0).predicted()[0] - row.predicted()[0]
-        assert 4.0 < saved < 22.4 / 2, row.name

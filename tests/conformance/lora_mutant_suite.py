@@ -9,7 +9,7 @@ from rlcore.spi import hookimpl
 from rlcore_conformance import TrainerConformance
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.provider import PROVIDER
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 
 BEGINNING = "test_adapters_begin_without_effect"
 PRODUCTS = "test_weights_change_by_low_rank_products"

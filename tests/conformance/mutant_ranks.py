@@ -3,8 +3,7 @@
 import torch.distributed as dist
 from attrs import evolve
 from mutants import killed_by
-
-from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
+from ranked_trainer import RankedFakeTrainer
 
 RANKS = "test_two_ranks_are_one_trainer"
 

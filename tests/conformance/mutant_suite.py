@@ -11,28 +11,22 @@ import mutant_sinks
 import mutant_trainers  # noqa: F401 - registers its mutants
 import pytest
 from attrs import evolve
-from mutants import MUTANTS
-
-from rlcore.spi import ChannelReceiver, ChannelSender
-from rlcore.testing.fakes.algorithm import FakeAlgorithm
-from rlcore.testing.fakes.environment import FakeEnvironment
-from rlcore.testing.fakes.generator import FakeGenerator
-from rlcore.testing.fakes.providers import (
-    FAKE_ALGORITHM,
-    FAKE_ENVIRONMENT,
-    FAKE_GENERATOR,
-    FAKE_RANKED_TRAINER,
-    FAKE_TRAINER,
-)
-from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
-from rlcore.testing.fakes.trainer import FakeTrainer
-from rlcore_conformance import ChannelConformance, ExecutionConformance, SinkConformance
-from rlcore_conformance.fakes import (
+from fake_kits import (
     FakeAlgorithmConformance,
     FakeEnvironmentConformance,
     FakeGeneratorConformance,
     FakeTrainerConformance,
 )
+from mutants import MUTANTS
+from ranked_trainer import FAKE_RANKED_TRAINER, RankedFakeTrainer
+
+from rlcore.spi import ChannelReceiver, ChannelSender
+from rlcore.testing.fakes.algorithm import FakeAlgorithm
+from rlcore.testing.fakes.environment import FakeEnvironment
+from rlcore.testing.fakes.generator import FakeGenerator
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.trainer import FakeTrainer
+from rlcore_conformance import ChannelConformance, ExecutionConformance, SinkConformance
 
 KITS = {
     RankedFakeTrainer: (FakeTrainerConformance, FAKE_RANKED_TRAINER),

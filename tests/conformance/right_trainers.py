@@ -1,10 +1,10 @@
 """Trainers that are right though unlike the fake; each names the check that has to pass."""
 
 from attrs import evolve
+from ranked_trainer import RankedFakeTrainer
 
 from rlcore.spi import TensorSpec, hookimpl
 from rlcore.testing.fakes.policy import TRANSITION
-from rlcore.testing.fakes.ranked_trainer import RankedFakeTrainer
 from rlcore.testing.fakes.trainer import FakeTrainer, cut_into_buckets
 
 

@@ -9,16 +9,17 @@ from attrs import evolve
 from rlcore.spi import OptimizerSpec
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
 from rlcore.testing.fakes.environment import FakeEnvironmentConfig
-from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_RANKED_TRAINER, FAKE_TRAINER
-from rlcore_conformance.fakes import (
+from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
+
+sys.path.insert(0, str(Path(__file__).parent))  # ranks import right_trainers too
+
+from fake_kits import (
     FakeAlgorithmConformance,
     FakeEnvironmentConformance,
     FakeGeneratorConformance,
     FakeTrainerConformance,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))  # ranks import right_trainers too
-
+from ranked_trainer import FAKE_RANKED_TRAINER
 from right_trainers import ExportsOneTensorTwice, FiguresRoundedOnRankOne
 
 

@@ -143,3 +143,7 @@ class TestVllmCuda(VllmConformance):
     @pytest.fixture
     def config(self):
         return VllmConfig(gpu_memory_utilization=0.1, max_num_seqs=64)
+
+    @pytest.fixture
+    def adapted_context(self):
+        pytest.skip("vLLM has no kernels in float32 for adapters on CUDA, which `check` says")

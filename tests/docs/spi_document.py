@@ -41,11 +41,8 @@ def exported() -> dict[str, set[str]]:
     """Public names by the module that they are imported from; all of `capabilities`, which is public itself."""
     tree = ast.parse((INTERFACE / "capabilities.py").read_text(encoding="utf-8"))
     known = {name for each in tree.body if (name := name_of(each)) and not name.startswith("_")}
-    modules: dict[str, set[str]] = {"capabilities": known}
-    for node in ast.walk(ast.parse((INTERFACE / "__init__.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlcore.spi."):
-            modules.setdefault(node.module.rpartition(".")[2], set()).update(alias.name for alias in node.names)
-    return dict(sorted(modules.items()))
+    modules = {module: set(names.split()) for module, names in rlcore.spi.NAMES.items()}
+    return dict(sorted({**modules, "capabilities": known}.items()))
 
 
 def name_of(node: ast.AST) -> str | None:

@@ -70,7 +70,7 @@ TEXTS = {
     "docs/importing.md": "commands on recipes of other libraries: tests/recipe_import",
     "docs/lm-evaluation-harness.md": "a harness's own format: tests/system/test_checkpoint_evaluation.py runs it",
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
-    "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/benchmarks/test_benchmarks.py",
+    "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/docs/test_plan_document.py",
     "docs/plugins.md": "an outline of a trainer, in no language",
     "docs/releasing.md": "what `rlcore plugins` prints of another version: tests/core/registry/test_version_compatibility.py",
     "docs/spi.md": "properties: tests/docs/test_spi_document.py",

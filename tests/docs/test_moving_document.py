@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from markdown_blocks import ROOT, write_files
 
 from rlcore.cli.main import cli
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 DOCUMENT = ROOT / "docs" / "moving.md"
 NOT_OURS = {"data.train_batch_size"}

@@ -17,7 +17,7 @@ from markdown_blocks import ROOT, write_files
 
 from rlcore.cli.main import cli
 from rlcore.spi import ChannelOptions, DataError, ReceiverRank, installed_data_sources
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 PACKAGE = Path(tempfile.mkdtemp(prefix="rlcore-acme-"))
 atexit.register(shutil.rmtree, PACKAGE, ignore_errors=True)

@@ -10,7 +10,7 @@ from markdown_blocks import ROOT, blocks, write_files
 
 from rlcore.cli.main import cli
 from rlcore.run.plan.prepare import prepare
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 RECIPES = ROOT / "docs" / "recipes.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # fsdp2_support is imported here
 from fsdp2_support import make_backend
 
 from rlcore.spi import CloseRequest
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 BASE: Mapping[str, Any] = {
     "hidden_size": 32,

@@ -1,7 +1,5 @@
 """What each of two ranks does in the tests of test_load_from_first."""
 
-import json
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 import torch
 from fsdp2_support import Reference, assert_stepped_alike, exported, make_backend, make_batch, split, step_request
 from image_support import ImageReference, image_batch
+from rank_launch import run_rows
 
 from rlcore.spi import CloseRequest, LoadStateRequest, ModelError, SaveStateRequest
 from rlcore_fsdp2.config import Fsdp2Config
@@ -64,14 +63,5 @@ def run_all(rank: int, models: Path, broken: Path, scratch: Path) -> None:
 
 
 def run_cases(rank: int, scratch: Path, cases: Mapping[str, Callable[[], None]]) -> None:
-    """Write what went wrong in each, or an empty string, up to the first that fails."""
     torch.set_num_threads(1)
-    results = {}
-    for name, run in cases.items():
-        try:
-            run()
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (scratch / f"results-{rank}.json").write_text(json.dumps(results))
+    run_rows(cases, scratch / f"results-{rank}.json")

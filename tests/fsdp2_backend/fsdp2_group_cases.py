@@ -1,23 +1,22 @@
 """Launches ranks on gloo, once for each number of them, that run the cases of several test files."""
 
 import importlib
-import json
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
 from hypothesis import settings
-from rank_launch import launch, once
+from rank_launch import launch_rows, once, run_rows
 from torch import Tensor
 
 from rlcore.spi import RankInfo
-from rlcore.testing.models import make_model
 from rlcore_torchkit.distributed import process_group
+from rlcore_torchkit.testing.models import make_model
 
 MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases", "fsdp2_load_cases")
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
@@ -81,22 +80,14 @@ def results_of(num_ranks: int) -> list[dict[str, str]]:
         scratch = Path(directory)
         for architecture in ARCHITECTURES:
             make_model(scratch / architecture, architecture, num_heads=4, num_kv_heads=2)
-        launch(run_all, (num_ranks, scratch), num_ranks)
-        return [json.loads((scratch / f"results-{rank}.json").read_text()) for rank in range(num_ranks)]
+        return launch_rows(run_all, (num_ranks, scratch), [scratch / f"results-{rank}.json" for rank in range(num_ranks)])
 
 
 def run_all(rank: int, num_ranks: int, scratch: Path) -> None:
-    """Run all cases up to the first that fails."""
+    """Run all cases."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=num_ranks)
     cases = {name: function for module in MODULES for name, function in importlib.import_module(module).CASES.items()}
-    results = dict.fromkeys(cases, "not run, since a case before it failed")
-    for name, function in cases.items():
-        try:
-            function(Place(rank=rank, num_ranks=num_ranks, models=scratch))
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (scratch / f"results-{rank}.json").write_text(json.dumps(results))
+    place = Place(rank=rank, num_ranks=num_ranks, models=scratch)
+    run_rows({name: partial(function, place) for name, function in cases.items()}, scratch / f"results-{rank}.json")
     dist.destroy_process_group()

@@ -1,11 +1,8 @@
 """What each rank does to compare a layout with one process: LAYOUTS is the table, and one launch runs all rows of a size."""
 
-import gc
-import json
 import shutil
-import traceback
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +13,19 @@ import torch.distributed as dist
 from attrs import evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET, TEMPERATURE, Reference, exported, make_backend, make_batch, make_config, split, step_request
+from rank_launch import run_rows
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LoadStateRequest, LogprobsRequest, SaveStateRequest, TokenBatch
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.export import whole
+from rlcore_fsdp2.gradients import held_elements
 from rlcore_fsdp2.layout import ParallelLayout
-from rlcore_fsdp2.reduction import held_elements
 from rlcore_fsdp2.sharding import local, reshard
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 
@@ -426,10 +424,7 @@ def run_all(
     dtype: str = "float32",
     names: Collection[str] | None = None,
 ) -> None:
-    """Run the cases, or those of some names, up to the first that breaks off.
-
-    Write what went wrong, or an empty string, by its name.
-    """
+    """Run the cases, or those of some names."""
     torch.set_num_threads(1)
     backend = "gloo"
     if device == "cuda":
@@ -439,16 +434,11 @@ def run_all(
     # Each of a mesh's groups has threads that poll, and lives as long as the default group: cases of a layout share one.
     ParallelLayout.meshes = cache(ParallelLayout.meshes)  # type: ignore[method-assign]
     every = {name: case for name, case in cases(num_ranks, device).items() if names is None or name in names}
-    results = dict.fromkeys(every, "not run, since a case before it broke off")
-    for number, (name, function) in enumerate(every.items()):
+
+    def run(function: Callable[[Place], None]) -> str:
         place = Place(rank=rank, num_ranks=num_ranks, root=root, device=device, dtype=dtype)
-        try:
-            function(place)
-            results[name] = "\n".join(place.wrong)
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-        if number == 0:
-            gc.freeze()  # closing a trainer collects garbage: what the first case imported and read need not be looked through
-    (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
+        function(place)
+        return "\n".join(place.wrong)
+
+    run_rows({name: partial(run, case) for name, case in every.items()}, root / f"results-{num_ranks}-{rank}.json")
     dist.destroy_process_group()

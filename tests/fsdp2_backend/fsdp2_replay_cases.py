@@ -1,13 +1,13 @@
 """What each of two ranks does to compare replayed routing with plain transformers whose routers are told the same."""
 
-import json
-import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from fsdp2_layout_cases import FLOAT32, OPTIMIZER, GradientsSeen, Layout, Place, assert_gradients
 from fsdp2_support import Reference
+from rank_launch import run_rows
 from routing_reference import check_step, expected_of, make_mixed_model
 
 from rlcore.spi import CloseRequest
@@ -39,16 +39,9 @@ def check(place: Place, layout: Layout) -> None:
 
 
 def run_all(rank: int, root: Path) -> None:
-    """Run the layouts up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the layouts."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
-    results = dict.fromkeys([layout.name for layout in LAYOUTS], "not run, since a case before it failed")
-    for layout in LAYOUTS:
-        try:
-            check(Place(rank=rank, num_ranks=2, root=root), layout)
-            results[layout.name] = ""
-        except Exception:
-            results[layout.name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (root / f"results-{rank}.json").write_text(json.dumps(results))
+    place = Place(rank=rank, num_ranks=2, root=root)
+    run_rows({layout.name: partial(check, place, layout) for layout in LAYOUTS}, root / f"results-{rank}.json")
     dist.destroy_process_group()

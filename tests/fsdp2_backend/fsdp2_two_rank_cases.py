@@ -1,8 +1,7 @@
 """What each of two ranks does in the tests of test_backend_two_ranks: one launch runs all cases."""
 
-import json
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from fsdp2_support import (
     split,
     step_request,
 )
+from rank_launch import run_rows
 
 from rlcore.spi import (
     BoundError,
@@ -292,14 +292,7 @@ def two_ranks_load_what_one_saved(ranks: Ranks) -> None:
 
 
 def run_all(rank: int, models: Path, scratch: Path) -> None:
-    """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the cases."""
     torch.set_num_threads(1)
-    results = dict.fromkeys(CASES, "not run, since a case before it failed")
-    for name, function in CASES.items():
-        try:
-            function(Ranks(rank=rank, models=models, scratch=scratch))
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (scratch / f"results-{rank}.json").write_text(json.dumps(results))
+    ranks = Ranks(rank=rank, models=models, scratch=scratch)
+    run_rows({name: partial(function, ranks) for name, function in CASES.items()}, scratch / f"results-{rank}.json")

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlcore.spi import CloseRequest, LogprobsRequest, SaveStateRequest, TokenBatch, TrainerContext
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
 SAVE_AFTER = 2

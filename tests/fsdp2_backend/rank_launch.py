@@ -1,12 +1,16 @@
 """What the server imports that ranks are forked from."""
 
-from collections.abc import Callable, Mapping
+import gc
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore.testing.ranks import PRELOADED, launch
+from rlcore_torchkit.testing.ranks import PRELOADED, launch
 
-__all__ = ["launch", "once"]
+__all__ = ["launch", "launch_rows", "once", "run_rows"]
 
 Result = TypeVar("Result")
 
@@ -31,6 +35,41 @@ def once(function: Callable[..., Result]) -> Callable[..., Result]:
         return result  # type: ignore[return-value]
 
     return get
+
+
+def run_rows(rows: Mapping[str, Callable[[], str | None]], file: Path, *, alone: bool = False) -> None:
+    """Run the rows on this rank. Keep in `file` what went wrong in each, or an empty string, by its name.
+
+    The first row that raises ends this rank, unless it is `alone`. Other ranks would wait for its part of a collective
+    without end: `launch_rows` ends them.
+    """
+    results = dict.fromkeys(rows, "not run, since a row before it failed on one rank")
+    failed = None
+    for number, (name, run) in enumerate(rows.items()):
+        try:
+            results[name] = run() or ""
+        except Exception as error:
+            results[name], failed = traceback.format_exc(), error
+        file.write_text(json.dumps(results))  # now, since another rank's failure ends this one
+        if failed is not None and not alone:
+            raise failed
+        if number == 0:
+            gc.freeze()  # closing a trainer collects garbage: what the first row imported and read need not be looked through
+
+
+def launch_rows(function: Callable[..., None], arguments: tuple[Any, ...], files: Sequence[Path]) -> list[dict[str, str]]:
+    """Call `function(rank, *arguments)`, which calls `run_rows`, on one rank for each file. Return each rank's results.
+
+    Raises what the launch raised where no row failed: a rank died, or never came to its rows.
+    """
+    try:
+        launch(function, arguments, len(files))
+    except Exception:
+        results = [json.loads(file.read_text()) for file in files if file.exists()]
+        if not any("Traceback" in text for result in results for text in result.values()):
+            raise
+        return results
+    return [json.loads(file.read_text()) for file in files]
 
 
 def collected(request: Any, test: str) -> list[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from fsdp2_support import TEMPERATURE, Reference, make_batch, split, step_reques
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import ROUTED_EXPERTS, LogprobsRequest, TokenBatch
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 NUM_LAYERS, NUM_EXPERTS, TOP_K, DENSE_LAYER = 4, 4, 2, 1
 NUM_SEQUENCES = 8

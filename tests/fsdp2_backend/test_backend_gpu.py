@@ -24,12 +24,12 @@ from rlcore.spi import (
     SaveStateRequest,
     SetResidencyRequest,
 )
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.distributed import process_group
+from rlcore_torchkit.testing.models import make_model
 from rlcore_torchkit.trainer.microbatch import move
 
 ARCHITECTURES = installed_model_types()

@@ -8,7 +8,7 @@ from fsdp2_support import TEMPERATURE, assert_stepped_alike, exported, make_conf
 from image_support import ImageReference, image_batch, png
 
 from rlcore.spi import ContractError, LogprobsRequest, SaveStateRequest
-from rlcore.testing.image_models import make_image_model
+from rlcore_torchkit.testing.image_models import make_image_model
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 

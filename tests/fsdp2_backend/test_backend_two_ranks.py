@@ -8,11 +8,11 @@ import pytest
 import torch
 from fsdp2_support import assert_same, exported, make_backend, make_batch, step_request
 from fsdp2_two_rank_cases import CASES, WORLD_SIZE, run_all
-from rank_launch import launch
+from rank_launch import launch_rows
 
 from rlcore.spi import CloseRequest, ContractError, LoadStateRequest, SaveStateRequest
-from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 
@@ -25,8 +25,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_model(root / "models" / architecture, architecture, tied=architecture in ("qwen2", "qwen3"))
     (root / "scratch").mkdir()
     save_on_one(root / "models" / "qwen3_moe", root / "scratch")
-    launch(run_all, (root / "models", root / "scratch"), WORLD_SIZE)
+    launch_rows(run_all, (root / "models", root / "scratch"), [results_file(root, rank) for rank in range(WORLD_SIZE)])
     return root
+
+
+def results_file(root: Path, rank: int) -> Path:
+    return root / "scratch" / f"results-{rank}.json"
 
 
 def save_on_one(model: Path, scratch: Path) -> None:
@@ -43,7 +47,7 @@ def save_on_one(model: Path, scratch: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name, scratch):
     for rank in range(WORLD_SIZE):
-        result = json.loads((scratch / "scratch" / f"results-{rank}.json").read_text())[name]
+        result = json.loads(results_file(scratch, rank).read_text())[name]
         assert result == "", f"rank {rank}:\n{result}"
 
 

@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note
-from rlcore.testing.image_models import make_image_model
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.testing.image_models import make_image_model
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from attrs import evolve
 from fsdp2_support import TEMPERATURE, assert_same, make_backend, make_batch, make_config, split, step_request
 
 from rlcore.spi import CloseRequest, ConfigError, LogprobsRequest
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.invariant_model import InvariantAttention, InvariantLinear, InvariantMlp, InvariantNorm
+from rlcore_torchkit.testing.models import make_model
 
 GROUPS = [[4, 0], [1, 5, 3], [2]]
 BFLOAT16_BOUND = 0.05

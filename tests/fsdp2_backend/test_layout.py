@@ -1,6 +1,5 @@
 """Every layout on gloo against plain transformers and torch in one process; the table is in fsdp2_layout_cases."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from fsdp2_layout_cases import (
     with_sources,
 )
 from fsdp2_support import exported, make_backend
-from rank_launch import collected, launch, once
+from rank_launch import collected, launch_rows, once
 
 from rlcore.spi import CloseRequest, LoadStateRequest
 
@@ -69,8 +68,8 @@ def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Resul
     def get(num_ranks: int) -> Results:
         if num_ranks == 4:
             get(2)  # its checkpoints are resumed
-        launch(run_all, (num_ranks, root, "cpu", "float32", names), num_ranks)
-        return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
+        files = [root / f"results-{num_ranks}-{rank}.json" for rank in range(num_ranks)]
+        return launch_rows(run_all, (num_ranks, root, "cpu", "float32", names), files)
 
     return get
 

@@ -1,11 +1,11 @@
 """The table of fsdp2_layout_cases on GPUs, in bfloat16, within its own bounds of float32 in one process."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from fsdp2_layout_cases import cases, prepare, run_all
+from rank_launch import launch_rows
 
 NUM_DEVICES = torch.cuda.device_count()
 ENOUGH = {
@@ -28,9 +28,8 @@ def results(root: Path) -> dict[int, list[dict[str, str]]]:
     found = {}
     for num_ranks in (2, 4):
         if num_ranks <= NUM_DEVICES:
-            torch.multiprocessing.spawn(run_all, args=(num_ranks, root, "cuda", "bfloat16"), nprocs=num_ranks)
             files = [root / f"results-{num_ranks}-{rank}.json" for rank in range(num_ranks)]
-            found[num_ranks] = [json.loads(file.read_text()) for file in files]
+            found[num_ranks] = launch_rows(run_all, (num_ranks, root, "cuda", "bfloat16"), files)
     return found
 
 

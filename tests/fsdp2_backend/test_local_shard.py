@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlcore_fsdp2.local_shard import LocalShard
+from rlcore_fsdp2.sharding import LocalShard
 
 WHOLE = torch.arange(35.0).view(5, 7)
 

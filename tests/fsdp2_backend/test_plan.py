@@ -1,8 +1,8 @@
 """The trainer's layouts for `rlcore plan`."""
 
 from attrs import evolve
+from trainer_plans import TrainerPlans, plan_context
 
-from rlcore.testing.plans import TrainerPlans, plan_context
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan
 from rlcore_plan.devices import DEVICES

@@ -1,6 +1,5 @@
 """Tensor ranks of families that no description is for, against one process; what each does is in fsdp2_plan_cases."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from decoder_families import DIVIDED, TRAINED, UNDIVIDED, make_family
 from fsdp2_decoder_cases import WORLD_SIZE
 from fsdp2_plan_cases import ADAPTED, cases, run_all, with_adapters
-from rank_launch import launch
+from rank_launch import launch_rows
 
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.plan_parallel import plan_problems
@@ -16,23 +15,23 @@ from rlcore_torchkit.huggingface.models import load_model
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the two ranks left their results; they are launched once."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What went wrong on each of the two ranks; they are launched once."""
     root = tmp_path_factory.mktemp("plans")
     for family in DIVIDED:
         make_family(root / "models" / family, family, TRAINED[family])
     (root / "scratch").mkdir()
     for family in ADAPTED:
         torch.save(with_adapters(root / "models" / family), root / "scratch" / f"{family}-adapters.pt")
-    launch(run_all, (root / "models", root / "scratch"), WORLD_SIZE)
-    return root / "scratch"
+    return launch_rows(
+        run_all, (root / "models", root / "scratch"), [root / "scratch" / f"results-{rank}.json" for rank in range(WORLD_SIZE)]
+    )
 
 
 @pytest.mark.parametrize("name", cases(0, Path(), Path()))
-def test_two_ranks(name, scratch):
-    for rank in range(WORLD_SIZE):
-        result = json.loads((scratch / f"results-{rank}.json").read_text()).get(name, "not run, since a case before it failed")
-        assert result == "", f"rank {rank}:\n{result}"
+def test_two_ranks(name, results):
+    found = {f"rank {rank}": result[name] for rank, result in enumerate(results) if result[name]}
+    assert found == {}, "\n".join(found.values())
 
 
 def problems_of(directory: Path, size: int) -> list[str]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rlcore_fsdp2.config import MOST_HELD
-from rlcore_fsdp2.reduction import held_elements, reduces_every_microbatch
+from rlcore_fsdp2.gradients import held_elements, reduces_every_microbatch
 
 PARAMETERS = [nn.Parameter(torch.zeros(100, 10)), nn.Parameter(torch.zeros(10))]
 FITS = int(4 * 1010 / MOST_HELD) + 1

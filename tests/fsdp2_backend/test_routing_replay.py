@@ -1,19 +1,17 @@
 """Routing that is replayed under every way to divide a model; the cases are in fsdp2_replay_cases."""
 
-import json
-
 import numpy as np
 import pytest
 from fsdp2_replay_cases import LAYOUTS, prepare, run_all
 from fsdp2_support import make_backend, step_request
-from rank_launch import launch
+from rank_launch import launch_rows
 from routing_reference import NUM_EXPERTS, make_mixed_model, routed_batch
 from transformers import Qwen3MoeConfig
 
 from rlcore.spi import ROUTED_EXPERTS, CheckContext, CloseRequest, ContractError, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +19,7 @@ def results(tmp_path_factory):
     """What went wrong on each rank."""
     root = tmp_path_factory.mktemp("fsdp2-replay")
     prepare(root)
-    launch(run_all, (root,), 2)
-    return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(2)]
+    return launch_rows(run_all, (root,), [root / f"results-{rank}.json" for rank in range(2)])
 
 
 @pytest.mark.parametrize("name", [layout.name for layout in LAYOUTS])

@@ -15,8 +15,8 @@ from value_cases import BATCHES, SAVE_AFTER, assert_weights, check_parity, prepa
 from value_support import NUM_STEPS, ValueReference, value_context, value_request
 
 from rlcore.spi import CloseRequest, LoadStateRequest, ModelError, ValuesRequest
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 from value_support import BATCHES, NUM_SEQUENCES, NUM_STEPS, VALUE, WEIGHT, ValueReference, value_context, value_request
 
 from rlcore.spi import CloseRequest, SaveStateRequest, TokenBatch, TrainerContext, ValuesRequest
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 MODELS = {"qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3_moe", "from_tokens": "llama"}
 """Names to architectures; `from_tokens` begins with a language model, the others with heads that their directories hold."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlcore.testing.models import make_model
 from rlcore_megatron.checkpoints.cache_directory import HUB, OWN
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.setup import requirements
+from rlcore_torchkit.testing.models import make_model
 
 HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent / "fsdp2_backend"):  # imported here, by loss paths and by spawned workers

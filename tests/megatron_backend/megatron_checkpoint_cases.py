@@ -1,11 +1,9 @@
 """What each rank does to show that a layout resumes what another has saved: LAYOUTS is the table, one launch for each size."""
 
-import gc
-import json
 import resource
 import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,15 @@ from fsdp2_support import ALPHABET
 from megatron_families import make_own
 from megatron_support import OPTIMIZER, make_backend, make_batch, saved, split, step_request
 from multi_token_reference import make_with_head
+from rank_launch import run_rows
 from torch import Tensor
 
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, StorageError, TrainStepResult
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_shards import shards_of
+from rlcore_torchkit.testing.models import make_model
 
 MOE, DENSE = "qwen3_moe", "qwen2"
 """Experts and norms of heads, an output layer of its own; biases, and an output layer that is the embedding."""
@@ -338,20 +337,11 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
 
 
 def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
-    """Run the cases of these names up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the cases of these names."""
     torch.set_num_threads(1)
     init = f"file://{root}/rendezvous-{num_ranks}"
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=num_ranks)
     every = {name: case for name, case in cases(num_ranks).items() if name in names}
-    results = dict.fromkeys(every, "not run, since a case before it failed")
-    for number, (name, function) in enumerate(every.items()):
-        try:
-            function(Place(rank=rank, num_ranks=num_ranks, root=root))
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-        if number == 0:
-            gc.freeze()  # closing a trainer collects garbage: what the first case imported and read need not be looked through
-    (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
+    place = Place(rank=rank, num_ranks=num_ranks, root=root)
+    run_rows({name: partial(function, place) for name, function in every.items()}, root / f"results-{num_ranks}-{rank}.json")
     dist.destroy_process_group()

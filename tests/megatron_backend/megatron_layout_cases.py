@@ -1,11 +1,8 @@
 """What each rank does to compare a layout with one process: LAYOUTS is the table, and one launch runs all rows of a size."""
 
-import gc
-import json
 import math
-import traceback
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +32,15 @@ from megatron_support import (
     step_request,
 )
 from multi_token_reference import expected_head, make_with_head
+from rank_launch import run_rows
 from routing_reference import make_mixed_model
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 
@@ -535,7 +533,7 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
 
 
 def run_all(rank: int, launch: Launch) -> None:
-    """Run the cases; several ranks stop at the first that breaks off, since they are out of step then."""
+    """Run the cases."""
     torch.set_num_threads(1)
     backend = "gloo"
     if launch.device == "cuda":
@@ -544,17 +542,12 @@ def run_all(rank: int, launch: Launch) -> None:
     file = launch.root / f"rendezvous-{launch.num_ranks}-{launch.dtype}"
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
     every = {name: case for name, case in cases(launch.num_ranks).items() if launch.names is None or name in launch.names}
-    results = dict.fromkeys(every, "not run, since a case before it broke off")
-    for number, (name, function) in enumerate(every.items()):
+
+    def run(function: Callable[[Place], None]) -> str:
         place = Place(rank=rank, **asdict(launch))
-        try:
-            function(place)
-            results[name] = "\n".join(place.wrong)
-        except Exception:
-            results[name] = traceback.format_exc()
-            if launch.num_ranks > 1:
-                break
-        if number == 0:
-            gc.freeze()  # closing a trainer collects garbage: what the first case imported and read need not be looked through
-    launch.results(rank).write_text(json.dumps(results))
+        function(place)
+        return "\n".join(place.wrong)
+
+    rows = {name: partial(run, function) for name, function in every.items()}
+    run_rows(rows, launch.results(rank), alone=launch.num_ranks == 1)
     dist.destroy_process_group()

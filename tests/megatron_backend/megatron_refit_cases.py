@@ -1,13 +1,14 @@
 """What each rank does to train, to refit vLLM's engines from all ranks, and to compare both sides' log-probabilities."""
 
 import faulthandler
-import json
 import sys
-import traceback
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from rank_launch import run_rows
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "vllm_generation"))
 
@@ -19,9 +20,9 @@ from megatron_support import OPTIMIZER, make_backend, make_batch, split, step_re
 from vllm_refit_support import BUCKET_BYTES, CONFIG, MODEL, TOLERANCE, context_of, refit, sample
 
 from rlcore.spi import CloseRequest, ExportWeightsRequest, LogprobsRequest, RaggedTokens, TokenBatch, WeightExport
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.process import ProcessReplica
 from rlcore_vllm.replicas.replica import LocalReplica
@@ -148,18 +149,10 @@ def check_refits(case: Case, rank: int, root: Path) -> None:
 
 
 def run_all(rank: int, root: Path, names: Collection[str]) -> None:
-    """Run the cases of these names up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the cases of these names."""
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=NUM_RANKS)
-    cases = {name: case for name, case in CASES.items() if name in names}
-    results = dict.fromkeys(cases, "not run, since a case before it failed")
-    for name, case in cases.items():
-        try:
-            check_refits(case, rank, root)
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (root / f"results-{rank}.json").write_text(json.dumps(results))
+    rows = {name: partial(check_refits, case, rank, root) for name, case in CASES.items() if name in names}
+    run_rows(rows, root / f"results-{rank}.json")
     dist.destroy_process_group()

@@ -1,7 +1,6 @@
 """What each of two ranks does to compare replayed routing with plain transformers whose routers are told the same."""
 
-import json
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from attrs import frozen
 from megatron_layout_cases import FLOAT32, SPEC, Layout, Place, assert_elements
 from megatron_support import GradientsSeen, Reference, in_files
+from rank_launch import run_rows
 from routing_reference import check_step, expected_of, make_mixed_model
 
 from rlcore.spi import CloseRequest
@@ -59,16 +59,9 @@ def check(place: Place, case: Case) -> None:
 
 
 def run_all(rank: int, root: Path) -> None:
-    """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the cases."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
-    results = dict.fromkeys([case.layout.name for case in CASES], "not run, since a case before it failed")
-    for case in CASES:
-        try:
-            check(Place(rank=rank, num_ranks=2, root=root), case)
-            results[case.layout.name] = ""
-        except Exception:
-            results[case.layout.name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (root / f"results-{rank}.json").write_text(json.dumps(results))
+    place = Place(rank=rank, num_ranks=2, root=root)
+    run_rows({case.layout.name: partial(check, place, case) for case in CASES}, root / f"results-{rank}.json")
     dist.destroy_process_group()

@@ -3,10 +3,10 @@
 import json
 import os
 import time
-import traceback
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +18,11 @@ from fsdp2_support import ALPHABET
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
 from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
+from rank_launch import run_rows
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, ShardSlice, tensor_digest
-from rlcore.testing.models import make_model
 from rlcore_megatron.checkpoints import conversion
 from rlcore_megatron.checkpoints.cache_directory import OWN
 from rlcore_megatron.checkpoints.initial import load_initial
@@ -40,6 +40,7 @@ from rlcore_megatron.weights.shards import reader
 from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
 from rlcore_torchkit.refit.shard_plan import plan_pieces
 from rlcore_torchkit.refit.shard_route import whole_slice
+from rlcore_torchkit.testing.models import make_model
 
 MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen2": ("qwen2", True),
@@ -314,7 +315,7 @@ def check_longer_vocabulary(directory: Path, folder: Path, layouts: Sequence[Par
     """As Megatron-LM makes it; of two ranks that hold the same weights."""
     with opened(directory, layouts[0], vocabulary=128) as model:
         for number, parameter in enumerate(model.parts[0].parameters()):
-            parameter.data.normal_(generator=torch.Generator().manual_seed(number))
+            parameter.data.normal_(generator=torch.Generator(parameter.device).manual_seed(number))
         write_as_megatron(folder, model)
         expected = model.exported()
     for name in expected.keys() & {"model.embed_tokens.weight", "lm_head.weight"}:
@@ -391,7 +392,7 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
 
 
 def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
-    """Run the rows of these names up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the rows of these names."""
     torch.set_num_threads(1)
     backend = "gloo"
     if torch.cuda.is_available():
@@ -400,13 +401,5 @@ def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> No
     os.environ[OWN] = str(root / f"converted-{num_ranks}")
     dist.init_process_group(backend, init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
     every = {name: row for name, row in rows(num_ranks).items() if name in names}
-    results = dict.fromkeys(every, "not run, since a row before it failed")
-    for name, run in every.items():
-        try:
-            run(root, rank)
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the ranks are out of step
-    (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
+    run_rows({name: partial(run, root, rank) for name, run in every.items()}, root / f"results-{num_ranks}-{rank}.json")
     dist.destroy_process_group()

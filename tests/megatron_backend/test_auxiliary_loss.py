@@ -11,12 +11,12 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron_weights_cases import Opened, opened
 from torch import Tensor
 
-from rlcore.testing.models import make_model
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.modules.auxiliary_loss import PolicyRouter, coefficients
 from rlcore_megatron.modules.model_config import transformer_config
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
+from rlcore_torchkit.testing.models import make_model
 
 WEIGHTS = {
     "load_balancing_loss": 0.5,

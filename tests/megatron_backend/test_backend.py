@@ -9,8 +9,8 @@ from megatron_support import WEIGHTED, even_batch, make_backend, split, step_req
 from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import CloseRequest
-from rlcore.testing.models import make_model
 from rlcore_megatron.modules.model import PolicyModel
+from rlcore_torchkit.testing.models import make_model
 
 
 def live_models() -> int:

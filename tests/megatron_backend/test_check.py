@@ -9,12 +9,12 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_megatron.checkpoints import cache_directory
 from rlcore_megatron.checkpoints.cache_directory import OWN
 from rlcore_megatron.checks import check
 from rlcore_megatron.setup import requirements
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.testing.models import make_model
 
 SECTION = "trainer.megatron"
 Usage = namedtuple("Usage", "total used free")

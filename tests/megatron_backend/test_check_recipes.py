@@ -10,9 +10,9 @@ import pytest
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, ModelError, PluginError
-from rlcore.testing.models import make_model
 from rlcore_megatron.checkpoints import cache_directory
 from rlcore_megatron.setup import requirements
+from rlcore_torchkit.testing.models import make_model
 
 RECIPE = """
 [model]

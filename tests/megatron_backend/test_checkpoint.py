@@ -28,13 +28,13 @@ from megatron_checkpoint_cases import (
     with_sources,
 )
 from megatron_support import exported, make_backend, saved
-from rank_launch import collected, launch, once
+from rank_launch import collected, launch_rows, once
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from rlcore.run.storage.checkpoint import LoopState, find_damage, save_checkpoint
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ScheduleSpec, StorageError
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
+from rlcore_torchkit.testing.models import make_model
 
 Results = list[dict[str, str]]
 MakeBackend = Callable[..., MegatronBackend]
@@ -71,8 +71,8 @@ def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Resul
     def get(num_ranks: int) -> Results:
         for fewer in WORLD_SIZES[: WORLD_SIZES.index(num_ranks)]:
             get(fewer)  # their checkpoints are resumed
-        launch(run_all, (num_ranks, root, names), num_ranks)
-        return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
+        files = [root / f"results-{num_ranks}-{rank}.json" for rank in range(num_ranks)]
+        return launch_rows(run_all, (num_ranks, root, names), files)
 
     return get
 

@@ -6,10 +6,10 @@ import pytest
 from megatron_weights_cases import Opened, assert_equal, in_files, opened
 
 from rlcore.spi import CheckpointError, ModelError
-from rlcore.testing.models import make_model
 from rlcore_megatron.checkpoints import distributed_weights
 from rlcore_megatron.checkpoints.checkpoint_check import read_metadata
 from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_torchkit.testing.models import make_model
 
 
 def test_what_is_written_is_read_again(directory: Path, model: Opened, tmp_path: Path) -> None:

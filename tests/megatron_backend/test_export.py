@@ -1,13 +1,12 @@
 """Weights in every layout, on gloo or on GPUs: loaded, exported, converted; the table is in megatron_weights_cases."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from megatron_weights_cases import CASES, prepare, rows, run_all
-from rank_launch import collected, launch, once
+from rank_launch import collected, launch_rows, once
 
 from ..tiers import each_part
 
@@ -35,8 +34,8 @@ def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Resul
     def get(num_ranks: int) -> Results:
         names = {case["name"] for case in collected(request, "test_weights") if case["num_ranks"] == num_ranks}
         names |= {name.replace("reads of a conversion/", "converted/") for name in names}
-        launch(run_all, (num_ranks, root, names), num_ranks)
-        return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
+        files = [root / f"results-{num_ranks}-{rank}.json" for rank in range(num_ranks)]
+        return launch_rows(run_all, (num_ranks, root, names), files)
 
     return get
 

@@ -1,13 +1,11 @@
 """vLLM's engines, of one rank and of two, take the weights of several ranks of Megatron, as megatron_refit_cases has it."""
 
-import json
-
 import pytest
 
 pytest.importorskip("vllm")
 
 from megatron_refit_cases import CASES, NUM_RANKS, prepare, run_all
-from rank_launch import collected, launch
+from rank_launch import collected, launch_rows
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +14,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("megatron-refit")
     prepare(root)
     names = [case["name"] for case in collected(request, "test_both_sides_agree_after_each_step")]
-    launch(run_all, (root, names), NUM_RANKS)
-    return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+    return launch_rows(run_all, (root, names), [root / f"results-{rank}.json" for rank in range(NUM_RANKS)])
 
 
 @pytest.mark.wide(keep=["ep2xpp2"])

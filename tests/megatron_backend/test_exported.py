@@ -1,7 +1,7 @@
 """Who sends a tensor of the export, and how much of it."""
 
 from rlcore_megatron.families.weight_source import HfTensor, Source
-from rlcore_megatron.weights.exported import Exported
+from rlcore_megatron.weights.shards import Exported
 
 QUERY, KEY = (HfTensor(name=name, shape=(rows, 4), tp_dim=0) for name, rows in (("query", 8), ("key", 2)))
 SOURCE = Source(parameter="qkv", tensors=(QUERY, KEY), groups=1)

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CheckContext, ConfigError, LoraSpec, ModelError, ModelSpec
 from rlcore_megatron.checks.check import check
+from rlcore_megatron.families.models import FAMILIES as REGISTERED
 from rlcore_megatron.families.models import architecture_of, dims_of, find_family, load_config, standard_config
-from rlcore_megatron.families.registry import FAMILIES as REGISTERED
 from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts.auto_layout import choose
 from rlcore_megatron.layouts.memory import Parameters, Workload, estimate

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcore_megatron.modules.float8_copies import drop_float8_copies
+from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 
 
 class Multiplies(torch.nn.Linear):

@@ -1,12 +1,11 @@
 """Every layout on gloo against plain transformers and torch in one process; the table is in megatron_layout_cases."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
-from rank_launch import collected, launch, once
+from rank_launch import collected, launch_rows, once
 
 from ..tiers import each_part
 
@@ -35,8 +34,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def get(num_ranks: int) -> Results:
         names = tuple(case["name"] for case in collected(request, "test_layout") if case["num_ranks"] == num_ranks)
         given = Launch(num_ranks=num_ranks, root=root, names=names)
-        launch(run_all, (given,), num_ranks)
-        return [json.loads(given.results(rank).read_text()) for rank in range(num_ranks)]
+        return launch_rows(run_all, (given,), [given.results(rank) for rank in range(num_ranks)])
 
     return get
 

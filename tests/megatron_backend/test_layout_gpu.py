@@ -3,7 +3,6 @@
 In float32, to the last digits, and in bfloat16, with attention's fused kernels.
 """
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
-from rank_launch import launch, once
+from rank_launch import launch_rows, once
 
 NUM_DEVICES = torch.cuda.device_count()
 ENOUGH = {
@@ -32,8 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Re
     def get(num_ranks: int, dtype: str) -> Results:
         engine = find_spec("transformer_engine") is not None
         given = Launch(num_ranks=num_ranks, root=root, device="cuda", dtype=dtype, engine=engine)
-        launch(run_all, (given,), num_ranks)
-        return [json.loads(given.results(rank).read_text()) for rank in range(num_ranks)]
+        return launch_rows(run_all, (given,), [given.results(rank) for rank in range(num_ranks)])
 
     return get
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlcore.spi import ModelError
-from rlcore.testing.models import make_model
 from rlcore_megatron.layouts.layout import ParallelLayout
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")

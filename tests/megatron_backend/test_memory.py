@@ -5,10 +5,10 @@ from attrs import evolve
 from megatron_shapes import EXPERTS, GIB, LARGE, MIDDLE, ONE, SMALL, load_of
 
 from rlcore.spi import LoraSpec
-from rlcore.testing.models import make_model
 from rlcore_megatron.layouts.memory import Parameters, estimate
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.huggingface.models import standard_config
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.mark.parametrize(("architecture", "tied"), [("qwen2", True), ("qwen3", False), ("llama", False), ("qwen3_moe", False)])

@@ -10,11 +10,11 @@ from megatron_support import TEMPERATURE, Reference, make_batch
 from megatron_weights_cases import Opened, opened
 from transformers import AutoModelForCausalLM
 
-from rlcore.testing.models import make_model
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.modules.model import mark_whole_weights, release_graphs, unwrapped
 from rlcore_megatron.modules.packing import ForwardOptions, pack
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
+from rlcore_torchkit.testing.models import make_model
 from rlcore_torchkit.trainer.microbatch import move
 
 MODELS = {"qwen2": True, "qwen3": False, "qwen3_moe": True}

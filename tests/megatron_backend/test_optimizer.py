@@ -13,13 +13,13 @@ from megatron_support import make_backend, make_batch, step_request
 from torch import Tensor
 
 from rlcore.spi import CloseRequest, ScheduleSpec, SetResidencyRequest
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.training.optimizer_shards import shards_of
 from rlcore_megatron.training.optimizer_state import MASTER, MOMENTS, optimizers_of, read
 from rlcore_megatron.training.partial_step import step_in_parts
 from rlcore_torchkit.distributed.residency import num_bytes
+from rlcore_torchkit.testing.models import make_model
 
 gpu = pytest.mark.gpu
 needs_engine = pytest.mark.skipif(

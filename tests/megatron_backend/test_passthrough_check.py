@@ -10,12 +10,12 @@ from megatron_support import make_backend, make_batch, step_request
 from packaging.version import Version
 
 from rlcore.spi import CheckContext, CloseRequest, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_megatron.checks import passthrough_check
 from rlcore_megatron.checks.check import check
 from rlcore_megatron.checks.passthrough_check import passthrough_problems
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.testing.models import make_model
 
 MODEL = {
     "hidden_size": 64,

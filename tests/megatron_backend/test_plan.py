@@ -2,9 +2,9 @@
 
 import pytest
 from attrs import evolve
+from trainer_plans import TrainerPlans, plan_context
 
 from rlcore.spi import ConfigError, PlanOption
-from rlcore.testing.plans import TrainerPlans, plan_context
 from rlcore_megatron.layouts.plan import EXCHANGE_BYTES, plan
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan.devices import DEVICES

@@ -12,10 +12,10 @@ from megatron_checkpoint_cases import BATCHES, SPEC, assert_equal, load, save, s
 from megatron_support import exported, make_backend, make_batch, step_request
 
 from rlcore.spi import BoundError, CloseRequest, LogprobsRequest, SetResidencyRequest
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.distributed.residency import num_bytes
+from rlcore_torchkit.testing.models import make_model
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")

@@ -1,12 +1,10 @@
 """Routing that is replayed under every way to divide a model; the cases are in megatron_replay_cases."""
 
-import json
-
 import numpy as np
 import pytest
 from megatron_replay_cases import CASES, NAME, prepare, run_all
 from megatron_support import make_backend, step_request
-from rank_launch import launch
+from rank_launch import launch_rows
 from routing_reference import routed_batch
 
 from rlcore.spi import ROUTED_EXPERTS, CloseRequest, ContractError
@@ -22,8 +20,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(root):
     """What went wrong on each rank."""
-    launch(run_all, (root,), 2)
-    return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(2)]
+    return launch_rows(run_all, (root,), [root / f"results-{rank}.json" for rank in range(2)])
 
 
 @pytest.mark.parametrize("name", [case.layout.name for case in CASES])

@@ -12,9 +12,9 @@ from megatron_lora_cases import make
 from megatron_support import make_context, split, step_request
 
 from rlcore.spi import CloseRequest, ExportWeightsRequest, ShardRoute
-from rlcore.testing.models import make_model
 from rlcore_torchkit.distributed.process_group import listening_store
 from rlcore_torchkit.refit.shard_route import ShardEnd, whole_slice
+from rlcore_torchkit.testing.models import make_model
 
 CPU, MAX_BYTES = torch.device("cpu"), 2**13
 

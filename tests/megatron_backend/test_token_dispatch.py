@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
-from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.modules.model import unwrapped
 from rlcore_megatron.modules.token_dispatch import CONSTANTS, forget_tokens
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.testing.models import make_model
 
 BATCH = make_batch()
 

@@ -10,9 +10,9 @@ from megatron_support import TEMPERATURE, WEIGHTED, Reference, make_batch, split
 from megatron_weights_cases import opened
 
 from rlcore.spi import LogprobsRequest
-from rlcore.testing.models import make_model
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.training.train import Passes, reduce_totals
+from rlcore_torchkit.testing.models import make_model
 from rlcore_torchkit.trainer.losses import Totals
 from rlcore_torchkit.trainer.microbatch import move
 

@@ -11,8 +11,8 @@ from megatron_support import TEMPERATURE, Reference, exported, make_backend, mak
 
 from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
 from rlcore.spi.lifecycle import RESIDENT
-from rlcore.testing.models import make_model
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.testing.models import make_model
 
 pytestmark = [
     pytest.mark.gpu,

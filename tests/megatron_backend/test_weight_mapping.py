@@ -9,12 +9,12 @@ from megatron_weights_cases import MODELS, Opened, assert_equal, exported, in_fi
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_megatron.families.models import architecture_of, standard_config
 from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.weights.export import Exporter
 from rlcore_torchkit.huggingface.models import load_config, load_model
+from rlcore_torchkit.testing.models import make_model
 
 ONE = ParallelLayout()
 

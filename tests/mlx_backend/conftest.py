@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.testing.models import make_model
 from rlcore_mlx.provider import TRAINER
+from rlcore_torchkit.testing.models import make_model
 
 sys.path.insert(0, str(Path(__file__).parent))  # for mlx_support
 

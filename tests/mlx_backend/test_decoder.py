@@ -6,8 +6,8 @@ import pytest
 import torch
 from mlx_support import loaded
 
-from rlcore.transformers_import import import_transformers
 from rlcore_mlx.packing import PackedSequences
+from rlcore_torchkit.transformers_import import import_transformers
 
 ARCHITECTURES = ["qwen3", "qwen2", "llama", "mistral"]
 

@@ -6,12 +6,12 @@ import torch
 from mlx_support import loaded
 
 from rlcore.spi import ADVANTAGES, LossSpec, TrainStepRequest
-from rlcore.transformers_import import import_transformers
 from rlcore_conformance.references.probe import ProbeConfig
 from rlcore_conformance.trainers.batches import arrange, make_batch
 from rlcore_mlx.gradients import StepGradients
 from rlcore_torchkit.trainer.losses import evaluate
 from rlcore_torchkit.trainer.microbatch import move
+from rlcore_torchkit.transformers_import import import_transformers
 
 TEMPERATURE = 0.8
 

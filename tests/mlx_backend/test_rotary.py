@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rlcore.transformers_import import import_transformers
 from rlcore_mlx.rotary import rope_frequencies, rope_of
+from rlcore_torchkit.transformers_import import import_transformers
 
 KINDS = {
     "default": {},

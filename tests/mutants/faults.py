@@ -784,7 +784,7 @@ FAULTS = (
     ),
     Fault(
         "groups are replaced by rewards that nothing reads",
-        "rlcore.run.plan.checks",
+        "rlcore.run.plan.algorithm_rules",
         "if not needs.rewards:",
         "if False:",
         "tests/system/test_distillation.py::test_groups_are_not_replaced_by_rewards_that_nobody_gives",

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from rlcore.cli.main import cli
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_openai.check import check
 from rlcore_openai.config import OpenAIConfig
+from rlcore_torchkit.testing.models import make_model
 
 CONTEXT = CheckContext(model=ModelSpec(path="none"), device="cpu", world_size=1, max_sequence_length=8)
 RECIPE = """

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.testing.models import make_model
 from rlcore_ray.config import RayConfig
 from rlcore_ray.session import ray_session
+from rlcore_torchkit.testing.models import make_model
 
 from .cases import ALPHABET, MAX_LENGTH, RECIPE, Case
 from .recorded import RecordedRun

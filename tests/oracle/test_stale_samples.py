@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .cases import ALPHABET, MAX_LENGTH, Case, named
 from .conftest import Run

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import evolve
+from trainer_plans import plan_context
 
 from rlcore.registry.discovery import Registry
 from rlcore.spi import PlanContext, PlanOption
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT
-from rlcore.testing.plans import plan_context
 from rlcore_plan.environment_memory import environment_memory, has_plan
 
 

@@ -123,7 +123,7 @@ def rounded(size: float) -> float:
 
 @pytest.mark.parametrize(("offload", "kept"), [("none", 20), ("state", 10), ("all", 0)])
 def test_it_is_what_the_trainer_leaves_while_it_is_idle(resolved, offload: str, kept: int) -> None:
-    plan = resolved(f"residency.offload_trainer={offload}")
+    plan = resolved(f"offload.trainer={offload}")
     assert share(plan) == rounded((71 - kept) * GIB)
     assert f"of 80.0 GiB the trainer keeps {kept}.0" in note(plan)
     assert f'"auto" is {share(plan)}:' in note(plan)
@@ -135,7 +135,7 @@ def test_it_is_what_the_trainer_leaves_while_it_is_idle(resolved, offload: str, 
 
 
 def test_beside_an_engine_that_stays_awake_it_is_what_the_peak_leaves(resolved) -> None:
-    plan = resolved("residency.generator_sleeps=false")
+    plan = resolved("offload.generator_sleeps=false")
     assert share(plan) == rounded(TRAINER_SHARE * 80 * GIB - 30 * GIB)
     assert "stays awake (weights 20.0, activations 10.0)" in note(plan)
     sleepless = evolve(FAKE_GENERATOR, capabilities=FAKE_GENERATOR.capabilities - {capabilities.RESIDENCY})
@@ -205,8 +205,8 @@ def test_an_environment_on_the_devices_is_left_what_it_has(resolved) -> None:
     judged = registry_of(trainer=WITH_PLAN, environment=JUDGE)
     plan = resolved(registry=judged)
     assert share(plan) == rounded((71 - 20 - 8) * GIB)
-    assert 'offload_trainer = "none", the environment fake has 8.0, and 43.0 can be given to engines' in note(plan)
-    awake = resolved("residency.generator_sleeps=false", registry=judged)
+    assert 'offload.trainer = "none", the environment fake has 8.0, and 43.0 can be given to engines' in note(plan)
+    awake = resolved("offload.generator_sleeps=false", registry=judged)
     assert share(awake) == rounded(TRAINER_SHARE * 80 * GIB - 30 * GIB - 8 * GIB)
 
 
@@ -226,7 +226,7 @@ def test_on_a_cpu_nothing_is_planned(resolved) -> None:
 
 UNKNOWN = {
     "a trainer without a plan": ((), FAKE_TRAINER, "estimates no memory"),
-    "a trainer that tells no such residency": ((trainer_option(names=("all",)),), WITH_PLAN, 'offload_trainer = "none"'),
+    "a trainer that tells no such residency": ((trainer_option(names=("all",)),), WITH_PLAN, 'offload.trainer = "none"'),
     "several layouts that are not the recipe's": (
         (trainer_option(delay_s=1.0), trainer_option(delay_s=2.0)),
         WITH_PLAN,

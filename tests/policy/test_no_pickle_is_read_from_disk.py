@@ -15,7 +15,6 @@ BETWEEN_PROCESSES = {
     "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/replicas/host.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/engines/versions.py": "vLLM's own messages between its processes",
-    "benchmarks/scale_workers.py": "what a simulated worker is sent",
 }
 """Files that unpickle messages between processes of the same run."""
 COMPARED = {

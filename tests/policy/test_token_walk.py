@@ -17,7 +17,7 @@ from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import GenerateResult, TokenBatch, Turn
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 MOST = 8
 MOST_GATHERS = 4

@@ -7,9 +7,9 @@ import pytest
 
 from rlcore.run.plan.prepare import prepare
 from rlcore.spi import CheckContext, ConfigError, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_ppo.check import check
 from rlcore_ppo.config import PpoConfig
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")

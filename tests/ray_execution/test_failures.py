@@ -6,17 +6,7 @@ import pytest
 
 from rlcore.registry.plugin_errors import blame, owner_of
 from rlcore.spi import DataError, ModelError, Problem, RlcoreError, WorkerError
-from rlcore_ray.failures import RemoteError, WorkerInfo, cause_of_death, last_lines
-
-
-def test_the_first_line_of_a_death_stands_by_itself(tmp_path: Path) -> None:
-    """It is what notes show."""
-    log = tmp_path / "rank-0.log"
-    assert last_lines(log) == f"Its output is in {log}, on its own node"
-    log.write_text("")
-    assert last_lines(log) == f"Its output is in {log}, where it wrote nothing"
-    log.write_text("one\ntwo\n")
-    assert last_lines(log) == f"Its output is in {log}.\nIts last lines:\n  one\n  two"
+from rlcore_ray.failures import RemoteError, WorkerInfo, cause_of_death
 
 
 def test_a_rank_out_of_reach_has_rays_own_words_on_one_line(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlcore.cli.import_recipe import recipe_text
 from rlcore.config.load import read_raw
 from rlcore.run.plan.sections import convert_recipe
-from rlcore.spi import ImportedRecipe
+from rlcore_import.command import recipe_text
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.verl import import_recipe
 
 from . import verl_batches

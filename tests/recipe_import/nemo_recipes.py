@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rlcore.spi import ImportedRecipe
 from rlcore_import.nemo_rl import import_recipe
+from rlcore_import.recipe import ImportedRecipe
 
 POLICY = """
 policy:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cli.import_recipe import recipe_text
 from rlcore.run.plan.prepare import prepare
-from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore.spi import ConfigError
+from rlcore_import.command import recipe_text
+from rlcore_import.recipe import ImportedRecipe
 
 from .nemo_recipes import DPO, SFT, grpo, imported
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore.spi import ConfigError
 from rlcore_distill.config import DistillConfig
 from rlcore_distill.loss import reverse_kl_loss
 from rlcore_dpo.config import DpoConfig
 from rlcore_dpo.loss import dpo_loss
 from rlcore_grpo.config import GrpoConfig
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_torchkit.rl.advantages import decoupled_advantages, group_advantages
 from rlcore_torchkit.rl.advantages import whitened as white
 from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss

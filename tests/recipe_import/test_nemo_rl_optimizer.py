@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.spi import ConfigError, ImportedRecipe
+from rlcore.spi import ConfigError
 from rlcore.spi.optimizer import ScheduleSpec
+from rlcore_import.recipe import ImportedRecipe
 
 from .nemo_recipes import grpo, reported
 

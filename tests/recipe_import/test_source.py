@@ -6,14 +6,14 @@ import pytest
 
 from rlcore.spi import ConfigError
 from rlcore_import import nemo_rl_keys, verl_keys
-from rlcore_import.source import UNKNOWN, UNREAD, Dropped, Source, rows
+from rlcore_import.source import UNKNOWN, UNREAD, Dropped, Source, differs, same
 
 MAPPED = {"a.b": "x", "t": "y", "n": "z", "a.enabled": "s"}
 DROPPED = (
     Dropped(pattern="a.c", why="slow", neutral=(1,)),
-    *rows("other", "d e f", prefix="a", changes_meaning=True),
-    *rows("another", "enable", prefix="q"),
-    *rows("log", "q.*"),
+    *differs("a", "other", "d e f"),
+    *same("q", "another", "enable"),
+    *same("", "log", "q.*"),
 )
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rlcore.cli.import_recipe import recipe_text
 from rlcore.run.plan.prepare import prepare
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckContext, ConfigError, ImportedRecipe, ModelSpec
+from rlcore.spi import CheckContext, ConfigError, ModelSpec
 from rlcore_grpo.check import check as check_grpo
 from rlcore_grpo.config import GrpoConfig
+from rlcore_import.command import recipe_text
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.source import UNKNOWN, UNREAD
 from rlcore_import.verl import import_recipe
 from rlcore_import.yaml_files import below, merge

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.spi import ConfigError, ImportedRecipe, ScheduleSpec
+from rlcore.spi import ConfigError, ScheduleSpec
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.verl import import_recipe
 
 from . import peer_verl

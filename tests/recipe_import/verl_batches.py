@@ -13,13 +13,13 @@ from rlcore.spi import (
     REFERENCE_LOGPROBS,
     WEIGHT_VERSIONS,
     AlgorithmContext,
-    ImportedRecipe,
     LossInputs,
     RolloutBatch,
     TokenBatch,
 )
 from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.config import GrpoConfig
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
 from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
 

@@ -21,7 +21,7 @@ def test_an_error_is_printed_with_its_notes(tmp_path: Path, monkeypatch, capsys,
         raise error
 
     monkeypatch.syspath_prepend(str(DEMO))
-    monkeypatch.setattr("rlcore.testing.models.make_model", refuse)
+    monkeypatch.setattr("rlcore_torchkit.testing.models.make_model", refuse)
     monkeypatch.setattr(sys, "argv", [demo, f"--directory={tmp_path}"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(DEMO / demo), run_name="__main__")

@@ -10,7 +10,7 @@ import pytest
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 RECIPE = """\
 [model]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.run.plan.prepare import prepare
-from rlcore.testing.models import make_model
 from rlcore_text.rows.datasets import load_rows
+from rlcore_torchkit.testing.models import make_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PROBLEMS = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from trainer_plans import MODEL, plan_context
 from transformers import AutoModelForSequenceClassification
 
-from rlcore.testing.models import make_model
-from rlcore.testing.plans import MODEL, plan_context
 from rlcore_reward.config import RewardModelConfig
 from rlcore_reward.plan import plan
+from rlcore_torchkit.testing.models import make_model
 
 GIB = 2**30
 

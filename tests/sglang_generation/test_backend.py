@@ -27,10 +27,10 @@ from rlcore.spi import (
     SamplingParams,
     WorkerError,
 )
-from rlcore.testing.models import make_model
 from rlcore_conformance.references.tensors import make_export
 from rlcore_sglang.backend import SglangBackend
 from rlcore_sglang.config import SglangConfig
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, RankInfo, RefitRequest, SetResidencyRequest, WorkerError
-from rlcore.testing.models import make_model
 from rlcore_conformance.references.tensors import make_export
 from rlcore_sglang import backend as module
 from rlcore_sglang.backend import SglangBackend
 from rlcore_sglang.config import SglangConfig
+from rlcore_torchkit.testing.models import make_model
 
 made = []
 """The engines, as they were started."""

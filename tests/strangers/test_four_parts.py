@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 PACKAGE = Path(__file__).parent / "four_parts"
 WATCHED = """

@@ -21,10 +21,10 @@ from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import RefitRequest, RefitResult, WeightBucket, hookimpl
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_grpo.provider import PROVIDER as GRPO
 from rlcore_serve.provider import AGENT
+from rlcore_torchkit.testing.models import make_model
 from rlcore_transformers.backend import TransformersBackend
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 

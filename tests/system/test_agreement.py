@@ -18,9 +18,9 @@ from rlcore.spi import (
     TrainerContext,
 )
 from rlcore.spi.arrays import Float32Array
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.testing.models import make_model
 from rlcore_transformers.backend import TransformersBackend
 from rlcore_transformers.config import TransformersConfig
 

@@ -29,9 +29,9 @@ from rlcore.spi import (
     TrainerContext,
     TrainStepRequest,
 )
-from rlcore.testing.models import make_tokenizer
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.testing.models import make_tokenizer
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.setup.config import VllmConfig
 

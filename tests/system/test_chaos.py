@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .chaos_faults import CLOCK_MODULE, FAULTS, mount, unmount
 from .chaos_run import ChaosRun

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import Workplace, expect_failure, read_metrics, write_jsonl  # type: ignore[import-not-found]
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from rlcore.cli.main import cli
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("RLCORE_HARNESS_PYTHON")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import DIGITS, STEPS_ALONE, Workplace, close, read_metrics, write_jsonl  # type: ignore[import-not-found]
 

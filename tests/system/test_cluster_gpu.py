@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.testing.models import make_model
 from rlcore_ray.config import RayConfig
 from rlcore_ray.session import ray_session
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import DIGITS, STEPS_ALONE, Workplace, read_metrics  # type: ignore[import-not-found]
 

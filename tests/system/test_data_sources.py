@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import Workplace, read_metrics, write_jsonl  # type: ignore[import-not-found]
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 WHEEL = Path(__file__).parent / "plugins" / "acme_frozen-2.0-py3-none-any.whl"
 ROLES = ("trainer", "algorithm", "environment")

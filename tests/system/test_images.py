@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rlcore
-from rlcore.testing.image_models import make_image_model
+from rlcore_torchkit.testing.image_models import make_image_model
 
 from .system_support import read_metrics  # type: ignore[import-not-found]
 

@@ -14,11 +14,11 @@ from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, RolloutBatch, TrainingBatch
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.presets import REINFORCE_PP
 from rlcore_math.provider import ARITHMETIC
+from rlcore_torchkit.testing.models import make_model
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
 BETA, TEMPERATURE, MAX_TOKENS = 0.5, 1.5, 4

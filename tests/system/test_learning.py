@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import DIGITS, Workplace, checkpoints, close, read_metrics, write_jsonl  # type: ignore[import-not-found]
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.spi import RefitRequest, RefitResult
-from rlcore.testing.models import make_model
 from rlcore_serve.serving import find_target, prepare_serving, served_model
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import (  # type: ignore[import-not-found]
     DIGITS,

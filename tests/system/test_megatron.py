@@ -6,8 +6,8 @@ from importlib import metadata
 import pytest
 
 from rlcore.run.plan import prepare
-from rlcore.testing.models import make_model
 from rlcore_megatron.setup import requirements
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import (  # type: ignore[import-not-found]
     DIGITS,

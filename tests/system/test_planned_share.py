@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import tomli
 from attrs import evolve, frozen
+from trainer_plans import DEVICE
 
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, LoraSpec, PlanContext, RankInfo
-from rlcore.testing.models import make_model
-from rlcore.testing.plans import DEVICE
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.layouts.plan import plan as plan_megatron
@@ -26,10 +25,10 @@ from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_plan import planned_options
 from rlcore_plan.device_room import generator_room
 from rlcore_plan.lengths import response_lengths
-from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.architecture import Architecture, tensor_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.checks import check
 from rlcore_vllm.checks.plan import plan as plan_vllm
 from rlcore_vllm.setup import settings
@@ -213,7 +212,7 @@ def test_the_recipes_auto_is_vllms_argument(planned: Callable[..., RunPlan]) -> 
     assert "KV cache" in note
     assert argument(plan) == share
     assert argument(planned("generator.vllm.replicas=2")) == share / 2
-    assert argument(planned("residency.offload_trainer=all")) > share
+    assert argument(planned("offload.trainer=all")) > share
     assert argument(planned("generator.vllm.gpu_memory_utilization=0.3")) == 0.3
     assert f"gpu_memory_utilization = {share}" in plan.resolved
 
@@ -255,7 +254,7 @@ def test_a_reward_model_on_the_device_is_left_its_room(planned: Callable[..., Ru
     (note,) = [one for one in plan.notes if one.startswith("generator.vllm.gpu_memory_utilization")]
     assert "the environment reward_model has " in note
     assert argument(planned(*on_device, "environment.reward_model.dtype=bfloat16")) > argument(plan)
-    awake = "residency.generator_sleeps=false"
+    awake = "offload.generator_sleeps=false"
     assert argument(planned(*judged, awake)) - argument(planned(*on_device, awake)) == pytest.approx(taken, abs=0.011)
     for module in (planned_options, check):
         monkeypatch.setattr(module, "device_memories", lambda: [H100] * 2)
@@ -270,7 +269,7 @@ def test_what_the_trainer_leaves_too_little_of_is_refused(planned: Callable[...,
         planned()
     (problem,) = [one for one in caught.value.problems if "gpu_memory_utilization" in one.path]
     assert problem.found.startswith('"auto", which is 0.')
-    assert "residency.offload_trainer" in problem.remedy
+    assert "offload.trainer" in problem.remedy
     assert "of 19.0 GiB the trainer keeps" in problem.remedy, "what the number came from"
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import rlcore
 from rlcore.spi import RlcoreError
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 RECIPE = """\
 [model]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .killed_run import KilledRun
 from .system_support import DIGITS, Workplace, write_jsonl

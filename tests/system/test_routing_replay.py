@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 from .system_support import DIGITS, STEPS_ALONE, Workplace, expect_failure, read_metrics  # type: ignore[import-not-found]
 

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from rlcore.cli.main import cli
 from rlcore.spi import EnvironmentContext, FinishReason, PluginError, Turn
-from rlcore.testing.models import make_model
 from rlcore_rewards.judge import JudgeBackend
 from rlcore_rewards.judge_config import JudgeConfig
+from rlcore_torchkit.testing.models import make_model
 
 RECIPE = """
 [run]

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.testing import models
+from rlcore_torchkit.testing import models
 
 from ..text.chats.chat_templates import FAMILIES, SPECIAL_TOKENS, set_chat_template  # type: ignore[import-not-found]
 

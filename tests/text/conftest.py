@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlcore.config.model import ModelConfig
-from rlcore.testing.models import make_tokenizer
 from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 
 @pytest.fixture(scope="session")

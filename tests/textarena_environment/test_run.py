@@ -7,10 +7,10 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_grpo.provider import PROVIDER as GRPO
 from rlcore_textarena.provider import PROVIDER as TEXTARENA
+from rlcore_torchkit.testing.models import make_model
 from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tictactoe-selfplay.toml"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = installed_model_types()
 

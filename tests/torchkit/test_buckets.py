@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import tensor_digest as numpy_digest
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 
 
 @given(sizes=st.lists(st.integers(1, 40), max_size=20), limit=st.integers(1, 200))

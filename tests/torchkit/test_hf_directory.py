@@ -14,11 +14,11 @@ from torch import Tensor
 
 from rlcore.model_files import model_problems
 from rlcore.spi import ContractError, ModelSpec, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
-from rlcore.testing.models import make_model
 from rlcore_torchkit.huggingface import hf_directory
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors, save_hf, write_hf_directory
 from rlcore_torchkit.huggingface.models import architecture_problems
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
+from rlcore_torchkit.testing.models import make_model
 
 
 def check_model(path: str) -> list[Problem]:

@@ -9,11 +9,11 @@ from PIL import Image
 
 from rlcore.images import load_image_processor
 from rlcore.spi import ContractError, ModelSpec
-from rlcore.testing.image_models import make_image_model
 from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder, pixels_of, place_images
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.huggingface.models import load_model
 from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.testing.image_models import make_image_model
 
 
 def png(width, height, seed=0):

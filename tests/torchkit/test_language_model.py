@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemm
 
 from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec
-from rlcore.testing.models import make_tokenizer
 from rlcore_torchkit.huggingface.language_model import main, own_name, take_language_model
 from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.testing.models import make_tokenizer
 
 TEXT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 TEXT |= {"num_key_value_heads": 2, "sliding_window": 8, "query_pre_attn_scalar": 16}

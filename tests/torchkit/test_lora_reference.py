@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcore.spi import CheckpointError, StorageError
-from rlcore_torchkit.adapters.lora_reference import FILE, load_reference, save_reference
+from rlcore_torchkit.adapters.peft_directory import FILE, load_reference, save_reference
 
 
 def test_what_is_saved_is_loaded(tmp_path):

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes, linear_layers, lora_problems
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.huggingface.models import architecture_of, dims_of
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import pytest
 import torch
 from attrs import evolve
 
-from rlcore.spi import ADVANTAGES, ContractError, LossSpec, total_loss
+from rlcore.spi import ADVANTAGES, ContractError, LossSpec
 from rlcore_conformance.references.probe import PROBE_WEIGHT, ProbeConfig, ValueProbeConfig
 from rlcore_conformance.trainers.batches import make_batch, with_logprobs
-from rlcore_torchkit.trainer.loss_gradients import loss_gradients
+from rlcore_torchkit.trainer.loss_gradients import LossGradients, loss_gradients, total_loss
 
 BATCH = make_batch(32, seed=0)
 COUNTS = BATCH.counts()
@@ -109,3 +109,17 @@ def test_outputs_of_microbatches_add_up_with_how_far_the_generator_is():
 def test_figures_of_another_form_are_refused(figures):
     with pytest.raises(ContractError, match="logprobs"):
         loss_gradients(LOSS, BATCH, COUNTS, logprobs=figures, entropy=ENTROPY)
+
+
+def part(loss=1.0, **metrics):
+    return LossGradients(loss=loss, logprobs=None, entropy=None, values=None, **{"sums": {}, "maxima": {}, **metrics})
+
+
+def test_sums_are_added_and_of_maxima_the_greatest_counts():
+    parts = [part(1.5, sums={"a": 1.0}, maxima={"b": 3.0}), part(0.5, sums={"a": 2.0}, maxima={"b": -1.0})]
+    assert total_loss(parts) == (2.0, {"a": 3.0, "b": 3.0})
+
+
+def test_microbatches_with_other_metrics_are_refused():
+    with pytest.raises(ContractError, match=r"metrics \['b'\] after \['a'\]"):
+        total_loss([part(sums={"a": 1.0}), part(sums={"b": 1.0})])

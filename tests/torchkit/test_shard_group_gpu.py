@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlcore.spi import WorkerError
-from rlcore.testing.ranks import launch
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
+from rlcore_torchkit.testing.ranks import launch
 
 from .shard_threads import route_in, store  # type: ignore[import-not-found]
 

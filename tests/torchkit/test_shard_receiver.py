@@ -10,12 +10,12 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore.spi import RefitError, ShardSlice, TensorSpec, WorkerError
-from rlcore.testing.ranks import free_address, launch
 from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_receiver import ShardReceiver
 from rlcore_torchkit.refit.shard_route import whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.testing.ranks import free_address, launch
 
 from .shard_rendezvous_ranks import run_rank  # type: ignore[import-not-found]
 from .shard_threads import CPU, REQUEST, route_in, store, together  # type: ignore[import-not-found]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import RefitError, ShardRoute, ShardSlice, TensorSpec, WeightExport
-from rlcore.testing.ranks import free_address, launch
 from rlcore_torchkit.refit.shard_route import ShardEnd
 from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.testing.ranks import free_address, launch
 
 from .shard_sender_ranks import run_rank, run_refits  # type: ignore[import-not-found]
 from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]

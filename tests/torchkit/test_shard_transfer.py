@@ -2,9 +2,9 @@
 
 import torch
 
-from rlcore.testing.ranks import free_address, launch
 from rlcore_torchkit.refit.digest import tensor_digest
 from rlcore_torchkit.refit.shard_transfer import make_bucket_list
+from rlcore_torchkit.testing.ranks import free_address, launch
 
 from .shard_transfer_ranks import CASES, NUM_RECEIVERS, NUM_SENDERS, run_rank  # type: ignore[import-not-found]
 from .test_shard_plan import SPEC, WHOLE, plan_pieces, rows  # type: ignore[import-not-found]

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcore_torchkit.head.soft_cap import cap_slopes, soft_capped
+from rlcore_torchkit.head.sampling_mask import cap_slopes, soft_capped
 
 
 def test_capped_logits_and_their_slopes_are_the_formulas() -> None:

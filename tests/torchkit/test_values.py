@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rlcore.spi import ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_torchkit.head.values import has_value_head, packed_values, patch_value_head, shared_by, token_values
 from rlcore_torchkit.huggingface.models import load_model
 from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.testing.models import make_model
 
 TOKENS, OFFSETS = torch.tensor([5, 9, 2, 7, 7, 3]), torch.tensor([0, 1, 4, 6])
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.spi import ContractError, SamplingMask
-from rlcore.testing.ranks import launch
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_torchkit.testing.ranks import launch
 
 from .largest_tensor import LargestTensor
 

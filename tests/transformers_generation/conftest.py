@@ -26,8 +26,8 @@ from rlcore.spi import (
     WeightExport,
     tensor_digest,
 )
-from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.testing.models import make_model
 from rlcore_transformers.backend import TransformersBackend
 from rlcore_transformers.config import TransformersConfig
 

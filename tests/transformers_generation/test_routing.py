@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
-from rlcore_transformers.routing import Routing
+from rlcore_transformers.jobs import Routing
 
 SHAPE = (2, 3)
 """Layers, and experts of a token."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rlcore.testing.ranks import launch
+from rlcore_torchkit.testing.ranks import launch
 from rlcore_vllm.engines.environment import alone
 
 NUM_RANKS = 2

@@ -15,8 +15,8 @@ from rlcore.spi import (
     RefitRequest,
     SamplingParams,
 )
-from rlcore.testing.models import make_model
 from rlcore_conformance.references.tensors import make_export
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.setup.config import VllmConfig
 

@@ -19,7 +19,7 @@ from attrs import frozen
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 LIMIT = 512
 KEY = "secret"

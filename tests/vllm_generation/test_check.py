@@ -280,6 +280,8 @@ def test_adapters_that_vllm_cannot_compute_are_refused() -> None:
         }
     )
     assert mixed is not None
-    assert list(adapter_problems(LoraSpec(rank=512), "cuda", mixed)) == []
-    assert [problem.path for problem in adapter_problems(LoraSpec(rank=513), "cpu", mixed)] == ["refit.adapters", "lora.rank"]
-    assert list(adapter_problems(LoraSpec(), "cpu", None)) == []
+    assert list(adapter_problems(LoraSpec(rank=512), "cuda", "bfloat16", mixed)) == []
+    too_many = adapter_problems(LoraSpec(rank=513), "cpu", "float32", mixed)
+    assert [problem.path for problem in too_many] == ["refit.adapters", "lora.rank"]
+    assert [problem.path for problem in adapter_problems(LoraSpec(), "cuda", "float32", None)] == ["model.dtype"]
+    assert list(adapter_problems(LoraSpec(), "cpu", "float32", None)) == []

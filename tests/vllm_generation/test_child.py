@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +14,7 @@ from rlcore_vllm.replicas import child
 from rlcore_vllm.replicas.process import ProcessReplica
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import engine_settings
+from rlcore_workers.logged_process import LoggedProcess
 
 CHANNEL = "shared_memory"
 
@@ -63,10 +63,10 @@ def test_an_engine_that_takes_too_long_to_start_is_ended(false_vllm, make_replic
     started = []
 
     def start(*arguments, **options):
-        started.append(subprocess.Popen(*arguments, **options))
+        started.append(LoggedProcess(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(child, "LoggedProcess", start)
     false_vllm("import time; print('still here', flush=True); time.sleep(60)")
     replica = make_replica(start_timeout_s=0.2)
     with pytest.raises(WorkerError, match="within 0.2 s .* generator.vllm.start_timeout_s"):

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
-from rlcore.testing.models import make_model
 from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.checks import check as check_module
 from rlcore_vllm.checks.check import check
 from rlcore_vllm.setup.config import VllmConfig

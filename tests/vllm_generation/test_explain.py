@@ -78,4 +78,7 @@ def test_other_errors_are_left_alone() -> None:
     disturbed = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB. This happens when"
     assert "126.14 GiB were free, then 135.33 GiB" in str(explain(disturbed))
     assert is_passing(disturbed)
+    taken = "torch.distributed.DistNetworkError: EADDRINUSE"
+    assert is_passing(taken)
+    assert is_passing(f"vllm-0 ended: {explain(taken)}")
     assert not is_passing("RuntimeError: something else")

@@ -15,7 +15,7 @@ from vllm_float8 import assert_holds, held_weights
 from vllm_refit_support import BUCKET_BYTES, CONFIG, checkpoint, context_of, export_of, policy, refit, reusing, with_buckets
 
 from rlcore.spi import RefitError
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("vllm")
 

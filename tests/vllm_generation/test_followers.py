@@ -13,7 +13,7 @@ from attrs import define, field
 from safetensors.torch import load_file
 
 from rlcore.spi import RefitError, TensorSpec, WeightExport
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_vllm.refit.followers import Followers
 from rlcore_vllm.setup.config import VllmConfig
 

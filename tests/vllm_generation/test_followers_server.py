@@ -32,8 +32,8 @@ from rlcore.spi import (
     TensorSpec,
     WeightExport,
 )
-from rlcore.testing.models import make_model
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.setup.config import VllmConfig
 
 PROMPT = [5, 6, 7, 8]

@@ -22,8 +22,8 @@ from rlcore.spi import (
     RefitRequest,
     SamplingParams,
 )
-from rlcore.testing.image_models import make_image_model
 from rlcore_conformance.references.tensors import make_export
+from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_vllm.engines.image_features import one_placeholder_each
 from rlcore_vllm.setup.config import VllmConfig
 

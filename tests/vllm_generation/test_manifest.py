@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from rlcore.spi import RefitError, TensorSpec
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.channels.manifest import Manifest, expected_shapes
 
 FIRST, SECOND = (

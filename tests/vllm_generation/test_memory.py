@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rlcore.spi import ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.huggingface.models import load_config, standard_config
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.setup.memory import model_size
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from attrs import evolve
+from trainer_plans import plan_context
 
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.spi import PlanContext
-from rlcore.testing.plans import plan_context
 from rlcore_plan.lengths import response_lengths
 from rlcore_plan.turns import generation_turns
 from rlcore_torchkit.architectures.dims import ModelDims

@@ -28,7 +28,7 @@ from vllm_refit_support import (
 )
 
 from rlcore.spi import SamplingParams
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.process import ProcessReplica
 from rlcore_vllm.setup.settings import engine_settings

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.engines import residency
 from rlcore_vllm.engines.residency import held_bytes, move
 

@@ -5,8 +5,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ContractError, FinishReason, GenerateRequest, ModelSpec, RaggedTokens, SamplingParams
-from rlcore.testing.models import make_model
 from rlcore_torchkit.generation import join_samples
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.checks.check import check
 from rlcore_vllm.engines.routing import reported_experts, require_experts
 from rlcore_vllm.engines.unfinished import Sample

@@ -13,8 +13,8 @@ from rlcore.spi import (
     ModelSpec,
     RankInfo,
 )
-from rlcore.testing.image_models import make_image_model
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.image_models import make_image_model
+from rlcore_torchkit.testing.models import make_model
 from rlcore_torchkit.trainer.trainer_plan import planned_model
 from rlcore_vllm.setup import settings
 from rlcore_vllm.setup.config import VllmConfig

@@ -68,9 +68,7 @@ def test_a_device_that_something_else_is_on_is_noted(problems: Problems, monkeyp
     assert note.text.endswith("set at most 0.37")
 
 
-@pytest.mark.parametrize(
-    ("channel", "remedy"), [("cuda_ipc", "residency.offload_trainer"), ("nccl", "Set it to more than 0.66")]
-)
+@pytest.mark.parametrize(("channel", "remedy"), [("cuda_ipc", "offload.trainer"), ("nccl", "Set it to more than 0.66")])
 def test_a_planned_share_that_is_too_small_names_who_has_the_rest(problems: Problems, channel: str, remedy: str) -> None:
     planned = {"planned": {"gpu_memory_utilization"}, "gpu_memory_utilization": 0.4}
     (problem,) = problems(device="cuda", config=LARGE, memories=[200 * GIB], channel=channel, **planned)

@@ -30,8 +30,8 @@ from rlcore.spi import (
     SetResidencyRequest,
     capabilities,
 )
-from rlcore.testing.models import make_model
 from rlcore_conformance.references.tensors import make_export
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.provider import disabled_capabilities
 from rlcore_vllm.setup.config import VllmConfig

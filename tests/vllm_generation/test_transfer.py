@@ -24,7 +24,7 @@ from vllm_refit_support import (
 )
 
 from rlcore.spi import ChannelProvider, NamedTensor, RefitError, WeightBucket, installed_channels, tensor_digest
-from rlcore.testing.models import make_model
+from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("vllm")
 

@@ -21,9 +21,9 @@ from vllm_refit_receiver import serve
 from vllm_refit_support import CONFIG, checkpoint, context_of, errors, export_of, policy, refit, reusing, sample, with_buckets
 
 from rlcore.spi import ReceiverRank, RefitError, WorkerError
-from rlcore.testing.models import make_model
 from rlcore_torchkit.channels import cuda_ipc
 from rlcore_torchkit.refit.digest import tensor_digests
+from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.manifest import Manifest
 from rlcore_vllm.refit.transfer import Transfer

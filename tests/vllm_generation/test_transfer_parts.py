@@ -30,11 +30,11 @@ from vllm_refit_support import (
 )
 
 from rlcore.spi import ExportWeightsRequest, RefitError
-from rlcore.testing.models import make_model
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_route import whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("vllm")
 

@@ -36,11 +36,11 @@ from vllm_refit_support import (
 )
 
 from rlcore.spi import ExportWeightsRequest, RefitError, SamplingParams, WorkerError, tensor_digest
-from rlcore.testing.models import make_model
 from rlcore_torchkit.channels import directory, shared_memory
 from rlcore_torchkit.refit.delta_encoding import encode
 from rlcore_torchkit.refit.shard_route import whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("vllm")
 

@@ -20,7 +20,7 @@ from rlcore.spi import (
     WeightBucket,
     WeightExport,
 )
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_vllm.replicas.request_dispatch import dispatch
 from rlcore_vllm.setup.config import VllmConfig
 

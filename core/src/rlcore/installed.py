@@ -11,39 +11,34 @@ from itertools import accumulate
 from attrs import frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.spi.channels import CHANNEL_GROUP
-from rlcore.spi.command import COMMAND_GROUP
-from rlcore.spi.data_source import DATASET_GROUP
-from rlcore.spi.importing import IMPORTER_GROUP
-from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
-from rlcore.spi.planning import PLANNER_GROUP
-from rlcore.spi.provider import (
-    ARCHITECTURE_GROUP,
-    ENTRY_POINT_GROUPS,
-    GLOBAL_OBSERVER_GROUP,
-    OBSERVER_GROUP,
-    SESSION_SERVER_GROUP,
-)
-from rlcore.spi.sink import CHART_GROUP
-from rlcore.spi.text import RENDERER_GROUP, TOKENIZER_GROUP
+from rlcore.spi.provider import ROLES
 
 FILE = "entry_points.txt"
-GROUPS = (
-    *ENTRY_POINT_GROUPS.values(),
-    OBSERVER_GROUP,
-    GLOBAL_OBSERVER_GROUP,
-    ARCHITECTURE_GROUP,
-    IMPORTER_GROUP,
-    PLANNER_GROUP,
-    CHART_GROUP,
-    SESSION_SERVER_GROUP,
-    CHECKPOINT_EVALUATOR_GROUP,
-    COMMAND_GROUP,
-    CHANNEL_GROUP,
-    DATASET_GROUP,
-    TOKENIZER_GROUP,
-    RENDERER_GROUP,
+KINDS = (
+    *ROLES,
+    "observer",
+    "global_observer",
+    "architecture",
+    "importer",
+    "planner",
+    "chart",
+    "session_server",
+    "checkpoint_evaluator",
+    "command",
+    "channel",
+    "dataset",
+    "tokenizer",
+    "renderer",
 )
+"""Every kind of entry point: the roles of plugins, and what else a package may add."""
+
+
+def group_of(kind: str) -> str:
+    """Return the entry-point group of a kind."""
+    return f"rlcore.{kind}s"
+
+
+GROUPS = tuple(map(group_of, KINDS))
 """Every group of rlcore's."""
 
 

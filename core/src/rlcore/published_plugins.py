@@ -25,6 +25,12 @@ def pip_line(requirements: Iterable[str]) -> str:
     return f"pip install {' '.join(map(shlex.quote, dict.fromkeys(requirements)))}"
 
 
+def remedy_for(role: str) -> str:
+    """Return the sentence that has a role's recommended plugin installed; "" where no plugin of the role is released."""
+    requirement = first_published(role)
+    return f"Run: {pip_line([requirement])}" if requirement else ""
+
+
 def how_to_install(role: str, name: str, installed: Collection[str]) -> str:
     """Return a hint for a plugin's name that is not installed: a similar name, and the command that installs the plugin.
 

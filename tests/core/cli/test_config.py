@@ -26,7 +26,5 @@ def test_config_reports_everything_at_once(invoke, tmp_path: Path) -> None:
     assert all(key in result.stderr for key in ("run.seed", "run.sed", "model.path", "algorithm.name", "data.train.source"))
 
 
-def test_config_reference_takes_no_recipe(invoke) -> None:
-    assert invoke("config", "--reference").output.startswith("# Configuration")
-    assert invoke("config", "r.toml", "--reference").exit_code == 2
+def test_config_takes_a_recipe(invoke) -> None:
     assert invoke("config").exit_code == 2

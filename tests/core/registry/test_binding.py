@@ -8,12 +8,10 @@ from types import FunctionType, ModuleType
 import attrs
 import pytest
 
-from rlcore.registry.binding import (
-    bind,
-    build_algorithm,
-    build_environment,
-    build_generator,
-    build_trainer,
+from rlcore.registry.binding import bind, build_algorithm, build_environment, build_generator, build_trainer
+from rlcore.registry.discovery import Registry
+from rlcore.registry.plugin_errors import owner_of
+from rlcore.registry.provider_calls import (
     engine_tool_parser,
     import_object,
     max_concurrent,
@@ -21,8 +19,6 @@ from rlcore.registry.binding import (
     run_planner,
     shared_kernels,
 )
-from rlcore.registry.discovery import Registry
-from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,

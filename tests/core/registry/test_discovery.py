@@ -119,7 +119,7 @@ def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
         ({"config": None}, "config is a NoneType"),
         ({"num_devices": 2}, "num_devices is a int; expected a function of the config that returns a number of devices"),
         ({"max_concurrent": 2}, "max_concurrent is a int; expected a function of the config that returns a number of calls"),
-        ({"backend": "no colon"}, "backend is 'no colon'; expected 'package.module:Name'"),
+        ({"backend": "no colon"}, "backend is 'no colon'; expected 'package.module:name'"),
         ({"check": "x.y"}, "check is 'x.y'"),
         ({"devices": ["tpu"]}, "devices are ['tpu']; expected some of ['cpu', 'cuda']"),
         ({"dtypes": []}, "dtypes are []"),

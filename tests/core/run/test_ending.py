@@ -18,7 +18,7 @@ from .conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 Stands = Callable[..., Registry]
-ON_ONE_GPU = ("run.device=cuda", "model.dtype=float32", "residency.offload_trainer=all", "checkpoint.every_n_steps=0")
+ON_ONE_GPU = ("run.device=cuda", "model.dtype=float32", "offload.trainer=all", "checkpoint.every_n_steps=0")
 
 
 def press() -> None:

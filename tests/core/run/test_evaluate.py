@@ -28,7 +28,7 @@ def measured(prepared: Any, checkpoint: Path | None) -> dict[str, float]:
 def test_a_checkpoint_is_measured_whatever_of_the_trainer_leaves_the_gpu(
     run: Run, prepared: Callable[..., Any], tmp_path: Path, offload: str
 ) -> None:
-    turns = ("run.device=cuda", "model.dtype=float32", f"residency.offload_trainer={offload}")
+    turns = ("run.device=cuda", "model.dtype=float32", f"offload.trainer={offload}")
     run(*turns)
     directory = tmp_path / "runs" / "run"
     figures = measured(prepared(*turns), directory / "checkpoints" / "step-000006")

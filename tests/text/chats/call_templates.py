@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rlcore.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from .chat_templates import begun_answer, set_chat_template, shown_tools  # type: ignore[import-not-found]
 

@@ -8,10 +8,10 @@ import pytest
 from rlcore.config.model import ModelConfig
 from rlcore.images import decode_image, load_image_processor
 from rlcore.spi import DataError, ModelError
-from rlcore.testing.image_models import make_image_model
-from rlcore.testing.models import make_model
 from rlcore_text.chats.images import Placeholders, content_fault, image_file, images_of, shown_message
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.image_models import make_image_model
+from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("transformers.modeling_utils")
 Image = pytest.importorskip("PIL.Image")

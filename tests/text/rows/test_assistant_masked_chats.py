@@ -12,11 +12,11 @@ from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.examples import example_batch
 from rlcore.spi import DataError
-from rlcore.testing.models import make_tokenizer
 from rlcore_text.rows.assistant_masked_chats import are_chats, render_chats
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.given_rows import given_rows
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from ..chats.chat_templates import CALLING_FORMS, FAMILIES, set_chat_template  # type: ignore[import-not-found]
 

@@ -15,12 +15,12 @@ from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.examples import example_batch, joined_examples
 from rlcore.spi import MARGINS, DataError
-from rlcore.testing.models import make_tokenizer
 from rlcore_text.rows import rendering
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.given_rows import given_rows
 from rlcore_text.rows.preferences import render_preferences
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from ..chats.chat_templates import CALLING_FORMS, set_chat_template  # type: ignore[import-not-found]
 

@@ -14,13 +14,13 @@ from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.examples import example_batch, joined_examples
 from rlcore.spi import DataError
-from rlcore.testing.image_models import make_image_model
 from rlcore_text.rows.assistant_masked_chats import render_chats
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.given_rows import given_rows
 from rlcore_text.rows.preferences import render_preferences
 from rlcore_text.rows.prompts import render_demonstrations, render_prompts
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.image_models import make_image_model
 
 pytest.importorskip("transformers.modeling_utils")
 Image = pytest.importorskip("PIL.Image")

@@ -9,10 +9,10 @@ import pytest
 
 from rlcore.config.model import ModelConfig
 from rlcore.spi import ConfigError, DataError, ModelError
-from rlcore.testing.models import make_tokenizer
 from rlcore_text.tokenizers import chat_template
 from rlcore_text.tokenizers.chat_template import TODAY, named_templates, with_defaults, write_templates
 from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
 TOOL = {"type": "function", "function": {"name": "look"}}

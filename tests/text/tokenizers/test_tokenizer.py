@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rlcore.config.model import ModelConfig
 from rlcore.spi import DataError, ModelError
-from rlcore.testing.models import END_OF_TEXT, make_tokenizer
 from rlcore.thoughts import without_thoughts
 from rlcore_text.tokenizers import hub_reach
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.models import END_OF_TEXT, make_tokenizer
 
 
 @pytest.fixture

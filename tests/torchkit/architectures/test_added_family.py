@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LogprobsRequest, ModelSpec
-from rlcore.testing.models import make_model
 from rlcore_torchkit.huggingface.models import checkpoint_shapes, load_model
+from rlcore_torchkit.testing.models import make_model
 from rlcore_transformers.forward import FamilyDecoder
 
 PLUGINS = ROOT / "docs" / "plugins.md"

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlcore.model_files import stored_shapes
-from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.architecture import Architecture, tensor_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])

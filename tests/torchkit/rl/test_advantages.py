@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rlcore.spi import ContractError
 from rlcore_torchkit.rl.advantages import decoupled_advantages, group_advantages, turn_advantages, whitened
 
 BASELINES = ("group_mean", "leave_one_out")
@@ -372,3 +373,10 @@ def test_nor_what_advantages_that_do_not_sum_to_zero_leave_in_that_mean() -> Non
     assert (found[:4] != 0).all()
     assert not found[4:].any()
     assert decoupled_advantages([rewards[:0]], [1.0], np.arange(0), **options).shape == (0,)
+
+
+@pytest.mark.parametrize("options", [{"baseline": "mean"}, {"normalisation": "sd"}])
+def test_an_unknown_name_is_refused(options):
+    (name,) = options.values()
+    with pytest.raises(ContractError, match=f"found '{name}'; expected one of"):
+        advantages([0.0, 1.0], **options)

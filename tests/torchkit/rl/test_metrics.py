@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from rlcore.spi import GlobalCounts
 from rlcore.spi.loss import MISMATCH_METRICS
-from rlcore_torchkit.rl.mismatch import mismatch
 from rlcore_torchkit.rl.policy_gradient import (
     clipped_objective,
     sequence_maxima,
     sequence_mismatch,
 )
 from rlcore_torchkit.rl.sequences import MaskedMean, Sequences
+from rlcore_torchkit.trainer.losses import mismatch
 
 SIZE = 40
 

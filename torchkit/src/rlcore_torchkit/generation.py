@@ -1,5 +1,4 @@
-"""What generators share: checks of a request, since the model or the sampler sets the limit, samples that have ended, and the
-mix of seeds.
+"""Checks of requests, finished samples and the mix of seeds, for all generators.
 
 Imports no torch.
 """

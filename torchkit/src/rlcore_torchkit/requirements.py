@@ -1,4 +1,4 @@
-"""What torch backends need and trainers declare: versions of libraries, found without importing them; capabilities."""
+"""Requirements and capabilities of torch backends: versions of libraries, found without importing them."""
 
 import importlib.util
 import re
@@ -33,7 +33,7 @@ TRAINER_CAPABILITIES = capabilities.ANY_CHANNEL | {
 
 
 def missing_requirement() -> str | None:
-    """Why torch backends cannot run here, with the remedy, or None."""
+    """Name what keeps torch backends from running here, with the remedy, or None."""
     for name, supported in REQUIRED.items():
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed: pip install {name}"

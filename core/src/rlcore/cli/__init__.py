@@ -1,1 +1,1 @@
-"""The command line: `rlcore train`, `check`, `config`, `plugins`, `eval`, `version`."""
+"""The command line: `rlcore train`, `eval`, `check`, `status`, `config`, `plugins`, `version`."""

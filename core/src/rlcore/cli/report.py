@@ -7,14 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.published_plugins import first_published, pip_line
-from rlcore.registry.discovery import load_group
-from rlcore.registry.functions import ChartEntry
+from rlcore.published_plugins import remedy_for
+from rlcore.registry.functions import functions
 from rlcore.registry.plugin_errors import first_line
-from rlcore.registry.states import states_of
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore.schema.printable import class_name
-from rlcore.spi.sink import CHART_GROUP
 
 WIDEST_CHART = 80
 """Columns; more make a chart no clearer."""
@@ -44,9 +41,9 @@ def run_report(
 
 def _charts(records: Sequence[Mapping[str, float]], width: int) -> Iterator[Text]:
     """Yield each installed chart, or why there is none: the run is over, and nothing of it depends on what draws."""
-    states = states_of(load_group(ChartEntry, CHART_GROUP)) if records else ()
-    if records and not states and (requirement := first_published("chart")):
-        yield Text(f"no chart of the run is drawn. Run: {pip_line([requirement])}")
+    states = functions("chart") if records else ()
+    if records and not states and (install := remedy_for("chart")):
+        yield Text(f"no chart of the run is drawn. {install}")
     for state in states:
         if state.entry.function is None:
             if state.kind != "disabled":

@@ -127,7 +127,9 @@ class _Conversion:
         that may know are left out."""
         cls: Any = self.cluster or ClusterConfig
         if self.cluster is None and isinstance(table, Mapping):
-            table = {key: value for key, value in table.items() if key in describe.fields(cls)}
+            names = list(describe.fields(cls))
+            self.unknown_names += [unknown_key(f"{CLUSTER}.{key}", names) for key in table if key not in names]
+            table = {key: value for key, value in table.items() if key in names}
         value, problems = structure(table, cls, CLUSTER)
         self.problems.extend(self._hinted(problem) for problem in problems)
         return value

@@ -35,7 +35,7 @@ class CriticConfig:
     label: what another run's critic may begin with."""
     offload: Offload = "none"
     """What of it leaves the device of a GPU while it does not work, for the policy to train and the generator to run: nothing,
-    optimizer state and gradients, or its weights too. While the generator works, residency.offload_trainer moves it as well."""
+    optimizer state and gradients, or its weights too. While the generator works, offload.trainer moves it as well."""
 
     def optimizer(self, policy: OptimizerSpec) -> OptimizerSpec:
         """Its own, given the policy's."""

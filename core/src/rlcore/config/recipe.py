@@ -193,12 +193,12 @@ class RefitConfig:
 
 
 @frozen(kw_only=True)
-class ResidencyConfig:
-    """`[residency]`: trainer and generator that share a GPU take turns in its memory; nothing moves elsewhere."""
+class OffloadConfig:
+    """`[offload]`: trainer and generator that share a GPU take turns in its memory; nothing moves elsewhere."""
 
     generator_sleeps: bool = True
     """While the trainer works, the generator's weights and KV cache leave the device."""
-    offload_trainer: Offload = "none"
+    trainer: Offload = "none"
     """What of the trainer leaves the device while the generator works: nothing, optimizer state and gradients, or its weights
     too."""
 
@@ -290,7 +290,7 @@ class Recipe:
     lora: LoraSpec | None = None
     """None where all weights train."""
     refit: RefitConfig = field(factory=RefitConfig)
-    residency: ResidencyConfig = field(factory=ResidencyConfig)
+    offload: OffloadConfig = field(factory=OffloadConfig)
     evaluation: EvaluationConfig = field(factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
     checkpoint_evaluation: CheckpointEvaluationConfig | None = None

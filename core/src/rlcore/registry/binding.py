@@ -1,13 +1,11 @@
-"""From a selected entry to a working plugin: import its class, check it, build it, and bind its hooks.
+"""From a selected entry to a working plugin: check its class, build it, and bind its hooks.
 
 A fresh pluggy manager per role holds the one backend and the observers around it, so that no other implementation answers.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from importlib import import_module
 from typing import Any, Protocol, cast
 
 import pluggy
@@ -19,7 +17,6 @@ from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.hooks import (
     CallRecord,
-    arguments_problem,
     backend_problems,
     guarded,
     hooks_of,
@@ -28,26 +25,22 @@ from rlcore.registry.hooks import (
     observer_problems,
     recorded,
 )
-from rlcore.registry.plugin_errors import attributed, fault_of, in_time, listing_error
+from rlcore.registry.plugin_errors import attributed, in_time, listing_error
+from rlcore.registry.provider_calls import SLOW, import_object, provider_of, require_arguments
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
-from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, ModelSpec, TrainerContext
+from rlcore.spi.context import AlgorithmContext, EnvironmentContext, GeneratorContext, TrainerContext
 from rlcore.spi.environment import AgentEnvironment, Environment
-from rlcore.spi.errors import ContractError, Note, PluginError, Problem
+from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.execution import OpenBackends
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
 from rlcore.spi.observer import ObserverContext
-from rlcore.spi.planning import PlanContext, PlanOption
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
-from rlcore.spi.tools import ParseToolCalls
 from rlcore.spi.trainer import TrainerLayout, TrainerSpec
-from rlcore.time_limit import loading
 
-_TIMES = 10.0
-"""Multiple of the usual time limit for an import of a backend: torch and engines load slowly from some disks."""
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
@@ -146,9 +139,9 @@ def build_generator(
 
 def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:
     """Build an algorithm, a plain object whose method is called directly."""
-    with in_time(f"the building of {entry.label}", _TIMES):
+    with in_time(f"the building of {entry.label}", SLOW):
         backend = _build(entry, "algorithm", context, config)
-    with attributed("raised by needs of", entry.label), in_time(f"needs of {entry.label}", _TIMES):
+    with attributed("raised by needs of", entry.label), in_time(f"needs of {entry.label}", SLOW):
         needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):
         _require_fit(entry, [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
@@ -160,14 +153,14 @@ def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> 
 
 def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment | AgentEnvironment:
     """Build an environment, a plain object whose methods are called directly; an AgentEnvironment by its capability."""
-    with in_time(f"the building of {entry.label}", _TIMES):
+    with in_time(f"the building of {entry.label}", SLOW):
         return cast("Environment", _build(entry, "environment", context, config))
 
 
 def require_environment(entry: Entry, environment: object) -> None:
     """PluginError where an object that a program brings has not the methods of an Environment, or of an AgentEnvironment where
     the entry's provider says so."""
-    name, problems = type(environment).__name__, _class_problems(type(environment), "environment", _provider(entry))
+    name, problems = type(environment).__name__, _class_problems(type(environment), "environment", provider_of(entry))
     _require_fit(entry, [f"{name}.{problem}" for problem in problems])
 
 
@@ -204,85 +197,8 @@ def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str,
     return evolve(entry, observer=observer)
 
 
-def max_concurrent(entry: Entry, config: object) -> int | None:
-    """Return the most concurrent calls of an environment, from its provider. PluginError where that is no such number."""
-    with attributed("raised by max_concurrent of", entry.label), in_time(f"max_concurrent of {entry.label}", _TIMES):
-        found = _provider(entry).max_concurrent(config)
-    if found is not None and (type(found) is not int or found < 1):
-        raise PluginError(
-            f"{entry.label}: max_concurrent returned {found!r:.60}; expected a number of calls, at least 1, or None"
-        )
-    return found
-
-
-def shared_kernels(entry: Entry, config: object) -> str | None:
-    """The kernels that a backend computes by and others have too, by its provider. PluginError where that is no name."""
-    with attributed("raised by shared_kernels of", entry.label), in_time(f"shared_kernels of {entry.label}", _TIMES):
-        found = _provider(entry).shared_kernels(config)
-    if not (found is None or isinstance(found, str)):
-        raise PluginError(f"{entry.label}: shared_kernels returned {found!r:.60}; expected a name, or None")
-    return found
-
-
-def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCalls | None:
-    """The parser of tools' calls that a generator's provider has under a name; None where it has none of it."""
-    path = _provider(entry).tool_parser
-    if path is None:
-        return None
-    with attributed("raised by tool_parser of", entry.label):
-        found = import_object(entry, path)(name, model)
-    if found is not None and not callable(found):
-        raise PluginError(f"{entry.label}: tool_parser returned {found!r:.60}; expected a function of text and tools, or None")
-    return cast("ParseToolCalls | None", found)
-
-
-def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem | Note, ...]:
-    """Run the provider's own check of a recipe, before anything is allocated. Return its problems; none without a check."""
-    path = _provider(entry).check
-    if path is None:
-        return ()
-    found = import_object(entry, path)
-    if not callable(found) or inspect.iscoroutinefunction(found):
-        kind = "an async def" if callable(found) else f"a {type(found).__name__}"
-        raise PluginError(f"{entry.label}: check {path!r} is {kind}; expected a function")
-    _require_arguments(entry, f"check {path!r}", found)
-    with attributed("raised by the check of", entry.label), in_time(f"the check of {entry.label}", _TIMES):
-        returned = found(context, config)
-        findings = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
-    if findings is None or not all(isinstance(one, Problem | Note) for one in findings):
-        shown = returned if findings is None else findings
-        raise PluginError(f"{entry.label}: check {path!r} returned {shown!r}; expected a sequence of Problem and Note")
-    return findings
-
-
-def run_planner(entry: Entry, context: PlanContext, config: object) -> tuple[PlanOption, ...]:
-    """The layouts that a provider offers for a step's work on these devices; the provider has a `plan`."""
-    path = _provider(entry).plan
-    assert path is not None
-    found = import_object(entry, path)
-    if not callable(found):
-        raise PluginError(f"{entry.label}: plan {path!r} is a {type(found).__name__}; expected a function")
-    _require_arguments(entry, f"plan {path!r}", found)
-    with attributed("raised by the plan of", entry.label), in_time(f"the plan of {entry.label}", _TIMES):
-        returned = found(context, config)
-        options = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
-    if options is None or not all(isinstance(option, PlanOption) for option in options):
-        raise PluginError(f"{entry.label}: plan {path!r} returned {returned!r:.60}; expected a sequence of PlanOption")
-    return options
-
-
-def import_object(entry: Entry, path: str) -> Any:
-    """Import the object that a provider names as `package.module:Name`. PluginError where the import fails."""
-    module, _, name = path.partition(":")
-    try:
-        with loading(f"the import of {module}", _TIMES):
-            return getattr(import_module(module), name)
-    except BaseException as error:
-        raise PluginError(f"{entry.label} cannot be imported from {path!r}: {fault_of(error)}") from error
-
-
 def _build(entry: Entry, role: Role, context: object, config: object) -> object:
-    provider = _provider(entry)
+    provider = provider_of(entry)
     cls = import_object(entry, provider.backend)
     if not (isinstance(cls, type) or (role == "execution" and callable(cls))):
         raise PluginError(f"{entry.label}: backend {provider.backend!r} is a {type(cls).__name__}; expected a class")
@@ -291,14 +207,14 @@ def _build(entry: Entry, role: Role, context: object, config: object) -> object:
     _require_fit(entry, [f"{cls.__name__}.{problem}" for problem in _class_problems(cls, role, provider)])
     if not isinstance(config, provider.config):
         raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {provider.config.__name__}")
-    _require_arguments(entry, cls.__name__, cls)
+    require_arguments(entry, cls.__name__, cls)
     with attributed("raised while building", entry.label):
         return cast("object", cls(context, config))
 
 
 def _require_values(entry: Entry, context: TrainerContext) -> None:
     """ContractError unless a trainer can have the head "value", of which no reference is asked."""
-    if capabilities.VALUE_HEAD not in _provider(entry).capabilities:
+    if capabilities.VALUE_HEAD not in provider_of(entry).capabilities:
         needed = f"the capability {capabilities.VALUE_HEAD!r}, which it does not declare"
         raise ContractError(f'{entry.label}: context.head "value" needs {needed}')
     if context.needs_reference or context.reference is not None:
@@ -307,22 +223,11 @@ def _require_values(entry: Entry, context: TrainerContext) -> None:
 
 def _require_reference_alone(entry: Entry, context: TrainerContext) -> None:
     """ContractError unless a trainer can be built for its reference alone."""
-    if capabilities.REFERENCE_ALONE not in _provider(entry).capabilities:
+    if capabilities.REFERENCE_ALONE not in provider_of(entry).capabilities:
         needed = f"the capability {capabilities.REFERENCE_ALONE!r}, which it does not declare"
         raise ContractError(f"{entry.label}: context.needs_policy = False needs {needed}")
     if not context.needs_reference or context.lora is not None:
         raise ContractError(f"{entry.label}: context.needs_policy = False; expected needs_reference beside it, and no lora")
-
-
-def _require_arguments(entry: Entry, what: str, function: Callable[..., Any]) -> None:
-    if problem := arguments_problem(function, "context", "config"):
-        raise PluginError(f"{entry.label}: {what} {problem}")
-
-
-def _provider(entry: Entry) -> Provider:
-    if entry.provider is None or entry.error is not None:
-        raise PluginError(f"{entry.label} is not usable: {entry.error or 'disabled'}")
-    return entry.provider
 
 
 def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import click
-from attrs import field, frozen
+from attrs import frozen
 
 from rlcore.published_plugins import how_to_install, published
 from rlcore.registry.discovery import load_group, load_object
@@ -21,7 +21,7 @@ class CommandEntry(DescribedEntry):
 
     described_by: ClassVar[type] = CommandSpec
     is_of_recipes: ClassVar[bool] = False
-    role: str = field(default="command", init=False)
+    role: str = "command"
     provider: CommandSpec | None = None
 
     def problems(self) -> Iterator[str]:
@@ -31,8 +31,6 @@ class CommandEntry(DescribedEntry):
         assert spec is not None
         if not isinstance(spec.help, str) or not spec.help.strip() or "\n" in spec.help:
             yield f"help is {spec.help!r}; expected one line"
-        if type(spec.priority) is not int:
-            yield f"priority is {spec.priority!r}; expected an integer"
 
     def paths(self) -> dict[str, str]:
         """Return the path of the command."""
@@ -56,7 +54,7 @@ class CommandEntry(DescribedEntry):
 
 def commands() -> tuple[PluginState[CommandEntry], ...]:
     """Return the state of each installed command, by priority from the highest, then by name."""
-    entries = sorted(load_group(CommandEntry, COMMAND_GROUP), key=lambda entry: (-entry.priority, entry.name))
+    entries = sorted(load_group(CommandEntry, "command"), key=lambda entry: (-entry.priority, entry.name))
     return states_of(entries)
 
 
@@ -65,7 +63,7 @@ def find_command(name: str) -> CommandEntry | None:
 
     PluginError where it cannot be used, or where a released package that is not installed has it. None for an unknown name.
     """
-    state = named_state(states_of(load_group(CommandEntry, COMMAND_GROUP, name=name)), name)
+    state = named_state(states_of(load_group(CommandEntry, "command", name=name)), name)
     if state is not None and state.is_usable:
         return state.entry
     if state is not None:

@@ -1,32 +1,22 @@
 """Find the installed plugins: every entry point of every role, with its provider or with its error."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from traceback import walk_tb
 from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import GROUPS, core_entry_points, distribution_of, installed_entry_points
-from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, Installed, probed, quietly
-from rlcore.registry.module_source import path_problem
+from rlcore.installed import GROUPS, core_entry_points, distribution_of, group_of, installed_entry_points
+from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
 from rlcore.registry.plugin_errors import fault_of, listing_error
-from rlcore.registry.provider_checks import observer_config, observer_error, provider_error, spi_mismatch
+from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
 from rlcore.registry.states import named_state, states_of
 from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi.channels import CHANNEL_GROUP
-from rlcore.spi.command import COMMAND_GROUP
-from rlcore.spi.data_source import DATASET_GROUP
-from rlcore.spi.importing import IMPORTER_GROUP, ImportedRecipe
-from rlcore.spi.observer import CHECKPOINT_EVALUATOR_GROUP
-from rlcore.spi.planning import PLANNER_GROUP
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, SESSION_SERVER_GROUP, Provider, Role
-from rlcore.spi.sink import CHART_GROUP
-from rlcore.spi.text import RENDERER_GROUP, TOKENIZER_GROUP
+from rlcore.spi.provider import ROLES, Provider, Role
 from rlcore.time_limit import LateError
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
@@ -34,44 +24,35 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 
 
 @frozen(kw_only=True)
-class Entry(Installed):
+class Entry(DescribedEntry):
     """One installed plugin of a role."""
 
+    described_by: ClassVar[type] = Provider
     role: Role
     provider: Provider | None = None
-    """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
     taken_away: frozenset[str] = frozenset()
     """Capabilities that the provider lacks because of its section of the recipe."""
 
-    def holding(self, loaded: object) -> "Entry":
-        """Return this entry with the object that it names, and with the object's error."""
-        provider = loaded if isinstance(loaded, Provider) else None
-        return evolve(self, provider=provider, error=provider_error(loaded, self.name, self.role))
+    def problems(self) -> Iterator[str]:
+        """Yield the faults of the description."""
+        assert self.provider is not None
+        yield from super().problems()
+        yield from provider_problems(self.provider, self.name, self.role)
 
-    @property
-    def is_of_another_interface(self) -> bool:
-        """True where it is written for another version of the SPI."""
-        return self.provider is not None and spi_mismatch(self.provider.spi) is not None
-
-    def unavailable(self) -> str | None:
-        """Return the reason that the provider's own probe gives, the fault of the probe, or the path that names nothing."""
-        if self.provider is None:
-            return self.error
-        return probed(self.provider.unavailable) or self._misnamed(self.provider)
-
-    @staticmethod
-    def _misnamed(provider: Provider) -> str | None:
-        """Return which of its paths name nothing. The modules may be heavy: none is imported."""
-        paths = (provider.backend, provider.check, provider.plan, provider.tool_parser)
-        problems = dict.fromkeys(path_problem(path, quick=True) for path in paths if path is not None)
-        return "; ".join(f"it names {problem}" for problem in problems if problem is not None) or None
+    def paths(self) -> dict[str, str]:
+        """Return the paths of the backend and of the functions that the provider names."""
+        provider = self.provider
+        if provider is None:
+            return {}
+        optional = {"check": provider.check, "plan": provider.plan, "tool_parser": provider.tool_parser}
+        return {"backend": provider.backend, **{name: path for name, path in optional.items() if path is not None}}
 
 
 @frozen(kw_only=True, eq=False)
 class ObserverEntry(Installed):
     """One installed observer."""
 
-    role: str = field(default="observer", init=False)
+    role: str = "observer"
     observer: object | None = None
     """An object, or module, with wrapper-only hooks, or a class of them; None where it is disabled or could not be imported."""
     config: type | None = None
@@ -84,29 +65,6 @@ class ObserverEntry(Installed):
         error = observer_error(loaded, self.name)
         config = observer_config(loaded) if error is None else None
         return evolve(self, observer=loaded, config=config, error=error)
-
-
-@frozen(kw_only=True, eq=False)
-class FunctionEntry(Installed):
-    """One installed function, such as an importer, a planner or a chart."""
-
-    is_of_recipes: ClassVar[bool] = False
-    function: Callable[..., Any] | None = None
-    """None where it is disabled or could not be imported."""
-
-    def holding(self, loaded: object) -> "FunctionEntry":
-        """Return this entry with the object that it names, and with the object's error."""
-        if not callable(loaded):
-            return evolve(self, error=f"the entry point names a {type(loaded).__name__}; expected a function")
-        return evolve(self, function=loaded)
-
-
-@frozen(kw_only=True, eq=False)
-class ImporterEntry(FunctionEntry):
-    """One installed function that reads another library's recipes."""
-
-    role: str = field(default="importer", init=False)
-    function: Callable[[Path, Sequence[str]], ImportedRecipe] | None = None
 
 
 @frozen(kw_only=True)
@@ -133,10 +91,10 @@ class Registry:
         """
         entries = [
             Entry(role=role, name=provider.name, distribution="in-process", version="0").holding(provider)
-            for role in ENTRY_POINT_GROUPS
+            for role in ROLES
             for provider in providers.get(role, ())
         ]
-        roles = {group: role for role, group in ENTRY_POINT_GROUPS.items()}
+        roles = {group_of(role): role for role in ROLES}
         entries += [load_entry(roles[point.group], point) for point in core_entry_points() if point.group in roles]
         named = [
             ObserverEntry(name=f"observer-{index}", distribution="in-process", version="0", is_global=True).holding(observer)
@@ -145,8 +103,8 @@ class Registry:
         return cls(
             entries=tuple(entries),
             observer_entries=tuple(named),
-            channels=load_group(ChannelEntry, CHANNEL_GROUP),
-            data_sources=load_group(DataSourceEntry, DATASET_GROUP),
+            channels=load_group(ChannelEntry, "channel"),
+            data_sources=load_group(DataSourceEntry, "dataset"),
         )
 
     def of(self, role: Role) -> tuple[Entry, ...]:
@@ -203,22 +161,17 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     """
     disabled = _disable_list(disable)
     found = installed_entry_points()
-    installed = found.entry_points
-    entries = [
-        _loaded(_named(Entry, entry_point, role=role), entry_point, disabled)
-        for role, group in ENTRY_POINT_GROUPS.items()
-        for entry_point in _sorted(installed.select(group=group))
-    ]
+    entries = [entry for role in ROLES for entry in load_group(Entry, role, disabled)]
     observers = [
-        _loaded(_named(ObserverEntry, entry_point, is_global=group == GLOBAL_OBSERVER_GROUP), entry_point, disabled)
-        for group in (OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
-        for entry_point in _sorted(installed.select(group=group))
+        evolve(entry, is_global=kind == "global_observer")
+        for kind in ("observer", "global_observer")
+        for entry in load_group(ObserverEntry, kind, disabled)
     ]
-    channels = load_group(ChannelEntry, CHANNEL_GROUP, disabled)
-    sources = load_group(DataSourceEntry, DATASET_GROUP, disabled)
+    channels = load_group(ChannelEntry, "channel", disabled)
+    sources = load_group(DataSourceEntry, "dataset", disabled)
     known = {name for entry in (*entries, *observers, *channels, *sources) for name in (entry.name, entry.distribution)}
-    disabled.matched.update(_matched_before_recipes(installed))
-    warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
+    disabled.matched.update(_matched_before_recipes(found.entry_points))
+    warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(found.entry_points))
     return Registry(
         entries=tuple(entries),
         observer_entries=tuple(observers),
@@ -231,41 +184,25 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
     """Return what the environment variable names of plugins that no recipe can disable."""
     disabled = _disable_list(())
-    groups = {
-        "importer": IMPORTER_GROUP,
-        "command": COMMAND_GROUP,
-        "planner": PLANNER_GROUP,
-        "chart": CHART_GROUP,
-        "session_server": SESSION_SERVER_GROUP,
-        "tokenizer": TOKENIZER_GROUP,
-        "renderer": RENDERER_GROUP,
-        "checkpoint_evaluator": CHECKPOINT_EVALUATOR_GROUP,
-    }
-    for role, group in groups.items():
-        for entry_point in installed.select(group=group):
-            disabled.covers(_named(Installed, entry_point, role=role))
+    for kind in ("importer", "command", "planner", "chart", "session_server", "checkpoint_evaluator", "tokenizer", "renderer"):
+        for entry_point in installed.select(group=group_of(kind)):
+            disabled.covers(_named(Installed, entry_point, kind))
     return disabled.matched
 
 
-def importers(name: str) -> tuple[ImporterEntry, ...]:
-    """Return the installed importers of a name. No other is imported."""
-    return load_group(ImporterEntry, IMPORTER_GROUP, name=name)
-
-
-def load_group(
-    kind: type[AnyEntry], group: str, disabled: "_DisableList | None" = None, **selected: Any
-) -> tuple[AnyEntry, ...]:
-    """Import what the entry points of a group name, and check it. Without `disabled`, the environment variable alone disables
+def load_group(entry: type[AnyEntry], kind: str, disabled: _DisableList | None = None, **selected: Any) -> tuple[AnyEntry, ...]:
+    """Import what the entry points of a kind name, and check it. Without `disabled`, the environment variable alone disables
     some of them."""
     disabled = disabled or _disable_list(())
-    points = _sorted(installed_entry_points().entry_points.select(group=group, **selected))
-    return tuple(_loaded(_named(kind, point), point, disabled) for point in points)
+    points = _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
+    return tuple(_loaded(_named(entry, point, kind), point, disabled) for point in points)
 
 
-def _named(kind: type[AnyEntry], entry_point: EntryPoint, **fields: Any) -> AnyEntry:
+def _named(entry: type[AnyEntry], entry_point: EntryPoint, kind: str) -> AnyEntry:
     """Return the entry of an entry point, of which nothing is imported."""
     distribution, version = distribution_of(entry_point)
-    return kind(name=entry_point.name, distribution=distribution, version=version, **fields)
+    role = kind.removeprefix("global_")
+    return entry(role=role, name=entry_point.name, distribution=distribution, version=version)
 
 
 def _disable_list(disable: Sequence[str]) -> _DisableList:
@@ -276,7 +213,7 @@ def _disable_list(disable: Sequence[str]) -> _DisableList:
 
 def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
     """Import one plugin's provider and check it."""
-    return _loaded(_named(Entry, entry_point, role=role), entry_point, _DisableList(()))
+    return _loaded(_named(Entry, entry_point, role), entry_point, _DisableList(()))
 
 
 def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) -> AnyEntry:

@@ -6,11 +6,11 @@ from contextlib import contextmanager, redirect_stdout
 from inspect import iscoroutine
 from typing import Any, ClassVar, TypeVar, get_args
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of
-from rlcore.registry.provider_checks import DEVICES, OBJECT_PATH, spi_mismatch
+from rlcore.registry.provider_checks import DEVICES, OBJECT_PATH, kind_of, spi_mismatch
 from rlcore.spi.channels import ChannelProvider, Reach
 from rlcore.spi.data_source import DataSourceProvider, PathKind
 from rlcore.spi.provider import Role
@@ -77,7 +77,7 @@ class DescribedEntry(Installed):
         assert isinstance(self, DescribedEntry)
         if not isinstance(loaded, self.described_by):
             expected = f"expected an instance of rlcore.spi.{self.described_by.__name__}"
-            return evolve(self, error=f"the entry point names a {type(loaded).__name__}; {expected}")
+            return evolve(self, error=f"the entry point names {kind_of(loaded)}; {expected}")
         made = evolve(self, provider=loaded)
         return evolve(made, error=spi_mismatch(made.provider.spi) or "; ".join(made.problems()) or None)
 
@@ -88,6 +88,9 @@ class DescribedEntry(Installed):
         for name, path in self.paths().items():
             if not isinstance(path, str) or not OBJECT_PATH.fullmatch(path):
                 yield f"{name} is {path!r}; expected 'package.module:name'"
+        priority = getattr(self.provider, "priority", 0)
+        if type(priority) is not int:
+            yield f"priority is {priority!r}; expected an integer"
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the description, by field."""
@@ -103,7 +106,7 @@ class DescribedEntry(Installed):
         if self.provider is None:
             return self.error
         reason = probed(self.provider.unavailable) if hasattr(self.provider, "unavailable") else None
-        problems = (path_problem(path, quick=True) for path in self.paths().values())
+        problems = dict.fromkeys(path_problem(path, quick=True) for path in self.paths().values())
         return reason or "; ".join(f"it names {problem}" for problem in problems if problem is not None) or None
 
 
@@ -112,7 +115,7 @@ class ChannelEntry(DescribedEntry):
     """One installed refit channel."""
 
     described_by: ClassVar[type] = ChannelProvider
-    role: str = field(default="channel", init=False)
+    role: str = "channel"
     provider: ChannelProvider | None = None
 
     def problems(self) -> Iterator[str]:
@@ -142,7 +145,7 @@ class DataSourceEntry(DescribedEntry):
     """One installed data source."""
 
     described_by: ClassVar[type] = DataSourceProvider
-    role: str = field(default="dataset", init=False)
+    role: str = "dataset"
     provider: DataSourceProvider | None = None
 
     def problems(self) -> Iterator[str]:
@@ -158,8 +161,6 @@ class DataSourceEntry(DescribedEntry):
             yield f"suffixes are {', '.join(wrong)}; expected small letters behind a dot, such as .csv"
         if not source.keys <= {"subset", "split"}:
             yield f"keys are {sorted(source.keys)}; expected some of subset and split"
-        if type(source.priority) is not int:
-            yield f"priority is {source.priority!r}; expected an integer"
 
     def paths(self) -> dict[str, str]:
         """Return the path of the function that reads."""

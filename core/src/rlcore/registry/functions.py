@@ -1,63 +1,61 @@
-"""Functions that packages add to the core: the planner of "auto" options, charts of finished runs, the session server."""
+"""Functions that packages add to the core, by their kind: planner, chart, session_server, checkpoint_evaluator, importer."""
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from attrs import field, frozen
+from attrs import evolve, frozen
 
-from rlcore.registry.discovery import FunctionEntry, load_group
+from rlcore.installed import group_of
+from rlcore.registry.discovery import load_group
+from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
-from rlcore.registry.states import states_of
+from rlcore.registry.states import PluginState, states_of
 from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import SESSION_SERVER_GROUP
 from rlcore.spi.sessions import SessionContext, SessionServer
 
 
 @frozen(kw_only=True, eq=False)
-class ChartEntry(FunctionEntry):
-    """One installed chart, as rlcore.spi.sink.CHART_GROUP describes it."""
+class FunctionEntry(Installed):
+    """One installed function."""
 
-    role: str = field(default="chart", init=False)
+    is_of_recipes: ClassVar[bool] = False
+    function: Callable[..., Any] | None = None
+    """None where it is disabled or could not be imported."""
 
-
-@frozen(kw_only=True, eq=False)
-class PlannerEntry(FunctionEntry):
-    """One installed planner, as rlcore.spi.planning.PLANNER_GROUP describes it."""
-
-    role: str = field(default="planner", init=False)
-
-
-@frozen(kw_only=True, eq=False)
-class SessionServerEntry(FunctionEntry):
-    """One installed session server, as rlcore.spi.provider.SESSION_SERVER_GROUP describes it."""
-
-    role: str = field(default="session_server", init=False)
+    def holding(self, loaded: object) -> "FunctionEntry":
+        """Return this entry with the object that it names, and with the object's error."""
+        if not callable(loaded):
+            return evolve(self, error=f"the entry point names a {type(loaded).__name__}; expected a function")
+        return evolve(self, function=loaded)
 
 
-@frozen(kw_only=True, eq=False)
-class CheckpointEvaluatorEntry(FunctionEntry):
-    """One installed checkpoint evaluator, as rlcore.spi.observer.CHECKPOINT_EVALUATOR_GROUP describes it."""
-
-    role: str = field(default="checkpoint_evaluator", init=False)
+def functions(kind: str, **selected: Any) -> tuple[PluginState[FunctionEntry], ...]:
+    """Return the state of each installed function of a kind, of those alone that `selected` names, such as by `name`."""
+    return states_of(load_group(FunctionEntry, kind, **selected))
 
 
-AnyFunction = TypeVar("AnyFunction", bound=FunctionEntry)
+def only_function(kind: str) -> FunctionEntry | None:
+    """Return the function of a kind; None where none is installed. PluginError where it is not usable, or not alone."""
+    states = [state for state in functions(kind) if state.kind != "disabled"]
+    if len(states) == 1 and states[0].is_usable:
+        return states[0].entry
+    if states:
+        found = (
+            f"found {len(states)} of {group_of(kind)}; expected one that is usable; RLCORE_DISABLE_PLUGINS disables the others"
+        )
+        raise listing_error(found, (f"{state.entry.label} is {state.text}" for state in states))
+    return None
+
+
+def call_function(kind: str, *arguments: object) -> Any:
+    """Call the only function of a kind. PluginError where there is none, or it is not usable."""
+    entry = only_function(kind)
+    if entry is None or entry.function is None:
+        raise PluginError(f"found no {kind.replace('_', ' ')}; expected one in {group_of(kind)}")
+    return entry.function(*arguments)
 
 
 def session_server(context: SessionContext) -> SessionServer:
     """Build the installed session server. PluginError where there is none, or it is not usable."""
-    entry = only_function(SessionServerEntry, SESSION_SERVER_GROUP)
-    if entry is None or entry.function is None:
-        raise PluginError(f"found no session server; expected one in {SESSION_SERVER_GROUP}")
-    server: SessionServer = entry.function(context)
+    server: SessionServer = call_function("session_server", context)
     return server
-
-
-def only_function(kind: type[AnyFunction], group: str) -> AnyFunction | None:
-    """Return the function of a group; None where none is installed. PluginError where it is not usable, or not alone."""
-    states = [state for state in states_of(load_group(kind, group)) if state.kind != "disabled"]
-    if len(states) == 1 and states[0].is_usable:
-        return states[0].entry
-    if states:
-        found = f"found {len(states)} of {group}; expected one that is usable; RLCORE_DISABLE_PLUGINS disables the others"
-        raise listing_error(found, (f"{state.entry.label} is {state.text}" for state in states))
-    return None

@@ -54,17 +54,7 @@ _FUNCTIONS = {
 }
 """A provider's functions, by field."""
 OBJECT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-"""The form `package.module:Name`."""
-
-
-def provider_error(provider: object, name: str, role: Role | None = None) -> str | None:
-    """Return all faults of the object that the entry point `name` of a role names, in one text; None without any."""
-    if not isinstance(provider, Provider):
-        return f"the entry point names {_kind(provider)}; expected an instance of rlcore.spi.Provider"
-    mismatch = spi_mismatch(provider.spi)
-    if mismatch:
-        return mismatch
-    return "; ".join([*_problems(provider, name), *_execution_problems(provider.config, role)]) or None
+"""The form `package.module:name`."""
 
 
 def observer_error(observer: object, name: str) -> str | None:
@@ -89,7 +79,7 @@ def observer_config(observer: object) -> type | None:
 def _class_problems(observer: type) -> Iterator[str]:
     """Why an observer cannot be built from this class."""
     if problem := arguments_problem(observer, "context"):
-        yield f"the entry point names {_kind(observer)}, which {problem}; or name an instance of it"
+        yield f"the entry point names {kind_of(observer)}, which {problem}; or name an instance of it"
     config = observer_config(observer)
     if config is not None:
         yield from _config_problems(config)
@@ -109,27 +99,21 @@ def spi_mismatch(spi: object) -> str | None:
     return None
 
 
-def _problems(provider: Provider, name: str) -> Iterator[str]:
-    if provider.name != name:
-        yield f"the provider calls itself {provider.name!r}, its entry point {name!r}; expected one name"
+def provider_problems(provider: Provider, name: str, role: Role) -> Iterator[str]:
+    """Yield the faults of a role's provider, besides those that any description can have."""
     if name in RESERVED:
         yield f"{name!r} cannot be the name of a plugin, since it is {RESERVED[name]}; expected another name"
-    if type(provider.priority) is not int:
-        yield f"priority is {provider.priority!r}; expected an integer"
     if provider.devices or isinstance(provider.devices, str):
         yield from _choice_problems("devices", provider.devices, DEVICES)
     yield from _choice_problems("dtypes", provider.dtypes, DTYPES)
     for name, form in _FUNCTIONS.items():
         if not callable(value := getattr(provider, name)):
-            yield f"{name} is {_kind(value)}; expected a function {form}"
-    for field in ("backend", "check", "tool_parser", "plan"):
-        path = getattr(provider, field)
-        if path is None and field != "backend":
-            continue
-        if not isinstance(path, str) or not OBJECT_PATH.fullmatch(path):
-            yield f"{field} is {path!r}; expected 'package.module:Name'"
+            yield f"{name} is {kind_of(value)}; expected a function {form}"
     yield from _capability_problems(provider.capabilities)
     yield from _config_problems(provider.config)
+    if role == "execution" and isinstance(provider.config, type) and not issubclass(provider.config, ClusterConfig):
+        expected = "a class derived from rlcore.spi.ClusterConfig, of keys in [cluster]"
+        yield f"config is {kind_of(provider.config)}; expected {expected}"
 
 
 def _choice_problems(name: str, found: frozenset[str], choices: frozenset[str]) -> Iterator[str]:
@@ -157,7 +141,7 @@ def _capability_problems(capabilities: frozenset[str]) -> Iterator[str]:
 
 def _config_problems(config: object) -> Iterator[str]:
     if not isinstance(config, type) or not attrs.has(config):
-        yield f"config is {_kind(config)}; expected a frozen, keyword-only attrs class"
+        yield f"config is {kind_of(config)}; expected a frozen, keyword-only attrs class"
         return
     if not _is_frozen(config):
         yield f"config class {config.__qualname__} is not frozen; define it with attrs.frozen(kw_only=True)"
@@ -165,11 +149,6 @@ def _config_problems(config: object) -> Iterator[str]:
     if positional:
         yield f"config class {config.__qualname__} takes {', '.join(positional)} by position; define it with kw_only=True"
     yield from field_problems(config)
-
-
-def _execution_problems(config: object, role: Role | None) -> Iterator[str]:
-    if role == "execution" and isinstance(config, type) and not issubclass(config, ClusterConfig):
-        yield f"config is {_kind(config)}; expected a class derived from rlcore.spi.ClusterConfig, of keys in [cluster]"
 
 
 def _is_frozen(config: type) -> bool:
@@ -183,7 +162,8 @@ def _is_frozen(config: type) -> bool:
     return False
 
 
-def _kind(found: object) -> str:
+def kind_of(found: object) -> str:
+    """Return what an object is, for messages."""
     return f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
 
 

@@ -7,14 +7,13 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.registry.functions import CheckpointEvaluatorEntry, only_function
+from rlcore.registry.functions import call_function
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.spi import CHECKPOINT_EVALUATOR_GROUP, PluginError
 
 
 @frozen(kw_only=True, eq=False)
@@ -36,12 +35,9 @@ def checkpoint_evaluator(run: EvaluatedRun) -> Iterator[Sequence[LoopObserver]]:
     if run.recipe.checkpoint_evaluation is None:
         yield []
         return
-    entry = only_function(CheckpointEvaluatorEntry, CHECKPOINT_EVALUATOR_GROUP)
-    if entry is None or entry.function is None:
-        raise PluginError(f"found no checkpoint evaluator; expected one in {CHECKPOINT_EVALUATOR_GROUP}")
     for label in run.sinks.without_evaluations:
         run.progress.note(f"{label} takes no figures of evaluated checkpoints; they are in metrics.jsonl")
-    evaluator: Any = entry.function(run)
+    evaluator: Any = call_function("checkpoint_evaluator", run)
     try:
         yield [evaluator]
     finally:

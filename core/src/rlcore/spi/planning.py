@@ -94,7 +94,7 @@ class PlanOption:
     memory: Mapping[str, int]
     """Bytes of the fullest device at this role's peak, by part."""
     idle: Mapping[str, int] = field(factory=dict)
-    """Bytes that stay on a device while the other role works there, by residency.offload_trainer; a generator's is "none"."""
+    """Bytes that stay on a device while the other role works there, by offload.trainer; a generator's is "none"."""
     seconds: Mapping[str, float]
     """Seconds of each phase of a step: "generation", "log-probabilities", "training", "refit"."""
     assumptions: tuple[str, ...] = ()

@@ -24,11 +24,6 @@ from rlcore.spi.execution import TextDecoder
 from rlcore.spi.provider import available
 from rlcore.spi.sessions import ChatTokenizer
 
-TOKENIZER_GROUP = "rlcore.tokenizers"
-"""Entry-point group of what loads tokenizers, each a TextProvider. A run uses the usable one of the highest priority."""
-RENDERER_GROUP = "rlcore.renderers"
-"""Entry-point group of what reads rows and renders them and chats to tokens, each a TextProvider, chosen likewise."""
-
 
 @frozen(kw_only=True, field_transformer=plain_texts)
 class TextProvider:
@@ -41,7 +36,7 @@ class TextProvider:
     backend: str
     """`package.module:function`, called once without arguments."""
     priority: int = 0
-    """A run uses the highest of those that are usable."""
+    """A run uses the usable one of the highest priority in each group."""
     unavailable: Callable[[], str | None] = available
     """A reason why it cannot be used here, with its remedy, or None. Must be quick and import nothing heavy."""
 

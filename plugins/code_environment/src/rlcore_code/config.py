@@ -8,7 +8,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Positive, at_least, at_least_below
 
 PROBLEM = "{problem}"
-"""What the instruction is filled in at."""
+"""The placeholder of the instruction."""
 
 
 @frozen(kw_only=True)
@@ -22,7 +22,7 @@ class CodeConfig:
     """Field with Python code, a text or a list of texts, that runs before the program where functions are tested; a row may
     lack it."""
     instruction: str = "{problem}\n\nWrite a Python program, and put all of it into one code block at the end."
-    """What is asked; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
+    """The question; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
     prompt_format: Literal["text", "chat"] = "chat"
     """"chat": the instruction is a user's message for the chat template. "text": it is the prompt itself."""
     system_prompt: str | None = None

@@ -36,7 +36,7 @@ ticks of its clock, which may be more than what was used."""
 
 @frozen(kw_only=True)
 class Execution:
-    """What a program wrote, and how it ended."""
+    """The output of a program, and its end."""
 
     output: bytes
     exit_code: int | None

@@ -5,7 +5,7 @@ from rlcore_conformance.algorithms.algorithm_losses import AlgorithmLosses
 
 
 class AlgorithmConformance(AlgorithmBatches, AlgorithmLosses):
-    """What every algorithm has to pass, whatever it learns from::
+    """The checks that every algorithm has to pass, whatever it learns from::
 
         class TestMine(AlgorithmConformance):
             @pytest.fixture

@@ -51,7 +51,7 @@ class ChannelConformance:
 
     @pytest.fixture
     def options(self, tmp_path: Any) -> ChannelOptions:
-        """What the generator's section says."""
+        """The options of the generator's section."""
         return ChannelOptions(directory=str(tmp_path), timeout_s=30.0)
 
     @pytest.fixture
@@ -130,7 +130,7 @@ class ChannelConformance:
         assert all(isinstance(one, dict) and _is_plain(one) for one in found), f"options are {found}; expected plain containers"
 
     def test_places_of_buckets_are_plain(self, provider: ChannelProvider, ends: Ends, device: Any) -> None:
-        """What `put` returns travels between processes: None, numbers, texts, bytes, and lists, tuples and dicts of these."""
+        """The value of `put` travels between processes: None, numbers, texts, bytes, and lists, tuples and dicts of these."""
         if provider.reach == "process":
             pytest.skip("within a process anything may be handed over")
         tensors = _tensors(device, 0, 3)

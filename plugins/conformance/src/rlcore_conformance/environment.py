@@ -24,7 +24,7 @@ NUM_AT_ONCE = 24
 
 
 class EnvironmentConformance(EnvironmentFixtures):
-    """What every environment has to pass::
+    """The checks that every environment has to pass::
 
         class TestMine(EnvironmentConformance):
             @pytest.fixture
@@ -36,7 +36,7 @@ class EnvironmentConformance(EnvironmentFixtures):
     """
 
     def test_splits_share_no_row(self, environment: EnvironmentUnderTest) -> None:
-        """What is held out is not trained on."""
+        """No row is both held out and trained on."""
         train, held_out = ({pickle.dumps(dict(row)) for row in environment.rows(split)} for split in ("train", "evaluation"))
         assert train, "there are no rows to train on"
         assert held_out, "there are no rows to evaluate on"
@@ -193,7 +193,7 @@ class EnvironmentConformance(EnvironmentFixtures):
         asyncio.run(check())
 
     def test_it_goes_on_after_close(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
-        """What it started is ended, twice if need be, and started again by a later call."""
+        """`close` may come twice, and a later call starts the environment again."""
         if not hasattr(environment.backend, "close"):
             pytest.skip(f"{environment.provider.name} has no method close")
         expected = asyncio.run(environment.play(row, answers[:1]))

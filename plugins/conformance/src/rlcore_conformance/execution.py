@@ -42,7 +42,7 @@ class WatchedConfig(FakeTrainerConfig):
     """The options of a trainer that fails on purpose, and says that it was closed."""
 
     folder: str
-    """Where it says so."""
+    """The folder of the notes."""
     fails: str = "never"
     """"once": a WorkerError in the second step, the first time. "always": a ValueError there, each time."""
 
@@ -144,7 +144,7 @@ class ExecutionConformance(ProviderFixtures):
         assert len((tmp_path / "opened").read_text()) == 2
 
     def test_an_error_ends_the_run(self, run: Run, tmp_path: Path) -> None:
-        """What a backend raises passes through, and its backends are closed."""
+        """An error of a backend passes through, and the backends are closed."""
         with pytest.raises(ValueError, match="fails on purpose"):
             run("trainer.fake.fails=always")
         assert self._closed(tmp_path)

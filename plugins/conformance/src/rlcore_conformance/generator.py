@@ -20,7 +20,7 @@ class GeneratorConformance(
     GeneratorRouting,
     GeneratorSamplingMask,
 ):
-    """What every generator has to pass::
+    """The checks that every generator has to pass::
 
         class TestMine(GeneratorConformance):
             @pytest.fixture

@@ -16,7 +16,7 @@ OpenSink: TypeAlias = Callable[[], Sink]
 
 
 class SinkConformance(ProviderFixtures):
-    """What every sink has to pass::
+    """The checks that every sink has to pass::
 
         class TestMine(SinkConformance):
             @pytest.fixture
@@ -35,7 +35,7 @@ class SinkConformance(ProviderFixtures):
 
     @pytest.fixture
     def summary(self) -> Mapping[str, object]:
-        """What summary.json holds in the end."""
+        """The content of summary.json at the end."""
         return MappingProxyType({"steps": 2, "seconds": 1.5})
 
     @pytest.fixture

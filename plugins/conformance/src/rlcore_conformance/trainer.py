@@ -22,7 +22,7 @@ class TrainerConformance(
     TrainerValues,
     TrainerRanks,
 ):
-    """What every trainer has to pass::
+    """The checks that every trainer has to pass::
 
         class TestMine(TrainerConformance):
             @pytest.fixture

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import LocalShard, local
 from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import Shape, target_problems, targeted
 from rlcore_torchkit.architectures.decoders import has_states, is_described
@@ -45,8 +44,7 @@ class Adapters:
 
     @classmethod
     def attach(cls, model: Any, context: TrainerContext, layout: ParallelLayout | None) -> "Adapters":
-        """Freeze a whole model, which may be on the meta device, and give it adapters without values. ConfigError where it has
-        no layer that is a target."""
+        """Freeze a whole model and give it adapters without values. ConfigError where it has no layer that is a target."""
         assert context.lora is not None
         found = linear_layers_of(model)
         problems = list(target_problems(found, context.lora))

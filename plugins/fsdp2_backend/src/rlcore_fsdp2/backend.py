@@ -16,17 +16,16 @@ from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.adapters import Adapters, trained
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import exported_tensors, whole
-from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
+from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce, reduces_every_microbatch
 from rlcore_fsdp2.invariance_check import OPTION
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
 from rlcore_fsdp2.layout_check import layout_problems, reference_layout_problems, undescribed_problems
 from rlcore_fsdp2.logprobs import compute_logprobs, compute_values
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
-from rlcore_fsdp2.reduction import reduces_every_microbatch
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit.adapters.lora_reference import load_reference, save_reference
+from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
 from rlcore_torchkit.architectures.decoders import described_family, is_described, is_image_model
 from rlcore_torchkit.distributed import process_group
 from rlcore_torchkit.distributed.device import use_device
@@ -284,7 +283,7 @@ class Fsdp2Backend:
 
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
-    """What `check` could not see of a model on the Hub."""
+    """Check what `check` could not see of a model on the Hub."""
     rank_info, content = context.rank_info, load_config(context.model, context.head, any_decoder=True).to_dict()
     family = described_family(content)
     model = None if family is None else family.standard(content)

@@ -1,4 +1,4 @@
-"""What can be found wrong with the trainer's options and model before anything is allocated."""
+"""Checks of the trainer's options and model before anything is allocated."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from rlcore_torchkit.huggingface.model_check import (
 )
 
 COMPILERS = ("g++", "clang++", "c++")
-"""What torch.compile builds its kernels' launchers with."""
+"""Compilers by which torch.compile builds its kernels' launchers."""
 
 
 def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem | Note]:
@@ -61,7 +61,7 @@ def _notes(context: CheckContext, config: Fsdp2Config) -> Iterator[Note]:
 
 
 def _undescribed_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
-    """What a model that computes by its own class cannot have, the policy's or the frozen one of [reference]."""
+    """Refuse options for a model that computes by its own class, the policy's or the frozen one of [reference]."""
     yield from _undescribed_model_problems(context, config)
     if context.reference is not None:
         # Ranks that share the policy's layers or tokens each compute all of such a model.

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from rlcore.spi import CheckpointError, RankInfo
 from rlcore_fsdp2.adapters import trained
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
+from rlcore_fsdp2.sharding import LocalShard, is_first_copy, local, send_copies
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes
@@ -62,7 +61,7 @@ def _written(tensor: Tensor) -> Tensor:
 
 @frozen(kw_only=True)
 class _Stored:
-    """What a checkpoint's files hold."""
+    """The content of a checkpoint's files."""
 
     weight_version: int
     steps: Mapping[str, int]
@@ -99,7 +98,7 @@ def _checked(directory: Path, parameters: Tensors) -> _Stored:
 
 
 def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
-    """What is stored, where all of it is there and fits the model."""
+    """Read what is stored, where all of it is there and fits the model."""
     indices = _read_indices(directory)
     _check_same_model(directory, parameters, indices)
     any_index = next(iter(indices.values()))
@@ -115,8 +114,8 @@ def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
 
 
 def _sources(tensor: Tensor, blocks: Mapping[str, LocalShard]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Where this rank is to read its part of a tensor, by the file's stem: slices into the part and into the file's block.
-    Nothing where another rank sends it."""
+    """Return the slices of a tensor that this rank reads, by the file's stem: into its part and into the file's block. Nothing
+    where another rank sends it."""
     mine = LocalShard.of(tensor)
     if mine.is_empty or not is_first_copy(tensor):
         return {}

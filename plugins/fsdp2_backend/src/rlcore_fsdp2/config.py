@@ -7,7 +7,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Positive, Seconds
 
 MOST_HELD = 0.4
-"""What gradients may take of a device's memory until they are reduced, unless a section says."""
+"""The most of a device's memory for gradients that wait for their reduction, unless a section says."""
 
 
 @frozen(kw_only=True)

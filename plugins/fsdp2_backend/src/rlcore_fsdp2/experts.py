@@ -79,7 +79,7 @@ def _routed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weig
 
 @frozen(kw_only=True, eq=False)
 class Routing:
-    """Which rows go where between the ranks of an expert group."""
+    """The rows that go between the ranks of an expert group."""
 
     group: dist.ProcessGroup
     order: Tensor

@@ -16,7 +16,7 @@ from rlcore_fsdp2.sharding import local
 from rlcore_fsdp2.shards import Parts
 from rlcore_torchkit.adapters.lora import merged
 from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, is_adapter
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
 
@@ -130,8 +130,8 @@ def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _note_conversions(model: Any) -> None:
-    """Tell a model that was not made by from_pretrained how checkpoints hold it: transformers would look through all of its
-    modules for that with each tensor that is converted."""
+    """Note how checkpoints hold a model that from_pretrained did not make: transformers would search all modules for each
+    tensor."""
     if getattr(model, "_weight_conversions", None) is None:
         found = conversion_mapping.get_model_conversion_mapping(model, add_legacy=False)
         # As transformers does it: whether checkpoints have a prefix is known of loaded models alone.

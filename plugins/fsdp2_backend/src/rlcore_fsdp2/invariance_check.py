@@ -1,4 +1,4 @@
-"""What keeps the trainer from computing by batch-invariant kernels; imports no torch."""
+"""Checks that the trainer can compute by batch-invariant kernels; imports no torch."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from rlcore_torchkit.huggingface.batch_invariance import invariance_problems
 
 OPTION = f"{SECTION}.batch_invariant"
 OTHERWISE = {"tensor_parallel": 1, "context_parallel": 1, "fp8": False, "compile_layers": False}
-"""What other options have to be: each of them computes layers or attention in another way."""
+"""The values that other options need: each of them computes layers or attention in another way."""
 
 
 def batch_invariance_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
-    """All of them, of the policy and of the model in [reference]; none where the option is off."""
+    """Return all problems, of the policy and of the model in [reference]; none where the option is off."""
     if not config.batch_invariant:
         return
     for option, needed in OTHERWISE.items():

@@ -133,7 +133,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Computed(torch.autograd.Function):
-    """What `kernel` computes of the inputs, with the gradient of `formula`, which is computed again for it."""
+    """Computes `kernel` of the inputs, with the gradient of `formula`, which is computed again for it."""
 
     @staticmethod
     def forward(ctx: Any, kernel: Callable[..., Any], formula: Callable[..., Any], *inputs: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""How the trainer's ranks are numbered and divided: replicate x shard x context x tensor, and the meshes made from it."""
+"""Numbering and division of the trainer's ranks: replicate x shard x context x tensor, and the meshes made from it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class ParallelLayout(RankGrid):
 
     @property
     def expert_rank(self) -> int:
-        """Which part of the experts this rank holds."""
+        """The part of the experts that this rank holds."""
         return self.rank // self.tensor % self.expert
 
     @property
@@ -102,12 +102,12 @@ class Meshes:
 
     @property
     def fsdp(self) -> "DeviceMesh":
-        """What `fully_shard` takes for dense weights: one dimension, or with replicas two."""
+        """The mesh that `fully_shard` takes for dense weights: one dimension, or with replicas two."""
         return _fsdp(self.weights, self.layout.replicate)
 
     @property
     def expert_fsdp(self) -> "DeviceMesh":
-        """What `fully_shard` takes for experts that are divided over `expert`."""
+        """The mesh that `fully_shard` takes for experts that are divided over `expert`."""
         return _fsdp(self.experts, self.layout.replicate)
 
     @property

@@ -1,4 +1,4 @@
-"""Whether the parallel sizes divide the ranks and the model; imports no torch."""
+"""Checks that the parallel sizes divide the ranks and the model; imports no torch."""
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -20,13 +20,13 @@ UNDESCRIBED = {
 }
 """Options that a model which no family describes cannot have, and what is not known of it."""
 FLOAT8_MULTIPLE = 16
-"""What float8 products want the sides of matrices to be multiples of."""
+"""Float8 products need matrices whose sides are multiples of this."""
 
 
 def layout_problems(
     config: Fsdp2Config, world_size: int, device: str, model: Mapping[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """All that does not divide; `model` is what config.json says, under Llama's keys, or None."""
+    """Refuse sizes that do not divide; `model` is config.json under Llama's keys, or None."""
     if config.fp8 and find_spec("torchao") is None:
         remedy = "pip install 'rlcore-fsdp2[fp8]', or set it to false"
         yield option_problem("fp8", "true without torchao", "torchao installed", remedy)
@@ -93,7 +93,8 @@ def _model_problems(config: Fsdp2Config, device: str, dims: ModelDims) -> Iterat
 
 
 def _quantities(config: Fsdp2Config, dims: ModelDims) -> Iterator[tuple[str, int, str, str, int]]:
-    """What ranks divide: the options, the product of their sizes, the key of config.json, its meaning, its value."""
+    """Yield the quantities that ranks divide: the options, the product of their sizes, the key of config.json, its meaning, its
+    value."""
     tensor, context = config.tensor_parallel, config.context_parallel
     heads_option = "tensor_parallel" if context == 1 else "context_parallel x tensor_parallel"
     heads_option = heads_option if tensor > 1 else "context_parallel"

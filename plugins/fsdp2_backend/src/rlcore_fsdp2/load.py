@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import is_first_copy, local, send_copies
+from rlcore_fsdp2.sharding import LocalShard, is_first_copy, local, send_copies
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.distributed.agreement import together
@@ -28,8 +27,8 @@ _EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 
 @torch.no_grad()
 def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
-    """Give a causal language model, or one with a head of values, on device "meta", already divided and sharded, its values,
-    together with all other ranks.
+    """Load the values of a causal language model, or one with a head of values, which is on device "meta" and divided. A
+    collective.
 
     Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
     the same on every rank, where a rank cannot read a file, and where tensors of the architecture are missing or have another
@@ -50,8 +49,7 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
 
 
 def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters_on: torch.device) -> bool:
-    """Room for this rank's parts, and buffers with their values, which depend on the config alone and are in no file; returns
-    whether the head's weight is the embedding's."""
+    """Allocate this rank's parts, and buffers with their values; returns whether the head's weight is the embedding's."""
     others = [name for name, _ in model.named_buffers() if not name.startswith(f"{modules.rotary}.")]
     if others:
         raise ContractError(f"found the buffer {others[0]}; expected those of rotary embeddings alone")
@@ -91,7 +89,7 @@ def _fill_all(
 
 
 def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_FileTensor]:
-    """What a parameter of this global shape is made of: a tensor of its own name, or the tensors of a layer's experts."""
+    """Return the tensors of a parameter of this global shape: one of its own name, or those of a layer's experts."""
     bare = name.removeprefix("model.")  # as a decoder is saved without its head
     match = _EXPERTS.fullmatch(name)
     if match is None or name in files:

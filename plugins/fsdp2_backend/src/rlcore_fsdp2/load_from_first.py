@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.spi import ModelSpec
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import LocalShard, local
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.models import load_model
@@ -41,15 +40,13 @@ def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parame
 
 
 def _read(spec: ModelSpec, dtype: torch.dtype) -> tuple[Any, dict[str, torch.dtype]]:
-    """The whole model on the first rank, None on the others, and the dtypes of its buffers; a failure there is one
-    everywhere."""
+    """Read the whole model on the first rank, and its buffers' dtypes on all; a failure there is one everywhere."""
     source = together(lambda: load_model(spec, dtype=dtype, any_decoder=True) if dist.get_rank() == 0 else None)
     return source, first_rank(lambda: {name: buffer.dtype for name, buffer in source.named_buffers()})
 
 
 def _aliases(model: Any) -> dict[str, tuple[Any, str]]:
-    """Parameters that a second module holds too, such as a head's weight that is the embedding's: name to that module and its
-    key there."""
+    """Return the parameters that a second module holds too, such as a tied head's: name to that module and its key there."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         names[id(parameter)]: (module, key)

@@ -24,7 +24,7 @@ UNFUSED = 1.2
 """Norms, rotary embeddings and gates keep what fused kernels do not: 46,600 elements a token and layer of 1.5B where fused
 kernels keep 38,400."""
 PLAIN_KERNELS, COMPILED_KERNELS = 1.75, 1.0
-"""What layers move, in relation to fused kernels, without and with `compile_layers`."""
+"""Memory traffic of layers, in relation to fused kernels, without and with `compile_layers`."""
 LOGITS_ELEMENTS, LOGITS_BYTES = 3 * 2**26, 8
 """Logits of one chunk, and bytes of each with its gradient."""
 LAYERS_IN_USE = 2
@@ -192,8 +192,8 @@ def _in_use(dims: ModelDims, config: Fsdp2Config) -> float:
 
 
 def _activation_bytes(dims: ModelDims, config: Fsdp2Config, element: float, logits: float) -> float:
-    """What is kept for the backward pass of all layers; `element` bytes for one element a token. With checkpointing it is their
-    inputs, and one layer that is computed again, when no logits are there."""
+    """Return the bytes that the backward pass of all layers needs; `element` bytes for one element a token. With checkpointing
+    they are the layers' inputs, and one layer that is computed again, when no logits are there."""
     tensor = config.tensor_parallel
     residual = dims.hidden_size / (tensor if config.sequence_parallel else 1)
     heads = dims.num_heads / tensor + max(1.0, dims.num_kv_heads / tensor)

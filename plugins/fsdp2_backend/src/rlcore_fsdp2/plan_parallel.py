@@ -26,7 +26,7 @@ HEAD_NORMS = ("q_norm", "k_norm")
 
 
 def plan_problems(model: Any, size: int) -> list[Problem]:
-    """Why `size` ranks cannot divide a model's layers as its class's plan says; none where they can."""
+    """Refuse `size` ranks that cannot divide a model's layers as its class's plan says."""
     plan = layout_plan(model.config)
     if plan is None:
         return [_problem(size, type(model).__name__, "a class that transformers has a plan for (base_model_tp_plan)")]

@@ -3,14 +3,14 @@
 from typing import Any
 
 import torch
+from torch import nn
 
-from rlcore.spi import ConfigError, Head, ModelSpec, TrainerContext
+from rlcore.spi import ConfigError, Head, ModelSpec, Problem, TrainerContext
 from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.context_parallel import patch_context, patch_context_values
 from rlcore_fsdp2.experts import divide_experts, expert_modules
 from rlcore_fsdp2.export import Exporter
-from rlcore_fsdp2.float8 import use_float8
 from rlcore_fsdp2.invariant_model import invariant_head, use_invariant_kernels
 from rlcore_fsdp2.layout import Meshes
 from rlcore_fsdp2.load import load_parts
@@ -25,7 +25,7 @@ from rlcore_torchkit.forward.packing_probe import probe_packing
 from rlcore_torchkit.head.logprobs import Decode, HeadLogprobs, packed_forward, patch_head, shared_forward
 from rlcore_torchkit.head.onednn import use_onednn
 from rlcore_torchkit.head.values import has_value_head, patch_value_head
-from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.huggingface.models import architecture_of, load_model
 from rlcore_torchkit.layers.rms_norm import fuse_norms
 
 
@@ -61,7 +61,7 @@ def make_adapted_policy(
 def make_working_copy(
     spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device, head: Head = "tokens"
 ) -> WorkingCopy:
-    """What computes in the compute dtype for `master`, on a single rank."""
+    """Make the model that computes in the compute dtype for `master`, on a single rank."""
     model = load_model(spec, dtype=getattr(torch, spec.dtype), any_decoder=True, head=head)
     _freeze(model, config)
     _checkpoint(model, config)
@@ -169,3 +169,29 @@ def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None, head: HeadLogpro
         patch_context_values(model, meshes.context_group, layout.tensor)
     elif layout.context > 1:
         patch_context(model, meshes.context_group, head=head)
+
+
+FIRST_CAPABILITY = (8, 9)
+"""The lowest compute capability of CUDA devices that multiply float8."""
+
+
+def use_float8(model: Any, device: torch.device) -> None:
+    """Let the linear layers of the decoder's layers compute in float8, with scales from each tensor as it is.
+
+    Names and parameters stay as they are; gradients too are multiplied in float8. On CPU its rounding is emulated. Routers and
+    fused experts keep the compute dtype. Raises ConfigError where the device has no float8.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_CAPABILITY:
+        found = f"true on {torch.cuda.get_device_name(device)}"
+        problem = Problem(path="trainer.fsdp2.fp8", found=found, expected="a GPU with float8", remedy="Set it to false")
+        raise ConfigError([problem])
+    # Padding: the products of a weight's gradient run over tokens, of which there is any number.
+    config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
+    layers = architecture_of(model.config).modules.layers_of(model)
+    convert_to_float8_training(layers, module_filter_fn=_is_linear, config=config)
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:  # noqa: ARG001
+    return isinstance(module, nn.Linear)

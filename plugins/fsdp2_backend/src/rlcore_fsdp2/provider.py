@@ -12,7 +12,7 @@ def shared_kernels(config: Fsdp2Config) -> str | None:
 
 
 def disabled_capabilities(config: Fsdp2Config) -> frozenset[str]:
-    """What a section rules out: products in 8 bits give other log-probabilities than a plain pass."""
+    """Return the capabilities that a section rules out: products in 8 bits give other log-probabilities than a plain pass."""
     return frozenset({capabilities.EXACT_LOGPROBS}) if config.fp8 else frozenset()
 
 

@@ -1,4 +1,4 @@
-"""FSDP2 applied to a Hugging Face causal language model: one group per decoder layer, and one for all the rest."""
+"""Shards of tensors, and FSDP2 for a Hugging Face causal language model: one group per decoder layer, one for the rest."""
 
 from collections.abc import Iterable
 from math import prod
@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
@@ -82,3 +84,41 @@ def send_copies(tensors: Iterable[Tensor]) -> None:
         for dim, placement in enumerate(tensor.placements):
             if isinstance(placement, Replicate) and mesh.size(dim) > 1 and part.numel():
                 dist.broadcast(part, group=mesh.get_group(dim), group_src=0)
+
+
+@frozen(kw_only=True)
+class LocalShard:
+    """A block of a global tensor."""
+
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "LocalShard":
+        """This rank's block of `tensor`."""
+        if not isinstance(tensor, DTensor):
+            return cls(global_shape=tuple(tensor.shape), offset=(0,) * tensor.ndim, shape=tuple(tensor.shape))
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return cls(global_shape=tuple(tensor.shape), offset=tuple(offset), shape=tuple(shape))
+
+    @classmethod
+    def written(cls, tensor: Tensor) -> "LocalShard":
+        """This rank's block, empty where another rank writes the same."""
+        part = cls.of(tensor)
+        return part if is_first_copy(tensor) else evolve(part, shape=(0,) * tensor.ndim)
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.shape
+
+    def overlap(self, other: "LocalShard") -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+        """Return the common part of the two blocks, as slices into this one and into the other; None where they have none."""
+        mine, theirs = [], []
+        for begin, size, other_begin, other_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
+            first, beyond = max(begin, other_begin), min(begin + size, other_begin + other_size)
+            if first >= beyond:
+                return None
+            mine.append(slice(first - begin, beyond - begin))
+            theirs.append(slice(first - other_begin, beyond - other_begin))
+        return tuple(mine), tuple(theirs)

@@ -6,8 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_fsdp2.local_shard import LocalShard
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import LocalShard, local
 from rlcore_torchkit.refit.shard_sender import ReadParts
 
 
@@ -43,8 +42,7 @@ class Parts(Generic[ExportedT]):
         return [self._blocks.get(name, whole[name]) for name in self._owners]
 
     def reader(self, gathered: Callable[[ExportedT], Mapping[str, Tensor]]) -> ReadParts:
-        """`gathered` makes all tensors of one parameter; of those the last parameter's are kept, which the next window may
-        begin with."""
+        """Return a reader; `gathered` makes all tensors of one parameter, the last of which is kept for the next window."""
         last: tuple[str, Mapping[str, Tensor]] = "", {}
 
         def read(specs: Sequence[TensorSpec]) -> dict[ShardSlice, Tensor]:

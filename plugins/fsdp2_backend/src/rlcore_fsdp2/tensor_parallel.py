@@ -23,12 +23,12 @@ from rlcore_torchkit.head.vocabulary_parallel import vocabulary_parallel_logprob
 from rlcore_torchkit.huggingface.models import architecture_of, dims_of
 
 TOKENS = 1
-"""Where tokens are in hidden states [1, T, H]."""
+"""The dimension of tokens in hidden states [1, T, H]."""
 
 
 @frozen(kw_only=True)
 class Exchange:
-    """How ranks trade hidden states before and after what they compute together."""
+    """Exchanges hidden states between ranks before and after what they compute together."""
 
     mesh: DeviceMesh
     sequence_parallel: bool

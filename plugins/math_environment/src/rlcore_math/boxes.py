@@ -7,7 +7,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def last_box(text: str) -> str | None:
-    """What the last box holds, boxes within it opened. A box that is empty or never closed is none."""
+    """The content of the last box, boxes within it opened. A box that is empty or never closed is none."""
     contents = [BOX.sub("{", content) for content in _outer_boxes(text)]
     return next((content for content in reversed(contents) if content.strip(" \t\n{}")), None)
 

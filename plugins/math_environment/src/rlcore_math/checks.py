@@ -1,11 +1,11 @@
-"""What can be wrong in this package's recipe sections, beyond types."""
+"""Checks of this package's recipe sections, beyond types."""
 
 from rlcore.spi import CheckContext, Problem
 from rlcore_math.config import PROBLEM, ArithmeticConfig, CalculatorConfig, MathConfig, ProblemConfig
 from rlcore_math.problems import MAX_SPACE, ProblemSpace
 
 MAX_START_S = 10.0
-"""What the start of a process that verifies takes on a busy machine; on an idle one, 2 s."""
+"""Seconds that a process that verifies takes to start on a busy machine; on an idle one, 2 s."""
 
 
 def check_arithmetic(_context: CheckContext | None, config: ArithmeticConfig) -> list[Problem]:

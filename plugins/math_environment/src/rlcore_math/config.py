@@ -8,7 +8,7 @@ from rlcore.schema.constraints import Constraint, Count, Positive, at_least, at_
 
 _ONCE_EACH = Constraint("each once, and one at least", lambda value: bool(value) and len(set(value)) == len(value))
 PROBLEM = "{problem}"
-"""What the instruction of `[environment.math]` is filled in at."""
+"""The placeholder in the instruction of `[environment.math]`."""
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,7 @@ class ProblemConfig:
     """Different problems held out; no problem to train on is one of them, nor differs from one by the order of summands (with
     their signs) or of factors alone."""
     problem_seed: int = 0
-    """What the problems are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them,
+    """The seed of the problems. It is not run.seed, so that runs with different seeds, and a warm start before them,
     all hold out the same problems."""
 
 
@@ -63,7 +63,7 @@ class MathConfig:
     """Field with the answer: a number or LaTeX by itself, a solution that ends in "#### 42" as in GSM8K, or one with a
     \\boxed{} in it."""
     instruction: str = "{problem}\n\nReason step by step, and put the final answer within \\boxed{}."
-    """What is asked; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
+    """The question; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
     prompt_format: Literal["text", "chat"] = "chat"
     """"chat": the instruction is a user's message for the chat template. "text": it is the prompt itself."""
     system_prompt: str | None = None

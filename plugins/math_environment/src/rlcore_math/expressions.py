@@ -1,4 +1,4 @@
-"""What the calculator works out: sums, differences, products and quotients of numbers, exactly."""
+"""Arithmetic of the calculator: sums, differences, products and quotients of numbers, exactly."""
 
 import ast
 import operator

@@ -105,7 +105,7 @@ def plain_number(text: str) -> PlainNumber | None:
 
 
 def _sides(text: str) -> tuple[str, str]:
-    """What stands left of the last = where it is a lone variable, and what stands right of it."""
+    """Split at the last =; the left side counts where it is a lone variable."""
     match = LEFT_SIDE.fullmatch(text) if "=" in text or "\\approx" in text else None
     if match is None:
         return "", text.removeprefix("=").removeprefix("\\approx").strip()

@@ -151,7 +151,7 @@ class ProblemSpace:
         return self._number(np.sort(operands, axis=1))
 
     def _number(self, operands: Codes) -> Codes:
-        """What digits [..., length] are as numbers of the base num_operands."""
+        """The numbers of digits [..., length] in the base num_operands."""
         numbers = np.zeros(operands.shape[:-1], np.int64)
         for digit in np.moveaxis(operands, -1, 0):
             numbers = numbers * self.num_operands + digit

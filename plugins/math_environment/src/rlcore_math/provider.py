@@ -1,4 +1,4 @@
-"""What the entry points name. Nothing heavy is imported here."""
+"""The providers for the entry points; they import nothing heavy."""
 
 from rlcore.spi import SPI_VERSION, Provider, capabilities
 from rlcore_math.config import ArithmeticConfig, CalculatorConfig, MathConfig, num_processes

@@ -1,4 +1,4 @@
-"""What may stand behind a number without changing it: units, currencies, the things that are counted."""
+"""Words behind a number that do not change it: units, currencies, the things that are counted."""
 
 import re
 
@@ -23,7 +23,7 @@ CURRENCIES = ("$", "\\$", "€", "£", "¥", "₹")
 
 
 def unit_factor(text: str, *, spaced: bool) -> int | None:
-    """What the text behind a number multiplies it by: 1 for units, 10**6 for "million". None where it is something else.
+    """The factor that the text behind a number stands for: 1 for units, 10**6 for "million". None where it is something else.
 
     `spaced` says whether a space stood between them: a word of three letters is a unit then.
     """

@@ -10,7 +10,7 @@ COSTLY_S = 0.25
 MAX_RESPONSES = 1000
 """Responses that one process judges: libraries keep some of what they have parsed."""
 VERDICTS = {-signal.SIGPROF: "too_slow", -signal.SIGKILL: "killed"}
-"""What the signal that ended a process says of the response; a killed one was killed from outside, again and again."""
+"""Verdicts by the signal that ended a process; "killed" is one from outside, again and again."""
 
 
 class Verifier:

@@ -23,10 +23,10 @@ from rlcore_megatron.layouts import parallel
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.layout_check import family_option_problems, layout_problems, reference_layout_problems
 from rlcore_megatron.modules import auxiliary_loss
-from rlcore_megatron.modules.float8_copies import drop_float8_copies
 from rlcore_megatron.modules.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.modules.model_config import transformer_config
 from rlcore_megatron.modules.routing_replay import attach
+from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
@@ -37,7 +37,7 @@ from rlcore_megatron.weights.adapters import as_begun
 from rlcore_megatron.weights.adapters import attach as attach_adapters
 from rlcore_megatron.weights.export import Exporter, one_after_the_other, shard
 from rlcore_torchkit.adapters.lora import Dropout
-from rlcore_torchkit.adapters.lora_reference import load_reference, save_reference
+from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
 from rlcore_torchkit.distributed.device import use_device
 from rlcore_torchkit.distributed.residency import reserved_bytes
 from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES
@@ -221,7 +221,7 @@ class MegatronBackend:
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
 
     def export_whole(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
-        """All that a model's files hold: refits leave out the multi-token head."""
+        """Export all tensors of a model's files, the multi-token head's among them, which refits leave out."""
         self._gather_parameters()
         exporters = [self._exporter] if self._head_exporter is None else [self._exporter, self._head_exporter]
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))

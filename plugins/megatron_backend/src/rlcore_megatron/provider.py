@@ -7,8 +7,8 @@ from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
 
 
 def disabled_capabilities(config: MegatronConfig) -> frozenset[str]:
-    """What a section rules out: products in 8 or 4 bits, and those of TransformerEngine, which are TF32 in float32, give other
-    log-probabilities than a plain pass."""
+    """Return the capabilities that a section rules out: products in 8 or 4 bits, and TransformerEngine's in float32, which are
+    TF32, give other log-probabilities than a plain pass."""
     rounds = config.fp8 or config.transformer_engine or config.transformer.get("fp4")
     return frozenset({capabilities.EXACT_LOGPROBS}) if rounds else frozenset()
 

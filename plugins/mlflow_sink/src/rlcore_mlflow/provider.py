@@ -4,4 +4,4 @@ from rlcore.spi import Provider
 from rlcore_mlflow.config import MlflowConfig
 
 PROVIDER = Provider(name="mlflow", spi=(2, 0), config=MlflowConfig, backend="rlcore_mlflow.sink:MlflowSink")
-"""What the entry point names."""
+"""The provider for the entry point."""

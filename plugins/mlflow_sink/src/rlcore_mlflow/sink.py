@@ -11,9 +11,9 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from rlcore.background_sink import BackgroundSink
 from rlcore.spi import LoggedSample, SinkContext
 from rlcore_mlflow.config import MlflowConfig
+from rlcore_workers.background_sink import BackgroundSink
 
 BATCH = 100
 """Params and, with room for ten times as many, metrics of one request, by MLflow's REST interface."""

@@ -1,4 +1,4 @@
-"""What neither trainer nor generator can compute of a model, found before anything is allocated; imports no MLX."""
+"""Checks of a model, for trainer and generator, before anything is allocated; imports no MLX."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -14,10 +14,9 @@ from rlcore.model_files import read_object
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.check import layer_problems
 from rlcore_mlx.rotary import rope_frequencies
-from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.architecture import Architecture, tensor_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
 from rlcore_torchkit.huggingface.safetensors_files import model_file
 
 Weights: TypeAlias = Mapping[str, mx.array]

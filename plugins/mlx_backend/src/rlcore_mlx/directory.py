@@ -40,7 +40,7 @@ def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.
 
 
 def shape_problems(found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> list[str]:
-    """What of the tensors found, by name and shape, is not as expected."""
+    """Report the tensors, found by name and shape, that are not as expected."""
     both = sorted(found.keys() & expected.keys())
     wrong = [f"{name} of {list(found[name])} for {list(expected[name])}" for name in both if found[name] != expected[name]]
     kinds = {

@@ -7,10 +7,11 @@ from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore_mlx.decoder import Decoder, Weights, cast
 from rlcore_mlx.figures import token_figures
+from rlcore_torchkit.trainer.loss_gradients import LossGradients, loss_gradients
 
 
 class StepGradients:
-    """What the microbatches of a step add up to."""
+    """Sums over the microbatches of a step."""
 
     def __init__(self, request: spi.TrainStepRequest, decoder: Decoder, dtype: str, max_chunk_logits: int) -> None:
         self.request, self.decoder, self.dtype, self.max_chunk_logits = request, decoder, dtype, max_chunk_logits
@@ -18,7 +19,7 @@ class StepGradients:
         """float32, by Hugging Face name."""
         self.logprobs: list[Float32Array] = []
         """float32 [T] of each microbatch: what its loss got."""
-        self.losses: list[spi.LossGradients] = []
+        self.losses: list[LossGradients] = []
 
     def add(self, weights: Weights, batch: spi.TokenBatch) -> None:
         """Add a microbatch's gradient with respect to float32 weights, computed in the model's dtype."""
@@ -37,7 +38,7 @@ class StepGradients:
         logprobs, entropy = token_figures(self.decoder, weights, batch, self.request.temperature, self.max_chunk_logits)
         self.logprobs.append(np.array(logprobs))
         given = None if loss.entropy == "none" else np.array(entropy)
-        found = spi.loss_gradients(loss, batch, counts, logprobs=self.logprobs[-1], entropy=given)
+        found = loss_gradients(loss, batch, counts, logprobs=self.logprobs[-1], entropy=given)
         self.losses.append(found)
         total = (mx.array(found.logprobs) * logprobs).sum()
         return total if found.entropy is None else total + (mx.array(found.entropy) * entropy).sum()

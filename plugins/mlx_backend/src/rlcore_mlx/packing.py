@@ -17,7 +17,7 @@ MAX_GROUP_SCORES = 2**22
 
 @frozen(kw_only=True, eq=False)
 class PackedSequences:
-    """Where the tokens of packed sequences are."""
+    """Places of the tokens of packed sequences."""
 
     positions: mx.array
     """int32 [T]: of each token in its sequence."""

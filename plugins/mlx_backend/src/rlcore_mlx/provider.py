@@ -29,7 +29,7 @@ class MlxGeneratorConfig:
 
 
 def unavailable() -> str | None:
-    """Why MLX cannot be imported here, with the remedy, or None."""
+    """Name what keeps MLX from being imported here, with the remedy, or None."""
     found = find_spec("mlx")
     if found is None:
         return f"mlx is not installed: {INSTALL}"

@@ -15,6 +15,7 @@ from rlcore_mlx.figures import token_figures
 from rlcore_mlx.gradients import StepGradients
 from rlcore_mlx.optimizer import AdamW, global_norm
 from rlcore_mlx.provider import MlxTrainerConfig
+from rlcore_torchkit.trainer.loss_gradients import total_loss
 
 STATE_FILE = "mlx.safetensors"
 
@@ -41,7 +42,7 @@ class MlxTrainer:
         step = StepGradients(request, self.decoder, self.context.model.dtype, self.config.max_chunk_logits)
         for batch in request.microbatches:
             step.add(self.weights, batch)
-        loss, metrics = spi.total_loss(step.losses)
+        loss, metrics = total_loss(step.losses)
         norm = global_norm(step.gradients)
         if not isfinite(loss) or not isfinite(norm):
             raise spi.NonFiniteError(f"the loss is {loss}, the gradient's norm {norm}; the state before the step is kept")

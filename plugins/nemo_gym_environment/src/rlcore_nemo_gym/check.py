@@ -1,4 +1,4 @@
-"""What is wrong with the section, and whether NeMo Gym's servers answer."""
+"""Checks of the section, and of NeMo Gym's servers."""
 
 import asyncio
 import re

@@ -62,7 +62,7 @@ class NemoGymBackend:
         return name
 
     def _task(self, row: Row, episode: PolicyEpisode) -> Mapping[str, Any]:
-        """What the agent server is given: the row, which names its episode."""
+        """The request to the agent server: the row, which names its episode."""
         params = {name: value for name, value in params_of(row).items() if name not in self._config.leave_out}
         params["metadata"] = {**(params.get("metadata") or {}), **episode.metadata}
         task = {**row, PARAMS: params}
@@ -73,7 +73,7 @@ class NemoGymBackend:
         return task
 
     def _reason(self, episode: PolicyEpisode) -> str:
-        """What is known of why an episode came to nothing."""
+        """The known reason of an episode that came to nothing."""
         address = f"http://{self._config.policy_host}:{self._config.policy_port}/v1"
         if episode.refusal is not None:
             return f". The policy had refused a request: {episode.refusal}"
@@ -90,7 +90,7 @@ class NemoGymBackend:
 
 
 def episode_result(reply: Mapping[str, Any], url: str, episode: PolicyEpisode, config: NemoGymConfig) -> EpisodeResult:
-    """What an agent server's reply stands for. RewardError where it has no reward, or a field that is no metric."""
+    """Read an agent server's reply. RewardError where it has no reward, or a field that is no metric."""
     where, reward = f"the agent server {url}", reply.get("reward")
     if reply.get(FAILURE):
         raise RewardError(f"{where} replied that the episode failed: {FAILURE} is {brief(reply[FAILURE])}")

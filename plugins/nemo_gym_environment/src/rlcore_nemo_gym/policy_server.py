@@ -1,4 +1,4 @@
-"""Where NeMo Gym's model server finds the policy: one address, at which a request's metadata tells which episode it is of.
+"""The policy's server for NeMo Gym's model servers: one address, at which a request's metadata names its episode.
 
 An agent server of NeMo Gym has one model server, whose address is fixed when it starts. What an agent hands on unchanged, from
 `/run` to each request that its model server makes, is `responses_create_params.metadata`."""
@@ -34,16 +34,16 @@ class PolicyEpisode:
 
     session: SessionEndpoint
     metadata: Mapping[str, str]
-    """What requests have to have among their metadata."""
+    """The entry that requests must have in their metadata."""
     num_answers: int = 0
     is_too_long: bool = False
     """Whether a request had no room for an answer."""
     refusal: str | None = None
-    """What was said of the last request that was refused."""
+    """The message of the last refusal."""
     num_strangers: int = 0
     """Requests without an episode, of anyone's, since this one began."""
     stray: str | None = None
-    """What was said of the last request since then that was for another route, and without an episode."""
+    """The message about the last request since then for another route and without an episode."""
 
 
 class PolicyServer:
@@ -127,7 +127,7 @@ class PolicyServer:
 
 
 def _key(body: Any) -> Any:
-    """What a request's metadata has in the place of an episode's key; None where there is nothing."""
+    """The episode's key in a request's metadata, of any type; None without one."""
     metadata = body.get("metadata") if isinstance(body, dict) else None
     return metadata.get(KEY) if isinstance(metadata, dict) else None
 
@@ -137,8 +137,8 @@ def _as_system(item: Any) -> Any:
 
 
 async def _handed_on(http: aiohttp.ClientSession, episode: PolicyEpisode, body: dict[str, Any]) -> web.Response:
-    """What an episode's session replies. A prompt that leaves no room is answered with nothing, which ends the episode: NeMo
-    Gym's own model server for vLLM does the same."""
+    """Hand a request on to an episode's session. A prompt that leaves no room gets an empty answer, which ends the episode:
+    NeMo Gym's own model server for vLLM does the same."""
     session = episode.session
     headers = {"Authorization": f"Bearer {session.api_key}"}
     try:

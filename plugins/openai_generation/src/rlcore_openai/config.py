@@ -14,9 +14,9 @@ class OpenAIConfig:
     """`[generator.openai]`: endpoints with OpenAI's API that return token ids answer; `model.path` names their tokenizer."""
 
     base_urls: Urls
-    """Where the API is, such as ["https://127.0.0.1:8000/v1"]. Requests are dealt among several, which have the same model."""
+    """Addresses of the API, such as ["https://127.0.0.1:8000/v1"]. Several share the requests, and have the same model."""
     model: str | None = None
-    """What the endpoints call the model; None where each has one alone."""
+    """The endpoints' name of the model; None where each has one alone."""
     api_key_env: str | None = None
     """The environment variable with the key; none where the endpoints ask for none. The key itself is written nowhere."""
     max_concurrent: Positive = 256

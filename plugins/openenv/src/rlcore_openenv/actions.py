@@ -20,7 +20,7 @@ class Attempt:
 
     action: Mapping[str, Any] | None = None
     fault: str = ""
-    """What the policy reads where there is no action."""
+    """The text for the policy where there is no action."""
     call_id: str | None = None
     """The call of a tool that it is."""
 

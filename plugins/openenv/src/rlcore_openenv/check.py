@@ -1,4 +1,4 @@
-"""What is wrong with the section, found before any server is asked."""
+"""Checks of the section, before any server is asked."""
 
 import inspect
 from collections.abc import Iterator, Sequence

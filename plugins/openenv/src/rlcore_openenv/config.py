@@ -50,7 +50,7 @@ class OpenEnvConfig:
     success_reward: Finite = 1.0
     """The reward from which on an episode counts as solved."""
     on_invalid_action: Literal["tell", "end"] = "tell"
-    """What follows on an answer without an action, or with one that does not fit the server's schema: the policy reads what is
-    wrong and goes on, or the episode ends."""
+    """The consequence of an answer without an action, or with one that does not fit the server's schema: the policy reads the
+    fault and goes on, or the episode ends."""
     invalid_action_reward: Finite = 0.0
     """The reward of such an answer."""

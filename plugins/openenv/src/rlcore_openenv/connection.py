@@ -23,7 +23,7 @@ _FORM = '{"type": "observation", "data": {"observation": {…}, "reward": number
 
 @frozen(kw_only=True, eq=False)
 class Observed:
-    """What a server replies to a reset or a step."""
+    """A server's reply to a reset or a step."""
 
     observation: Mapping[str, Any]
     reward: float | None
@@ -38,7 +38,7 @@ class RefusedError(RewardError):
         self.code = code
         """One of OpenEnv's, such as `INVALID`."""
         self.faults = faults
-        """What pydantic says of an action that does not fit: mappings with `type`, `loc` and `msg`."""
+        """Pydantic's faults of an action that does not fit: mappings with `type`, `loc` and `msg`."""
 
 
 class Connection:

@@ -57,7 +57,7 @@ class OpenEnvBackend:
                 return await episode.play(row, first)
 
     def _reset_fields(self, row: Row, seed: int) -> Mapping[str, Any]:
-        """What the server is reset with: a row's own seed comes before the run's."""
+        """The fields that reset the server: a row's own seed comes before the run's."""
         names = self._config.reset_fields
         fields = {SEED: seed} | {name: value for name, value in row.items() if names is None or name in (*names, SEED)}
         try:

@@ -109,7 +109,7 @@ class Episode:
         return fault
 
     def _fault(self, error: RefusedError) -> str:
-        """What the policy reads of an action that does not fit; any other error is raised."""
+        """The text for the policy about an action that does not fit; any other error is raised."""
         if error.code != INVALID:
             raise error
         if self.config.action == "text" and any(fault.get("type") in _OTHER_FIELDS for fault in error.faults):

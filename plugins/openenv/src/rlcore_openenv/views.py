@@ -1,4 +1,4 @@
-"""What the policy reads of an observation."""
+"""Texts of observations for the policy."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def fields_text(observation: Mapping[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _tool_text(observation: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """What a tool returned, or its error; other observations as they are without tools."""
+    """The text of a tool's result or error; other observations as they are without tools."""
     if "tool_name" not in observation:
         return fields_text(observation, names)
     error, result = observation.get("error"), observation.get("result")

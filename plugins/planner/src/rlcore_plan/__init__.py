@@ -1,1 +1,1 @@
-"""What `rlcore plan` computes: layouts of a recipe on devices that need not be there, with their memory and seconds."""
+"""Plans for `rlcore plan`: layouts of a recipe on devices that need not be there, with their memory and seconds."""

@@ -6,7 +6,7 @@ from rlcore.spi import PlanOption
 TRAINER_SHARE, GENERATOR_SHARE = 0.88, 0.92
 """Shares of a device's memory that can be planned with: allocators of trainers fragment."""
 BESIDE_SHARE, BESIDE_BYTES = 0.12, 9 * 2**30
-"""What processes that share a device have on it beside a trainer's state and an engine: contexts, workspaces, what allocators
+"""Memory of processes that share a device beside a trainer's state and an engine: contexts, workspaces, what allocators
 round up. It was 2 to 8 GiB in measured runs on devices of 80 and 140 GiB, but for ranks that exchange tokens, whose trainer
 adds its own; smaller devices hold less of everything."""
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from attrs import field, frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry
+from rlcore.registry.provider_calls import run_planner
 from rlcore.run.plan.sections import plugin_config
 from rlcore.spi import PlanContext
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 @frozen(kw_only=True)
 class EnvironmentMemory:
-    """What all environments of a recipe have there."""
+    """The memory of all environments of a recipe."""
 
     parts: Mapping[str, int] = field(factory=dict)
     """Bytes by the environment's name, where it has any there."""
@@ -33,7 +33,7 @@ class EnvironmentMemory:
 
 
 def environment_memory(recipe: Recipe, entries: Iterable[Entry], context: PlanContext) -> EnvironmentMemory:
-    """What these environments of a recipe say. PluginError where a plan is none."""
+    """Plan the memory of these environments of a recipe. PluginError where a plan is none."""
     parts, assumptions = {}, list[str]()
     for entry in filter(has_plan, entries):
         options = run_planner(entry, context, plugin_config(recipe, entry))

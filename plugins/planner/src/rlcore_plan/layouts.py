@@ -32,11 +32,11 @@ class Candidate:
     memory: Mapping[str, int]
     """Bytes of the fullest device, by part, each role at its own peak."""
     trainer_bytes: int
-    """What the fullest of the trainer's devices holds while it trains."""
+    """Bytes on the fullest of the trainer's devices while it trains."""
     generator_bytes: int
-    """What the fullest of the generator's holds while it generates; 0 where nothing generates."""
+    """Bytes on the fullest of the generator's while it generates; 0 where nothing generates."""
     free_bytes: tuple[int, int]
-    """What the two may be."""
+    """The most that each of the two may be."""
     seconds: Mapping[str, float]
     """Seconds of each phase of a step."""
     total: float
@@ -108,7 +108,7 @@ def _colocated(
                     (generator, engine),
                     free,
                     left * GIB,
-                    {"residency.offload_trainer": offload},
+                    {"offload.trainer": offload},
                 )
 
 
@@ -165,14 +165,14 @@ def _candidate(
         for phase, value in engine.seconds.items():
             seconds[phase] = seconds.get(phase, 0.0) + value
         assumptions += engine.assumptions
-        offload = str(keys.get("residency.offload_trainer", "none"))
+        offload = str(keys.get("offload.trainer", "none"))
         moved = option.idle.get("none", 0) - option.idle.get(offload, 0)
         seconds["other"] = work.context.num_sequences * ROLLOUT_S
         if is_shared and work.is_separate:
             overrides |= {"cluster.placement": "colocated", "cluster.generator_gpus_per_node": 0}
         if is_shared:
             seconds["other"] += TURN_S + 2 * moved / devices.spec.host
-    changed = {key: value for key, value in keys.items() if (key, value) != ("residency.offload_trainer", work.offload)}
+    changed = {key: value for key, value in keys.items() if (key, value) != ("offload.trainer", work.offload)}
     return Candidate(
         trainer=name,
         generator=None if generator is None else generator[0],

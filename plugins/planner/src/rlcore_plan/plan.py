@@ -8,8 +8,8 @@ from attrs import evolve, frozen
 
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.provider_calls import run_planner
 from rlcore.registry.selection import AUTO
 from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.sections import convert_recipe, plugin_config

@@ -7,9 +7,9 @@ from attrs import evolve, frozen
 
 from rlcore.config.critic import Offload
 from rlcore.gpu import device_memories
-from rlcore.registry.binding import run_planner
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line
+from rlcore.registry.provider_calls import run_planner
 from rlcore.run.plan.auto_options import AUTO, section_fields
 from rlcore.run.plan.generator_placement import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
@@ -25,7 +25,7 @@ GIB = 2**30
 
 @frozen(kw_only=True)
 class _Room:
-    """What a generator is planned for, and why."""
+    """The memory that a generator is planned for, and the reason."""
 
     context: PlanContext
     reason: str
@@ -56,7 +56,7 @@ def _told(value: object, why: str) -> str:
 
 
 def _room(plan: RunPlan) -> _Room | str:
-    """What the generator can fill; a sentence where that is not known."""
+    """Bytes that the generator can fill; a sentence where that is not known."""
     recipe, cluster = plan.recipe, plan.recipe.cluster
     nodes, ranks = (1, 1) if cluster is None else (cluster.nodes, cluster.ranks_per_node)
     first, last = (ranks, cluster.gpus_per_node) if cluster is not None and separate(recipe) else (0, ranks)
@@ -82,11 +82,11 @@ def _room(plan: RunPlan) -> _Room | str:
     trainer = _trainer_option(plan, on_part(whole, nodes, ranks, TRAINER_SHARE * memory, is_shared=True))
     if isinstance(trainer, str):
         return trainer
-    sleeps = recipe.residency.generator_sleeps and _has(plan.chosen["generator"], capabilities.RESIDENCY)
-    offload = recipe.residency.offload_trainer if _has(plan.chosen["trainer"], capabilities.RESIDENCY) else "none"
+    sleeps = recipe.offload.generator_sleeps and _has(plan.chosen["generator"], capabilities.RESIDENCY)
+    offload = recipe.offload.trainer if _has(plan.chosen["trainer"], capabilities.RESIDENCY) else "none"
     free = generator_room(memory, trainer, offload, sleeps=sleeps)
     if free is None:
-        return f'the plan of {plan.chosen["trainer"].label} does not say what stays with offload_trainer = "{offload}"'
+        return f'the plan of {plan.chosen["trainer"].label} does not say what stays with offload.trainer = "{offload}"'
     beside = environment_memory(recipe, plan.environments, whole)
     free = max(0, free - beside.num_bytes)
     kept = ", ".join(filter(None, (_kept(trainer, offload, sleeps=sleeps), beside.told)))
@@ -95,16 +95,16 @@ def _room(plan: RunPlan) -> _Room | str:
 
 
 def _kept(trainer: PlanOption, offload: Offload, *, sleeps: bool) -> str:
-    """What the trainer has of a device, in words."""
+    """The trainer's part of a device, in words."""
     if not sleeps:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in trainer.memory.items())
         return f"the trainer takes {sum(trainer.memory.values()) / GIB:.1f} beside an engine that stays awake ({parts})"
     kept = trainer.idle[offload] / GIB
-    return f'the trainer keeps {kept:.1f} with offload_trainer = "{offload}"'
+    return f'the trainer keeps {kept:.1f} with offload.trainer = "{offload}"'
 
 
 def _trainer_option(plan: RunPlan, context: PlanContext) -> PlanOption | str:
-    """What the trainer estimates of the recipe's own layout; a sentence where it does not."""
+    """The trainer's estimate of the recipe's own layout; a sentence without one."""
     entry = plan.chosen["trainer"]
     if entry.provider is None or entry.provider.plan is None:
         return f"{entry.label} estimates no memory"

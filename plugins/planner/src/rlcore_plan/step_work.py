@@ -80,7 +80,7 @@ def on_part(context: PlanContext, nodes: int, per_node: int, free_bytes: float, 
 
 
 def _delta_copies(recipe: Recipe) -> Literal["none", "parts", "whole"]:
-    """Where generators have devices of their own."""
+    """The context of generators with their own devices."""
     if recipe.refit.delta != "device":
         return "none"
     named = installed_channels().get(recipe.refit.channel)

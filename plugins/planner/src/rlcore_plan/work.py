@@ -1,4 +1,4 @@
-"""What a recipe asks of a step, as trainers and generators are told it."""
+"""The work of a recipe's step, as planners of trainers and generators get it."""
 
 from attrs import field, frozen
 
@@ -22,18 +22,18 @@ class Work:
     """With all devices, and all of their memory."""
     generates: bool
     offload: Offload
-    """residency.offload_trainer of the recipe."""
+    """offload.trainer of the recipe."""
     max_staleness: int
     reaches_machines: bool = False
     """True where the recipe says how to reach several machines."""
     generator_sleeps: bool = True
-    """residency.generator_sleeps of the recipe."""
+    """offload.generator_sleeps of the recipe."""
     is_separate: bool = False
     """True where the recipe gives generators devices of their own."""
     reference_per_node: int = 0
     """Devices of each machine that hold the reference and nothing else."""
     beside: EnvironmentMemory = field(factory=EnvironmentMemory)
-    """What environments have on the first device, which trains."""
+    """The memory of environments on the first device, which trains."""
     assumptions: tuple[str, ...]
 
 
@@ -72,10 +72,10 @@ def work_of(
     return Work(
         context=context,
         generates=needs.source == "rollouts",
-        offload=recipe.residency.offload_trainer,
+        offload=recipe.offload.trainer,
         max_staleness=recipe.async_.max_staleness,
         reaches_machines=recipe.cluster is not None and recipe.cluster.reaches_machines,
-        generator_sleeps=recipe.residency.generator_sleeps,
+        generator_sleeps=recipe.offload.generator_sleeps,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
         reference_per_node=apart,
         beside=beside,

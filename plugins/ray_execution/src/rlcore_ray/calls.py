@@ -9,10 +9,11 @@ from attrs import define, evolve, field, frozen
 
 from rlcore.spi import ExecutionProgress, WorkerError
 from rlcore_ray.config import RayConfig
-from rlcore_ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
+from rlcore_ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, with_origin
 from rlcore_ray.heartbeat import HeartbeatMonitor, SilentRanks
 from rlcore_ray.pending_call import Outcome, PendingCall, values
 from rlcore_ray.suspend_aware_clock import suspend_aware_time
+from rlcore_workers.logged_process import last_lines
 
 BESIDE = "beside"
 """The concurrency group of what a worker answers at once while it is busy."""
@@ -51,16 +52,16 @@ class Calls:
     cluster: RayConfig
     progress: ExecutionProgress
     pool: PoolName = "trainer"
-    """What a call is for that is not named as another pool's."""
+    """The pool of a call that is not named as another pool's."""
     lost: str | None = None
-    """Why the pool cannot be used any more."""
+    """The reason why the pool cannot be used any more."""
     unusable: set[int] = field(factory=set)
     """Ranks whose backends are in an unknown state."""
     _silent: SilentRanks = field(init=False)
     _left_behind: list[PendingCall] = field(factory=list)
     """Calls whose answers nobody waits for, after another rank's failure."""
     _at_rest: dict[str, str] = field(factory=dict)
-    """What a pool does between calls, for the display, where it is not idle."""
+    """The display of a pool between calls, where it is not idle."""
 
     @_silent.default
     def _none_silent(self) -> SilentRanks:
@@ -83,7 +84,7 @@ class Calls:
     def all(
         self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
     ) -> list[Any]:
-        """What every rank returns, by rank; ranks may wait for each other in it."""
+        """Call every rank and return the answers, by rank; ranks may wait for each other in it."""
         return self.values(self.outcomes(name, *arguments, each=each, limit_s=limit_s))
 
     def together(self, name: str, each: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -94,7 +95,8 @@ class Calls:
         return self.values(outcomes)
 
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], *, limit_s: float | None = None) -> list[Any]:
-        """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end."""
+        """Call some ranks, each by itself, and return the answers in the order of `arguments`: where one fails, the others are
+        left to end."""
         wait = self._apart(name, arguments, limit_s)
         return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
 
@@ -115,7 +117,8 @@ class Calls:
     def outcomes(
         self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
     ) -> dict[int, Outcome]:
-        """What every rank returned or raised. WorkerError where one died or hangs; the error of one for which others wait."""
+        """Call every rank and return its answer or error. WorkerError where one died or hangs; the error of one for which
+        others wait."""
         given = [arguments] * len(self.ranks) if each is None else each
         wait = self._begin(name, dict(enumerate(given)), limit_s)
         with self._under_way(wait):
@@ -126,7 +129,8 @@ class Calls:
         return dict(sorted(wait.outcomes.items()))
 
     def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = BESIDE) -> list[Any]:
-        """What some ranks return, in the order of `arguments`, beside the calls that they are busy with. From any thread."""
+        """Call some ranks beside the calls that they are busy with, and return the answers in the order of `arguments`. From
+        any thread."""
         wait = self._beside(name, arguments, group)
         return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
 
@@ -191,7 +195,7 @@ class Calls:
                 ray.kill(rank.actor)
 
     def query(self, ranks: Sequence[int], name: str, otherwise: Any) -> list[Any]:
-        """What busy ranks answer beside their work; `otherwise` from those that do not."""
+        """Ask busy ranks beside their work, and return their answers; `otherwise` stands for those that do not answer."""
         import ray
 
         queries = [self._ask(rank, name) for rank in ranks]

@@ -16,7 +16,7 @@ from rlcore.spi import DraftCounts, TrainerLayout
 
 @frozen(kw_only=True)
 class Software:
-    """What has to be the same on every node."""
+    """The versions that have to be the same on every node."""
 
     versions: tuple[tuple[str, str], ...]
 
@@ -43,7 +43,7 @@ class WorkerEnv:
     rank_gpu_ids: tuple[str, ...]
     """The GPUs that are this rank's."""
     ranks_on_node: int
-    """All that share its cores, of whatever pool."""
+    """The ranks that share its cores, of whatever pool."""
     directory: Path
     """The driver's, from which relative paths start where the node has it."""
     num_threads: str | None
@@ -51,12 +51,12 @@ class WorkerEnv:
 
 
 TrainedModel: TypeAlias = Literal["policy", "critic"]
-"""Which of a rank's trainers a call is for."""
+"""The one of a rank's trainers that a call is for."""
 
 
 @frozen(kw_only=True, eq=False)
 class BuildCommand:
-    """What to build the trainers of a rank with: the policy's, and the critic's where there is one."""
+    """The arguments of a rank's trainers: the policy's, and the critic's where there is one."""
 
     trainer: TrainerArguments
     critic: TrainerArguments | None
@@ -65,7 +65,7 @@ class BuildCommand:
 
 @frozen(kw_only=True, eq=False)
 class GeneratorCommand:
-    """What to build the generator of a rank with."""
+    """The arguments of a rank's generator."""
 
     arguments: GeneratorArguments
     decoder: bytes
@@ -75,24 +75,24 @@ class GeneratorCommand:
 
 @frozen(kw_only=True)
 class RefittedRank:
-    """What a rank answers to a refit."""
+    """A rank's answer to a refit."""
 
     digests: Mapping[str, int]
     """`tensor_digest` of what it has exported, by Hugging Face name."""
     shards_sent: int | None = None
     """The digest of what it has sent, where the export was sharded."""
     sent_bytes: int | None = None
-    """What it has sent, where that is counted."""
+    """Bytes that it has sent, where they are counted."""
     is_starting: bool = False
     """True where its generator did not take part, since an engine is being started."""
     shards_taken: int = 0
     """The digest of what its generator has taken of a sharded export; 0 where it has none."""
     drafts: DraftCounts | None
-    """What its generator has guessed since the refit before; None where it has none, or one that guesses no tokens."""
+    """Its generator's guesses since the refit before; None where it has none, or one that guesses no tokens."""
 
 
 @frozen(kw_only=True)
 class Built:
-    """What a rank says of what it has built."""
+    """A rank's answer to a build."""
 
     layout: TrainerLayout

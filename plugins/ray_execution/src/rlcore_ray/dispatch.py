@@ -85,7 +85,7 @@ def _part_of(mask: SamplingMask | None, tokens: slice) -> SamplingMask | None:
 
 @frozen(kw_only=True, eq=False)
 class Dispatch:
-    """Which data-parallel rank gets which sequences of a batch."""
+    """The assignment of a batch's sequences to data-parallel ranks."""
 
     sequences: Int64Array
     """int64 [M]: of all microbatches, rank by rank. An empty microbatch has a sequence or a group all the same, which
@@ -106,8 +106,8 @@ class Dispatch:
         width: int = WIDTH,
         groups: Int64Array | None = None,
     ) -> "Dispatch":
-        """Some of the batch's sequences, balanced by attention work, for a model of hidden size `width`; with `groups` as of
-        `plan_ranks`, whole groups of them."""
+        """Divide some of a batch's sequences, balanced by attention work for hidden size `width`; with `groups`, whole
+        groups."""
         lengths = batch.lengths[sequences]
         plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=max_tokens, width=width, groups=groups)
         parts = np.arange(len(sequences) + 1) if groups is None else groups
@@ -125,7 +125,7 @@ class Dispatch:
 
     @classmethod
     def joined(cls, dispatches: "Sequence[Dispatch]") -> "Dispatch":
-        """All of them at once: each rank gets its microbatches of the first one, then those of the second one, …"""
+        """Join several: each rank gets its microbatches of the first one, then those of the second one, …"""
         pieces = [dispatch._piece(rank) for rank in range(dispatches[0].num_ranks) for dispatch in dispatches]
         sequences, sizes, are_fillers = (np.concatenate(found) for found in zip(*pieces, strict=True))
         return cls(
@@ -143,7 +143,7 @@ class Dispatch:
 
     @property
     def num_microbatches(self) -> int:
-        """How many microbatches each rank has."""
+        """The number of microbatches of each rank."""
         return (len(self.bounds) - 1) // self.num_ranks
 
     def passes(self, lengths: Int64Array, max_tokens: int, first: int) -> Int64Array:
@@ -160,7 +160,8 @@ class Dispatch:
         return np.array([*passes, self.num_microbatches])
 
     def parts(self, batch: TokenBatch) -> list[RankPart]:
-        """What each data-parallel rank gets: views of one copy, since memory that is new costs more than the copying."""
+        """Return the part of each data-parallel rank: views of one copy, since memory that is new costs more than the
+        copying."""
         taken = batch.select(self.sequences)
         for filler in self.fillers.tolist():
             for name, column in {"loss_mask": taken.loss_mask, **taken.token_columns}.items():

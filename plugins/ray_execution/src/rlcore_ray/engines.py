@@ -32,7 +32,7 @@ class Engines:
     _out: set[int] = field(factory=set, init=False)
     """Hosts whose engines hold no weights."""
     _failures: dict[int, list[float]] = field(factory=dict, init=False)
-    """When each host's engine has failed, by time.monotonic."""
+    """The times of each host's engine's failures, by time.monotonic."""
     _num_restarts: int = field(default=0, init=False)
     _stream: Rejoins | None = field(default=None, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
@@ -55,7 +55,8 @@ class Engines:
             return frozenset() if len(self._out) == len(self.hosts) else frozenset(self._out)
 
     def outlive(self, error: object) -> bool:
-        """Whether others may go on after this error of one engine: it died or ran out of memory, and the workers all live."""
+        """Return whether others may go on after this error of one engine: it died or ran out of memory, and the workers all
+        live."""
         is_failure = isinstance(error, WorkerError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
         may_restart = self.calls.cluster.max_engine_restarts > 0 and self.calls.is_usable
         return is_failure and may_restart and not isinstance(error, PoolLostError)
@@ -67,8 +68,8 @@ class Engines:
             return len(self._out) < len(self.hosts)
 
     def go_on(self, rank: int, error: BaseException, what: str) -> None:
-        """The others go on without the engine that `take_out` has named, for which `what` says more. EngineLimitError, and no
-        rank can be used any more, where it has failed too often."""
+        """Go on without the engine that `take_out` has named; `what` is for the message. EngineLimitError, and no rank can be
+        used any more, where it has failed too often."""
         cluster, now, worker = self.calls.cluster, time.monotonic(), self.calls.workers[rank]
         limit, window_s = cluster.max_engine_restarts, cluster.engine_restart_window_s
         with self._lock:
@@ -106,8 +107,8 @@ class Engines:
         return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
 
     def moved(self, outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
-        """The outcomes of moving what engines hold, without those of engines that are out, or that died in it and are so from
-        now on. All of them where something else has gone wrong too."""
+        """Return the outcomes of moving engines without those of engines that are out or died in it. All of them where
+        something else has gone wrong too."""
         failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
         # What lacked memory in it is neither here nor there, and nobody has started it anew.
         are_deaths = all(isinstance(error, WorkerError) for error in failed.values())
@@ -139,7 +140,7 @@ class Engines:
             self._stream = None
 
     def take_restarts(self) -> int:
-        """How many engines have come back since the last time."""
+        """Return how many engines have come back since the last time."""
         with self._lock:
             count, self._num_restarts = self._num_restarts, 0
         return count

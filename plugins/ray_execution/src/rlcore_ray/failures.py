@@ -10,11 +10,10 @@ from attrs import field, frozen
 from rlcore.execution import described, message_of
 from rlcore.secrets import masked, masked_traceback
 from rlcore.spi import RlcoreError
+from rlcore_workers.logged_process import last_lines
 
 PoolName: TypeAlias = Literal["trainer", "reference"]
-"""What the ranks of a pool hold together: the trainer, maybe with a critic and generators, or the reference alone."""
-NUM_LOG_LINES = 20
-MAX_LOG_BYTES = 2**14
+"""The content of a pool's ranks: the trainer, maybe with a critic and generators, or the reference alone."""
 
 
 @frozen(kw_only=True)
@@ -30,7 +29,7 @@ class RemoteError:
     is_ours: bool
     """True where it is an RlcoreError, whose message says everything."""
     last_lines: str
-    """What the worker had printed before."""
+    """The worker's last lines of output before the error."""
 
     @classmethod
     def of(cls, error: BaseException, log_file: Path) -> "RemoteError":
@@ -48,8 +47,8 @@ class RemoteError:
         )
 
     def restore(self) -> BaseException:
-        """The exception again, in the driver: class, message, attributes and notes. No constructor is called. Of a class that
-        the driver does not have, it is one of the nearest base: an error that workers raise is not one that workers died of."""
+        """Return the exception again, in the driver, with its attributes and notes; no constructor is called. A class that the
+        driver lacks becomes its nearest base."""
         for pickled in self.pickled_classes:
             with contextlib.suppress(Exception):
                 cls: type[BaseException] = pickle.loads(pickled)
@@ -63,7 +62,7 @@ class RemoteError:
 
 @frozen(kw_only=True)
 class Reply:
-    """What a worker returns from every call."""
+    """A worker's answer to a call."""
 
     value: Any = None
     error: RemoteError | None = None
@@ -73,7 +72,7 @@ class Reply:
 
 @frozen(kw_only=True)
 class WorkerInfo:
-    """Where a rank lives; how messages call it."""
+    """The place of a rank, and its name in messages."""
 
     rank: int
     pool: PoolName = "trainer"
@@ -83,24 +82,11 @@ class WorkerInfo:
     pid: int = 0
     log_file: Path
     gpu_ids: tuple[str, ...] = field(default=(), eq=False)
-    """What Ray assigned to it, by numbers of the machine."""
+    """The GPUs that Ray assigned to it, by numbers of the machine."""
 
     def __str__(self) -> str:
         name = f"rank {self.rank}" if self.pool == "trainer" else f"{self.pool} rank {self.rank}"
         return f"{name} (node {self.node}, process {self.pid})"
-
-
-def last_lines(log_file: Path) -> str:
-    """Where a worker's output is, and how it ends."""
-    try:
-        with log_file.open("rb") as file:
-            file.seek(max(0, log_file.stat().st_size - MAX_LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
-    except OSError:
-        return f"Its output is in {log_file}, on its own node"
-    if not lines:
-        return f"Its output is in {log_file}, where it wrote nothing"
-    return "\n".join([f"Its output is in {log_file}.", "Its last lines:", *(f"  {line}" for line in lines)])
 
 
 def with_origin(error: BaseException, worker: WorkerInfo, remote: RemoteError) -> BaseException:
@@ -112,7 +98,7 @@ def with_origin(error: BaseException, worker: WorkerInfo, remote: RemoteError) -
 
 
 def cause_of_death(error: Exception, worker: WorkerInfo) -> str:
-    """Why a rank is gone, as far as Ray can tell."""
+    """Name the cause of a rank's death, as far as Ray can tell."""
     import ray
 
     with contextlib.suppress(Exception):

@@ -17,15 +17,14 @@ SILENT_S = 15.0
 
 @define(eq=False)
 class SilentRanks:
-    """The ranks of a pool that answer nothing: each is told once, whichever of the calls that wait for it sees that first. From
-    any thread."""
+    """The ranks of a pool that answer nothing. Each is reported once, by the first call that notices. From any thread."""
 
     name: Callable[[int], str]
-    """How messages call a rank."""
+    """Returns a rank's name in messages."""
     tell: Callable[[str], None]
     _ranks: set[int] = field(factory=set, init=False)
     _heard: dict[int, float] = field(factory=dict, init=False)
-    """When each rank answered last, by suspend_aware_time()."""
+    """The time of each rank's last answer, by suspend_aware_time()."""
     _changing: threading.Lock = field(factory=threading.Lock, init=False)
     """Held while something is told too, so that it is told in the order in which it happens."""
 
@@ -62,13 +61,13 @@ class HeartbeatMonitor:
     """Returns Ray's reference to a rank's answer."""
     silent: SilentRanks
     limit: str
-    """How long the call waits, as messages say it."""
+    """The time limit of the call, in words for messages."""
     next_probe: float = field(factory=lambda: suspend_aware_time() + PROBE_S)
     """Time of the next probe, by suspend_aware_time() as all times here."""
     _asked: dict[int, tuple[Any, float]] = field(factory=dict)
     """The question that is open at each rank, and since when."""
     _positions: dict[int, str] = field(factory=dict)
-    """What each rank answered last."""
+    """Each rank's last answer."""
 
     def look(self, ranks: Sequence[int]) -> None:
         """Take what has been answered, ask anew, and tell of those ranks that are silent. Never waits."""

@@ -79,7 +79,7 @@ def marked(variable: str, value: str) -> Iterator[Any]:
 
 
 def lives(process: Any) -> bool:
-    """Whether a process of psutil's runs anything; one that is gone, or holds nothing any more and waits to be noticed, does
+    """Return whether a process of psutil's runs anything; one that is gone, or a zombie that holds nothing any more, does
     not."""
     with suppress(psutil.Error):
         return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or living_threads(process.pid)))

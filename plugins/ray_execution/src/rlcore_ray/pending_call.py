@@ -12,23 +12,23 @@ from rlcore_ray.heartbeat import HeartbeatMonitor
 from rlcore_ray.suspend_aware_clock import suspend_aware_time
 
 Outcome: TypeAlias = Any
-"""What a rank returned, or the exception that it raised; a WorkerError where it died."""
+"""A rank's answer, or the exception that it raised; a WorkerError where it died."""
 
 
 @define(kw_only=True, eq=False)
 class PendingCall:
-    """What has come of it so far."""
+    """The answers and errors so far."""
 
     name: str
     began: float = field(factory=suspend_aware_time)
     """As `first_answer` and `first_failure`, by suspend_aware_time()."""
     began_counting: float = field(factory=time.perf_counter)
-    """That moment by the clock that spans are told by."""
+    """The time of the beginning by the clock of spans."""
     pending: dict[Any, int]
     """Ranks by their object references."""
     outcomes: dict[int, Outcome] = field(factory=dict)
     seconds: dict[int, float] = field(factory=dict)
-    """How long each rank took to answer."""
+    """The seconds that each rank took to answer."""
     watch: HeartbeatMonitor | None = None
     """None where nothing is asked of the ranks meanwhile, as before they have arrived."""
     first_answer: float | None = None
@@ -37,7 +37,7 @@ class PendingCall:
 
     @property
     def first_error(self) -> BaseException:
-        """What the rank raised that failed first; there has to be one."""
+        """The error of the rank that failed first; there has to be one."""
         assert self.failed_first is not None
         error = self.outcomes[self.failed_first]
         assert isinstance(error, BaseException)
@@ -45,7 +45,7 @@ class PendingCall:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the rank that failed has let the others go on: each loads its plugins by itself; a generator that fails a
+        """True where the rank that failed has let the others go on: each loads its plugins by itself; a generator that fails a
         refit does not end the export, and one that dies as it moves keeps no other one."""
         has_left = self.name in ("refit", "move_generator") and isinstance(self.first_error, RefitError | WorkerError)
         return has_left or self.name == "prepare"

@@ -36,8 +36,7 @@ ARRIVE_S = 120.0
 
 @contextmanager
 def open_pool(context: ExecutionContext, cluster: RayConfig) -> Iterator[Backends]:
-    """Workers with trainer and generator on every rank, and others with the reference where that has devices of its own; at the
-    end they are gone, whatever happened."""
+    """Start workers with trainer and generator, and others for a reference with devices of its own; end them in any case."""
     arguments, progress, log_directory = context.arguments, context.progress, context.arguments.log_directory
     logs = (log_directory or Path(tempfile.mkdtemp(prefix="rlcore-logs-"))).absolute()
     names: tuple[PoolName, ...] = ("trainer", "reference") if arguments.reference is not None else ("trainer",)
@@ -73,8 +72,8 @@ def _close(pools: Sequence[Calls]) -> None:
 
 
 def _start_ranks(device: Device, cluster: RayConfig, group: Any, logs: Path, pool: PoolName) -> list[Rank]:
-    """A process for each rank of a pool. Where devices are separate, the trainer's first rank on a node holds those that
-    generate too."""
+    """Start a process for each rank of a pool. Where devices are separate, a node's first rank holds those that generate
+    too."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -24,7 +24,7 @@ TOLERANCE = 1e-6
 
 @frozen(kw_only=True, eq=False)
 class _PoolGroup:
-    """What trainers and generators of a pool have in common."""
+    """The common part of trainers and generators of a pool."""
 
     calls: Calls
     capabilities: frozenset[str]
@@ -44,7 +44,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     """The trainer on all ranks."""
 
     model: TrainedModel
-    """Which of the ranks' trainers it is."""
+    """The one of the ranks' trainers that it is."""
     members: Sequence[Sequence[int]]
     """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
     max_tokens_per_microbatch: int
@@ -56,8 +56,8 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     def with_logprobs(
         self, minibatches: Sequence[Minibatch], columns: Sequence[LogprobsColumn], read: Collection[str], weight_version: int
     ) -> list[Minibatch]:
-        """See TrainerGroup. Each rank gets what it needs for all updates at once, and keeps the log-probabilities that it
-        computes: a token passes through the driver once a step."""
+        """See TrainerGroup. Each rank gets the data of all updates at once and keeps its log-probabilities, so that a token
+        passes the driver once a step."""
         batch = with_columns(minibatches[0].batch, {*read, spi.GENERATION_LOGPROBS, spi.ROUTED_EXPERTS})
         dispatches = [self._dispatch(batch, one.sequences, self._groups(batch, one.sequences)) for one in minibatches]
         updates, whole = offsets_of([dispatch.num_microbatches for dispatch in dispatches]), Dispatch.joined(dispatches)
@@ -133,8 +133,8 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width, groups)
 
     def _parts(self, batch: spi.TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
-        """Return where the data of each rank lies: an object in Ray's store, and a number in it. Ranks of one data-parallel
-        rank share theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
+        """Return each rank's object in Ray's store, and its number in it. Ranks of a node share an object, which costs the
+        driver as much as a million bytes."""
         import ray
 
         parts, workers = dispatch.parts(batch), self.calls.workers
@@ -167,7 +167,7 @@ class PoolGenerator(_PoolGroup):
         return not self.engines.are_whole
 
     def take_restarts(self) -> int:
-        """How many engines have come back since the last time."""
+        """Return how many engines have come back since the last time."""
         return self.engines.take_restarts()
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:

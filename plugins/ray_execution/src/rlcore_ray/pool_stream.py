@@ -24,9 +24,8 @@ WATCH_EACH_S = 0.02
 
 
 class PoolStream:
-    """Deals what a feed brings to the hosts, in the thread that runs it; a thread for each host brings back its samples. What a
-    host took whose engine fails is dealt to the others. One more thread watches over the ranks that take no part: those of this
-    pool, and all of the pools `beside` it."""
+    """Sends requests of a feed to the hosts, and moves those of a failed engine to the others. A thread for each host collects
+    its samples; one more watches the ranks without a part in the stream, of this pool and of those `beside` it."""
 
     def __init__(self, engines: Engines, feed: ResponseFeed, beside: Sequence[Calls] = ()) -> None:
         self._calls = engines.calls
@@ -42,8 +41,8 @@ class PoolStream:
         self._errors: list[BaseException] = []
 
     def run(self, weight_version: int) -> None:
-        """Run until the feed ends and all that was taken has come back. WorkerError where a host dies, where the engines of all
-        have failed, or where none of a host's samples ends for as long as a call may take; the other streams are ended too."""
+        """Run until the feed ends and all samples have come back. WorkerError where a host dies, all engines have failed, or a
+        host returns nothing for as long as a call may take; the other streams then end too."""
         living = self._engines.living
         with self._calls.streaming(len(living)):
             try:

@@ -44,14 +44,14 @@ if sys.stdin.buffer.read() != {_FAREWELL!r}:
         except OSError:
             sys.exit(sys.argv[2])
 """
-"""It reads until its parent says farewell, or has ended. A raylet that lives then was not the cause; one that is gone may have
-died of its driver's death, as one that this started does."""
+"""The program reads until its parent sends the farewell or ends. A raylet that still lives was not the cause; one that is gone
+may have died of its driver's death, as one that this run started does."""
 
 
 @contextmanager
 def raylet_watchdog() -> Iterator[None]:
-    """While this process uses Ray, another one is there to say on stderr what ended this one, where Ray's core does. So it does
-    where Ray's process on this machine stands still: a thread ends that, once the cluster has given it up."""
+    """Run a process that reports on stderr what ended this one, where Ray's core does, and a thread that ends a raylet which
+    hangs after the cluster has given it up."""
     from ray._private import worker
 
     node = worker._global_node
@@ -78,8 +78,8 @@ def raylet_watchdog() -> Iterator[None]:
 
 
 def leave() -> None:
-    """Leave Ray's cluster. A head that this process has started and that answers nothing is ended, since Ray would wait for it
-    for ever; of another one it is said why this process does not end."""
+    """Leave Ray's cluster. End a head of this process's own that answers nothing, since Ray would wait for ever; report
+    another's."""
     import ray
 
     has_left = threading.Event()
@@ -130,8 +130,8 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def end_where_it_stands_still(raylet: str, is_over: threading.Event) -> None:
-    """End the raylet that listens at a socket now, where it lives on though the cluster has given its node up for LOOK_S: one
-    that goes on learns so by then, and ends. Nothing else is ended, whoever may listen there later."""
+    """End the raylet at a socket if it lives LOOK_S after the cluster has given its node up: a working one learns of that and
+    ends."""
     import ray
 
     with suppress(OSError, AttributeError), _listening_at(raylet) as (pid, process):  # systems without handles of processes
@@ -161,8 +161,8 @@ def _end(pid: int, process: int) -> None:
 
 @contextmanager
 def _listening_at(name: str) -> Iterator[tuple[int, int]]:
-    """The process that has opened a socket of Unix, also where it stands still: its number, and a handle, since another may
-    have its number or its socket later. OSError where it is gone, or in a container whose processes this one does not see."""
+    """Yield the number and a handle of the process behind a Unix socket, also where it hangs; the number or socket may be
+    another's later. OSError where it is gone, or in a container whose processes this one does not see."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(name)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -12,14 +12,14 @@ from rlcore_ray.dispatch import request_for, request_of_samples, samples_of
 from rlcore_ray.worker_stream import NumberedRequest
 
 STICKINESS = 0.125
-"""How much more a host may have to do than another one, as a share of that, and still be given a conversation that it had."""
+"""Surplus of work, as a share of another host's, with which a host is still given a conversation that it had."""
 MAX_CONVERSATIONS = 2**17
 """Conversations that a stream remembers the host of."""
 
 
 class RequestRouter:
-    """Gives each prompt, with all its samples, to the host with the least work under way, or to the one that has had its
-    conversation, unless that has clearly more to do.
+    """Routes each prompt, with all its samples, to the least loaded host, or to that of its conversation unless it has clearly
+    more.
 
     Work is counted in tokens at the samples' limits, for how long they will be is not known. Of a request, prompts of more work
     are dealt first. Samples are numbered in the order of being dealt. A host is dealt to from `join` on until `leave`.
@@ -41,8 +41,8 @@ class RequestRouter:
             self._joined.add(host)
 
     def leave(self, host: int) -> list[NumberedRequest]:
-        """Deal to a host no longer. What it had under way, which is so no more: whole prompts together, the samples of others
-        each with a prompt of its own."""
+        """Route nothing more to a host. Returns its unfinished work: whole prompts, and samples of others each with its own
+        prompt."""
         with self._lock:
             self._joined.discard(host)
             under_way, self._under_way[host], self._work[host] = self._under_way[host], {}, 0
@@ -53,8 +53,8 @@ class RequestRouter:
         return left
 
     def dispatch(self, request: GenerateRequest, numbers: Int64Array | None = None) -> dict[int, NumberedRequest]:
-        """What each host gets of a request; hosts that get nothing are left out. `numbers` int64 [S] are those of samples that
-        were dealt before. WorkerError where no host has joined."""
+        """Return each host's part of a request; hosts that get nothing are left out. `numbers` int64 [S] are those of samples
+        that were dealt before. WorkerError where no host has joined."""
         num_prompts = request.prompts.num_sequences
         work = request.max_tokens.reshape(num_prompts, request.num_samples).sum(axis=1, dtype=np.int64)
         host_of = np.empty(num_prompts, np.int64)
@@ -89,8 +89,7 @@ class RequestRouter:
         return bool(self._under_way[host])
 
     def _host_for(self, talks: Sequence[int], work: int, totals: Mapping[int, int], idlest: int) -> int:
-        """The host of a prompt whose samples belong to these conversations, by the work that each host will have, of which
-        `idlest` will have the least."""
+        """Return the host of a prompt of these conversations, by each host's work to come, of which `idlest` has the least."""
         least = totals[idlest]
         host = self._places.get(talks[0]) if talks and talks[0] >= 0 else None
         if host is None or host not in totals or totals[host] > least + least * STICKINESS + work:

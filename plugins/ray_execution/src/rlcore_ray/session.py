@@ -105,8 +105,8 @@ def _join(address: str) -> None:
 
 
 def _authentication(address: str) -> Mapping[str, str]:
-    """What this process needs in its environment to be let in; ConfigError where no Ray answers. `ray start` asks for a token
-    as soon as its user has one, which a local start leaves in the user's home; who joins has to say that it has it."""
+    """Return the variables by which a cluster lets this process in; ConfigError where no Ray answers. `ray start` asks for a
+    token as soon as its user has one, which a local start leaves in the user's home; who joins has to say that it has it."""
     if address != "auto":
         _reach(address)
     if "RAY_AUTH_MODE" not in os.environ and _has_token():
@@ -178,7 +178,7 @@ def _no_cluster(address: str, reason: str) -> ConfigError:
 
 @contextmanager
 def _loopback_only(wanted: bool) -> Iterator[None]:
-    """What _LOOPBACK says to Ray's processes, for this one."""
+    """Set in this process what _LOOPBACK sets in Ray's."""
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER

@@ -14,7 +14,7 @@ class CachedMinibatch:
 
     number: int
     dispatch: Dispatch
-    """Which rank has which of its sequences."""
+    """The sequences of a minibatch that each rank has."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class CachedColumn:
 
 
 class StepDataCache:
-    """What a rank keeps between the calls that a step needs: its microbatches of every update, with their log-probabilities."""
+    """A rank's data between the calls of a step: its microbatches of every update, with their log-probabilities."""
 
     def __init__(self, part: RankPart, updates: Int64Array) -> None:
         """`updates` is int64 [U+1]: update u is on the microbatches updates[u] to updates[u+1]."""

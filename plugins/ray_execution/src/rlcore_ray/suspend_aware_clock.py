@@ -10,8 +10,8 @@ COUNTED_S = 1.0
 
 
 class SuspendAwareClock:
-    """Goes on while somebody looks at it. Where nobody has for a while, nobody has waited, or the process was stopped: a second
-    has passed then. From any thread."""
+    """Advances while somebody looks at it. A gap without a look counts as one second: nobody waited, or the process was
+    stopped. From any thread."""
 
     def __init__(self) -> None:
         self._looking = threading.Lock()

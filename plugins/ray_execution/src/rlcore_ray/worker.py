@@ -53,8 +53,8 @@ from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
 
 
 class Worker:
-    """Made by Ray in a process of its own. Its work goes through `call`, one after another; a stream of its generator runs in a
-    thread of its own, and what concerns that goes through `beside`."""
+    """Runs in a process that Ray makes. `call` carries out its work in turn; a stream has a thread of its own, and `beside`
+    reaches it."""
 
     def __init__(self, rank: int, log_file: Path, pool: PoolName = "trainer") -> None:
         add_ending(_is_rays_end)
@@ -99,7 +99,7 @@ class Worker:
         return Reply(value=value, error=error, is_usable=all(handle.is_usable for handle in handles))
 
     def where(self) -> str:
-        """What the rank is doing, and at which line; answered beside the calls."""
+        """Return what the rank is doing, and at which line; answered beside the calls."""
         doing = [(self._doing, self._thread), ("stream", None if self._stream is None else self._stream.thread)]
         frames, positions = sys._current_frames(), []
         for name, thread in doing:
@@ -187,8 +187,8 @@ class Worker:
         parts: Sequence[RankPart],
         number: int,
     ) -> None:
-        """Keep this rank's share of a step, one of those that came to its node, for the updates, and compute the
-        log-probabilities that they read; what is left of a step before is forgotten."""
+        """Keep this rank's share of a step for its updates, and compute the log-probabilities that they read; the last step's
+        is dropped."""
         self._held = None
         held = StepDataCache(parts[number], updates)
         for column in columns:
@@ -198,8 +198,8 @@ class Worker:
     def train_step(
         self, model: TrainedModel, request: spi.TrainStepRequest, parts: Sequence[RankPart] | None, number: int, returns: bool
     ) -> spi.TrainStepResult:
-        """This rank's share of an optimizer step: one of those that came to its node or, where `parts` is None, what it holds
-        for the update of this number. Ranks that only help another one return no log-probabilities."""
+        """Train on this rank's share of an optimizer step: one of its node's `parts`, or without these what it holds for the
+        update `number`. Ranks that only help another one return no log-probabilities."""
         microbatches = self._take_held(number, request.loss) if parts is None else parts[number].microbatches()
         result = self._trainer_handle(model).train_step(evolve(request, microbatches=microbatches))
         return result if returns else evolve(result, logprobs=None)
@@ -207,8 +207,8 @@ class Worker:
     def token_figures(
         self, model: TrainedModel, request: TokensRequest, parts: Sequence[RankPart], number: int, returns: bool
     ) -> Float32Array | None:
-        """float32 [T] of this rank's share, the log-probabilities or values that are asked for; None from ranks that only help
-        another one."""
+        """Return float32 [T], the log-probabilities or values of this rank's share; None from ranks that only help another
+        one."""
         found = tokens_figures(self._trainer_handle(model), request, parts[number].microbatches())
         return np.concatenate(found) if returns else None
 
@@ -265,7 +265,7 @@ class Worker:
         self._stream.add(requests)
 
     def stream_collect(self) -> Collected:
-        """What has ended since the last time, as soon as something has; what the generator raised is raised."""
+        """Return what has ended since the last time, as soon as something has; what the generator raised is raised."""
         assert self._stream is not None
         return self._stream.collect()
 
@@ -278,7 +278,7 @@ class Worker:
         """Nothing: a rank that takes no part in the stream answers as long as it lives."""
 
     def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """What is left on the device."""
+        """Move what a trainer holds; returns what is left on the device."""
         return self._trainer_handle(model).set_residency(request)
 
     def move_generator(self, request: spi.SetResidencyRequest) -> int:

@@ -25,7 +25,7 @@ NumberedRequest: TypeAlias = tuple[Int64Array, GenerateRequest]
 
 @frozen(kw_only=True, eq=False)
 class Collected:
-    """What a stream has handed out since the last time."""
+    """The responses of a stream since the last time."""
 
     parts: Sequence[tuple[Int64Array, Responses]]
     """Samples by the driver's numbers, int64 [M]; those that report their experts, or masks, apart from the
@@ -67,8 +67,8 @@ class WorkerStream:
             self._changed.notify_all()
 
     def collect(self) -> Collected:
-        """What has ended since the last time, once there is something or a second has passed. Raises what the generator has
-        raised, after all that it had handed out before."""
+        """Return what has ended since the last time, once there is something or a second has passed. Raises what the generator
+        has raised, after all that it had handed out before."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._has_ended, COLLECT_S)
             self._changed.wait_for(lambda: self._has_ended, self._last_answer + GATHER_S - time.monotonic())

@@ -1,4 +1,4 @@
-"""Where a response has its answer."""
+"""Finds the answer in a response."""
 
 from rlcore.thoughts import without_thoughts
 from rlcore_reasoning_gym.config import ReasoningGymConfig
@@ -22,7 +22,7 @@ def as_response(answer: str, config: ReasoningGymConfig) -> str:
 
 
 def instruction_of(config: ReasoningGymConfig) -> str:
-    """What stands below the question."""
+    """The text below the question."""
     if config.instruction is not None:
         return config.instruction
     if config.answer_from == "tag":
@@ -34,7 +34,7 @@ def instruction_of(config: ReasoningGymConfig) -> str:
 
 
 def _within(response: str, tag: str) -> str:
-    """What stands in the last closed tag: from its nearest opening, so that a tag that is only spoken of opens nothing."""
+    """The content of the last closed tag: from its nearest opening, so that a tag that is only spoken of opens nothing."""
     before, closed, _ = response.rpartition(f"</{tag}>")
     _, opened, inside = before.rpartition(f"<{tag}>")
     return inside if closed and opened else ""

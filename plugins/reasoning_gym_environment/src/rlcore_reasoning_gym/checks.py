@@ -1,4 +1,4 @@
-"""What can be wrong in `[environment.reasoning_gym]`, beyond types."""
+"""Checks of `[environment.reasoning_gym]`, beyond types."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from rlcore_reasoning_gym.families import FAMILIES, FOLLOW_HASH_SEED, RESERVED, 
 
 SECTION = "environment.reasoning_gym"
 MAX_START_S = 15.0
-"""What the start of a process that scores takes on a busy machine; on an idle one, 2 s."""
+"""Seconds that a process that scores takes to start on a busy machine; on an idle one, 2 s."""
 
 
 def check_reasoning_gym(context: CheckContext | None, config: ReasoningGymConfig) -> list[Problem]:
@@ -87,7 +87,7 @@ def _option_problems(path: str, name: str, config: FamilyConfig) -> Iterator[Pro
 
 
 def _own_problems(path: str, name: str, config: FamilyConfig, num_train: int) -> Iterator[Problem]:
-    """What the family says of its options, or raises over its first problem."""
+    """Problems that the family finds in its options, or raises over its first problem."""
     for level in config.levels or (None,):
         try:
             Family(name=name, level=level, options=config.options).data_set(0, num_train)[0]

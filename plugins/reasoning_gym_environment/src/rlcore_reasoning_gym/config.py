@@ -35,15 +35,15 @@ class ReasoningGymConfig:
     num_evaluation: Positive = 200
     """Rows held out; no row to train on has the question of one of them."""
     problem_seed: int = 0
-    """What the problems are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them, all
+    """The seed of the problems. It is not run.seed, so that runs with different seeds, and a warm start before them, all
     hold out the same problems."""
     answer_from: Literal["tag", "last_line", "response"] = "tag"
-    """Where the answer is in a response. "tag": between the last `<answer>` and `</answer>`; "last_line": the last line that is
-    not empty, for families whose answers have one line; "response": all of it."""
+    """The place of the answer in a response. "tag": between the last `<answer>` and `</answer>`; "last_line": the last line
+    that is not empty, for families whose answers have one line; "response": all of it."""
     answer_tag: Annotated[str, _TAG] = "answer"
     """The tag of answer_from = "tag"."""
     instruction: str | None = None
-    """What stands below the question. None: a sentence that asks for the answer where answer_from looks for it."""
+    """The text below the question. None: a sentence that asks for the answer where answer_from looks for it."""
     prompt_format: Literal["text", "chat"] = "chat"
     """"chat": the question is a user's message for the chat template. "text": it is the prompt itself."""
     system_prompt: str | None = None

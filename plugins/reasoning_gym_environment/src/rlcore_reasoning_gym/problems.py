@@ -70,7 +70,7 @@ class Problems:
         return row
 
     def _family(self, split: str, number: int) -> Family:
-        """What a row is of, by the weights."""
+        """The family of a row, by the weights."""
         draw = random.Random(f"{self._config.problem_seed}/{split}/{number}")
         name = draw.choices(list(self._config.families), self._weights)[0]
         config = self._config.families[name]

@@ -22,7 +22,7 @@ COMPARED = frozenset({"game_of_life_halting"})
 
 @frozen(kw_only=True)
 class Score:
-    """What an answer earns."""
+    """The reward of an answer."""
 
     score: float = 0.0
     timed_out: bool = False
@@ -76,7 +76,7 @@ def answer_request(_: None, request: dict[str, Any]) -> float | None:
 
 
 def score(*, family: str, level: int | None, options: str, answer: str, entry: dict[str, Any]) -> float:
-    """What reasoning-gym gives an answer to its entry, from 0 to 1. `options` are JSON."""
+    """Reasoning-gym's score of an answer, from 0 to 1. `options` are JSON."""
     from reasoning_gym.dataset import ProceduralDataset
 
     data_set = _data_set(family, level, options)

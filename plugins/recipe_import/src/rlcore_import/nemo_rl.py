@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.spi.importing import ImportedRecipe
 from rlcore_import.nemo_rl_data import first_sets, import_data
 from rlcore_import.nemo_rl_environments import import_environment
 from rlcore_import.nemo_rl_generation import import_asynchrony, import_generation
@@ -12,6 +11,7 @@ from rlcore_import.nemo_rl_keys import DROPPED, MAPPED
 from rlcore_import.nemo_rl_loss import import_advantages, import_distillation, import_loss, import_preferences
 from rlcore_import.nemo_rl_optimizer import import_optimizer
 from rlcore_import.nemo_rl_policy import check_layout, import_cluster, import_policy
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.yaml_files import error, merge, read_inherited, with_overrides
@@ -109,7 +109,7 @@ def _step(source: Source, values: dict[str, Any]) -> int:
     prompts = source.integer("grpo.num_prompts_per_step", 32, least=1)
     samples = source.integer("grpo.num_generations_per_prompt", 16, least=1)
     batch = source.integer("policy.train_global_batch_size", prompts * samples, least=1)
-    updates = min(prompts, max(1, prompts * samples // batch))
+    updates: int = min(prompts, max(1, prompts * samples // batch))
     if prompts * samples != updates * batch:
         source.report(
             "policy.train_global_batch_size",

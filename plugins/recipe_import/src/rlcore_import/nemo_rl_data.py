@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi.importing import Unmapped
+from rlcore_import.recipe import Unmapped
 from rlcore_import.source import Source
 
 OF_DEFAULTS = "data.default"

@@ -67,7 +67,8 @@ def _torch_schedule(source: Source, values: dict[str, Any], updates: int, rate: 
     if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
         source.refuse(SCHEDULER, "a table, or a list of tables")
         return
-    names, milestones = [], [int(step) for stage in stages for step in stage.get("milestones") or ()]
+    names = list[str]()
+    milestones = [int(step) for stage in stages for step in stage.get("milestones") or ()]
     warmup = 0
     for stage in (stage for stage in stages if "name" in stage or "milestones" not in stage):
         name, given = str(stage.get("name")).rpartition(".")[2], dict(stage.get("kwargs") or {})

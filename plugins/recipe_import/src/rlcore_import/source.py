@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from rlcore.spi import ConfigError, Problem
-from rlcore.spi.importing import ImportedRecipe, Unmapped
+from rlcore_import.recipe import ImportedRecipe, Unmapped
 
 UNKNOWN = "not known to this importer: look up what it does"
 UNREAD = "not read in a recipe of this kind"
@@ -44,12 +44,24 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-def rows(
-    why: str, keys: str, *, prefix: str = "", changes_meaning: bool = False, neutral: tuple[Any, ...] = ()
-) -> tuple[Dropped, ...]:
-    """Return a row for each of `keys` (separated by spaces, without their prefix) with one reason."""
-    names = [f"{prefix}.{key}" if prefix else key for key in keys.split()]
+def same(table: str, why: str, keys: str, *neutral: Any) -> tuple[Dropped, ...]:
+    """Return a row for each of a table's `keys`, separated by spaces: what is trained is the same without them."""
+    return _rows(table, why, keys, neutral, changes_meaning=False)
+
+
+def differs(table: str, why: str, keys: str, *neutral: Any) -> tuple[Dropped, ...]:
+    """Return a row for each of a table's `keys`, separated by spaces: what is trained differs, but for neutral values."""
+    return _rows(table, why, keys, neutral, changes_meaning=True)
+
+
+def _rows(table: str, why: str, keys: str, neutral: tuple[Any, ...], *, changes_meaning: bool) -> tuple[Dropped, ...]:
+    names = [f"{table}.{key}" if table else key for key in keys.split()]
     return tuple(Dropped(pattern=name, why=why, changes_meaning=changes_meaning, neutral=neutral) for name in names)
+
+
+def of_each(tables: Sequence[str], meanings: Mapping[str, str]) -> dict[str, str]:
+    """Return the meanings of keys that several tables have alike, by full key."""
+    return {f"{table}.{key}": meaning for key, meaning in meanings.items() for table in tables}
 
 
 @frozen(kw_only=True, eq=False)

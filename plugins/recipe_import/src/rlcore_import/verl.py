@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.spi.importing import ImportedRecipe
 from rlcore_import.hydra_files import read_hydra
+from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.verl_distillation import import_distillation, name_teachers
@@ -16,6 +16,7 @@ from rlcore_import.verl_policy import import_generator, import_model, import_opt
 from rlcore_import.yaml_files import error
 
 TABLES = ("data", "actor_rollout_ref", "algorithm", "trainer")
+REWARD_MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
 
 
 def import_recipe(path: Path, overrides: Sequence[str] = ()) -> ImportedRecipe:
@@ -185,15 +186,14 @@ def _rewards(source: Source, values: dict[str, Any]) -> None:
         )
         why += "whose answer in a box earns 1 by the environment math, or a function of the row"
         source.report("data.train_files", why)
-    for key in ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name"):
+    for key in REWARD_MANAGERS:
         if source.text(key, "naive") not in ("naive", "dapo"):
             source.report(key, "rewards are the environment's")
 
 
 def _overlong(source: Source, values: dict[str, Any]) -> None:
     """Import DAPO's penalty of long answers, which verl's reward manager adds."""
-    managers = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
-    is_read = any(source.look(key) == "dapo" for key in managers)
+    is_read = any(source.look(key) == "dapo" for key in REWARD_MANAGERS)
     for prefix in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
         buffer = f"{prefix}.overlong_buffer_cfg"
         is_on = source.flag(f"{buffer}.enable")

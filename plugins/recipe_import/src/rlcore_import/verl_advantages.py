@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore_import.source import Source
-from rlcore_import.verl_keys import ACTOR, GRPO, PPO, ROLLOUT
+from rlcore_import.verl_keys import ACTOR, GRPO, LIKE_THE_POLICY, PPO, ROLLOUT
 
 
 @frozen
@@ -33,11 +33,6 @@ ESTIMATORS: Mapping[str, Estimator] = {
 """verl's estimators with counterparts in GRPO; `gae` is PPO's."""
 BY_STD = ("grpo", "grpo_vectorized", "gdpo")
 """Estimators that read `norm_adv_by_std_in_grpo`."""
-LIKE_THE_POLICY = (
-    "lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type lr_decay_style warmup_style decay_type min_lr_ratio min_lr lr_min "
-    "min_lr_factor lr_decay_steps betas eps"
-)
-"""Options of a critic's optimizer for which rlcore takes the policy's."""
 
 
 def import_advantages(source: Source, values: dict[str, Any], name: str) -> None:

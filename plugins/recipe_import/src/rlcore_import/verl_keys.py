@@ -1,5 +1,6 @@
 """verl's keys that the importer maps, each with its meaning in a recipe; verl_rows has the others."""
 
+from rlcore_import.source import of_each
 from rlcore_import.verl_rows import ACTOR, CORRECTION, MODEL, OPEN_TABLES, POLICY_LOSS, ROLLOUT, ROWS
 
 __all__ = [
@@ -23,6 +24,11 @@ ENGINES = ("fsdp_config", "megatron", "veomni", "torchtitan")
 """The actor's tables of engines; each engine reads its own."""
 PARTIAL_SWITCHES = ("reward_model.enable", "reward.reward_model.enable", f"{ROLLOUT}.multi_turn.enable")
 """Keys `enable` that switch off a part of their table."""
+LIKE_THE_POLICY = (
+    "lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type lr_decay_style warmup_style decay_type min_lr_ratio min_lr lr_min "
+    "min_lr_factor lr_decay_steps betas eps"
+)
+"""Options of a critic's optimizer for which rlcore takes the policy's."""
 MAPPED: dict[str, str] = {
     "data.train_batch_size": "training.prompts_per_step",
     "data.gen_batch_size": "training.prompts_per_step, where neither trainer.use_v1 nor filter_groups is on",
@@ -83,44 +89,41 @@ MAPPED: dict[str, str] = {
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": "training.max_tokens_per_microbatch = this x the longest sequence",
     f"{ACTOR}.ulysses_sequence_parallel_size": "trainer.fsdp2.context_parallel, above that of fsdp_config",
     f"{ACTOR}.freeze_vision_tower": 'trainer.fsdp2.freeze = "vision"',
-    f"{ACTOR}.router_replay.mode": "rollout.replay_routing, where it is R3",
-    f"{ACTOR}.megatron.router_replay.mode": "rollout.replay_routing, where it is R3",
-    f"{ACTOR}.veomni.router_replay.mode": "rollout.replay_routing, where it is R3",
+    **of_each(
+        (ACTOR, f"{ACTOR}.megatron", f"{ACTOR}.veomni"),
+        {"router_replay.mode": "rollout.replay_routing, where it is R3"},
+    ),
+    **of_each(
+        [f"{ACTOR}.{engine}" for engine in ENGINES],
+        {
+            "dtype": "model.dtype",
+            "param_offload": 'offload.trainer = "all"',
+            "optimizer_offload": 'offload.trainer = "state"',
+        },
+    ),
     f"{ACTOR}.fsdp_config.turbo_config.distributed.ulysses_parallel_size": "trainer.fsdp2.context_parallel, with fsdp_turbo",
     f"{ACTOR}.fsdp_config.turbo_config.distributed.tensor_parallel_size": "trainer.fsdp2.tensor_parallel, with fsdp_turbo",
     f"{ACTOR}.fsdp_config.turbo_config.distributed.expert_parallel_size": "trainer.fsdp2.expert_parallel, with fsdp_turbo",
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": "trainer.fsdp2.context_parallel",
     f"{ACTOR}.fsdp_config.fsdp_size": "trainer.fsdp2.replicate = ranks / this",
-    f"{ACTOR}.fsdp_config.dtype": "model.dtype",
     f"{ACTOR}.fsdp_config.offload_policy": "trainer.fsdp2.cpu_offload",
     f"{ACTOR}.fsdp_config.reshard_after_forward": "trainer.fsdp2.reshard_after_forward",
-    f"{ACTOR}.fsdp_config.param_offload": 'residency.offload_trainer = "all"',
-    f"{ACTOR}.fsdp_config.optimizer_offload": 'residency.offload_trainer = "state"',
     f"{ACTOR}.megatron.tensor_model_parallel_size": "trainer.megatron.tensor_parallel",
     f"{ACTOR}.megatron.pipeline_model_parallel_size": "trainer.megatron.pipeline_parallel",
     f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size": "trainer.megatron.virtual_pipeline_parallel",
     f"{ACTOR}.megatron.context_parallel_size": "trainer.megatron.context_parallel",
     f"{ACTOR}.megatron.expert_model_parallel_size": "trainer.megatron.expert_parallel",
     f"{ACTOR}.megatron.expert_tensor_parallel_size": "trainer.megatron.expert_tensor_parallel",
-    f"{ACTOR}.megatron.dtype": "model.dtype",
     f"{ACTOR}.megatron.override_transformer_config.recompute_granularity": "trainer.megatron.recompute",
-    f"{ACTOR}.megatron.param_offload": 'residency.offload_trainer = "all"',
-    f"{ACTOR}.megatron.optimizer_offload": 'residency.offload_trainer = "state"',
     f"{ACTOR}.veomni.ulysses_parallel_size": "trainer.fsdp2.context_parallel",
     f"{ACTOR}.veomni.expert_parallel_size": "trainer.fsdp2.expert_parallel",
     f"{ACTOR}.veomni.fsdp_size": "trainer.fsdp2.replicate = ranks / this",
-    f"{ACTOR}.veomni.dtype": "model.dtype",
     f"{ACTOR}.veomni.enable_fsdp_offload": "trainer.fsdp2.cpu_offload",
-    f"{ACTOR}.veomni.param_offload": 'residency.offload_trainer = "all"',
-    f"{ACTOR}.veomni.optimizer_offload": 'residency.offload_trainer = "state"',
     f"{ACTOR}.torchtitan.tensor_parallel_size": "trainer.fsdp2.tensor_parallel",
     f"{ACTOR}.torchtitan.context_parallel_size": "trainer.fsdp2.context_parallel",
     f"{ACTOR}.torchtitan.expert_parallel_size": "trainer.fsdp2.expert_parallel",
     f"{ACTOR}.torchtitan.data_parallel_replicate_size": "trainer.fsdp2.replicate",
     f"{ACTOR}.torchtitan.pipeline_parallel_size": "nothing where it is 1",
-    f"{ACTOR}.torchtitan.dtype": "model.dtype",
-    f"{ACTOR}.torchtitan.param_offload": 'residency.offload_trainer = "all"',
-    f"{ACTOR}.torchtitan.optimizer_offload": 'residency.offload_trainer = "state"',
     f"{ACTOR}.optim.lr": "optimizer.learning_rate",
     f"{ACTOR}.optim.weight_decay": "optimizer.weight_decay",
     f"{ACTOR}.optim.betas": "optimizer.betas, except with megatron, where verl does not read it",
@@ -162,7 +165,7 @@ MAPPED: dict[str, str] = {
     f"{ROLLOUT}.response_length": "nothing where it is data.max_response_length",
     f"{ROLLOUT}.max_model_len": "nothing where prompt and answer fit",
     f"{ROLLOUT}.calculate_log_probs": "importance_correction, which verl leaves out where false",
-    f"{ROLLOUT}.free_cache_engine": "residency.generator_sleeps",
+    f"{ROLLOUT}.free_cache_engine": "offload.generator_sleeps",
     f"{ROLLOUT}.enforce_eager": "generator.vllm.enforce_eager, where true",
     f"{ROLLOUT}.enable_prefix_caching": "generator.vllm.prefix_caching",
     f"{ROLLOUT}.max_num_seqs": "generator.vllm.max_num_seqs",
@@ -179,19 +182,7 @@ MAPPED: dict[str, str] = {
     "critic.optim.clip_grad": "critic.max_grad_norm",
     "critic.grad_clip": "critic.max_grad_norm, below optim.clip_grad",
     "critic.ppo_mini_batch_size": "nothing where it is the actor's",
-    "critic.optim.lr_warmup_steps": "nothing where it is the actor's",
-    "critic.optim.lr_warmup_steps_ratio": "nothing where it is the actor's",
-    "critic.optim.lr_scheduler_type": "nothing where it is the actor's",
-    "critic.optim.lr_decay_style": "nothing where it is the actor's",
-    "critic.optim.warmup_style": "nothing where it is the actor's",
-    "critic.optim.decay_type": "nothing where it is the actor's",
-    "critic.optim.min_lr_ratio": "nothing where it is the actor's",
-    "critic.optim.min_lr": "nothing where it is the actor's",
-    "critic.optim.lr_min": "nothing where it is the actor's",
-    "critic.optim.min_lr_factor": "nothing where it is the actor's",
-    "critic.optim.lr_decay_steps": "nothing where it is the actor's",
-    "critic.optim.betas": "nothing where it is the actor's",
-    "critic.optim.eps": "nothing where it is the actor's",
+    **of_each(["critic.optim"], dict.fromkeys(LIKE_THE_POLICY.split(), "nothing where it is the actor's")),
     "critic.loss_agg_mode": "nothing where it is token-mean",
     "critic.model.path": "critic.path",
     "critic.cliprange_value": "algorithm.ppo.value_clip",
@@ -199,14 +190,15 @@ MAPPED: dict[str, str] = {
     "reward.reward_manager.name": "nothing where it is naive or dapo",
     "reward_manager.name": "nothing where it is naive or dapo",
     "reward_model.reward_manager": "nothing where it is naive or dapo",
-    "reward.reward_kwargs.overlong_buffer_cfg.enable": 'length_penalty = "soft_overlong", with the manager dapo',
-    "reward.reward_kwargs.overlong_buffer_cfg.len": "length_penalty_buffer, as a share of the longest answer",
-    "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": "length_penalty_weight",
-    "reward.reward_kwargs.max_resp_len": "the longest answer of that share",
-    "reward_model.reward_kwargs.overlong_buffer_cfg.enable": 'length_penalty = "soft_overlong", with the manager dapo',
-    "reward_model.reward_kwargs.overlong_buffer_cfg.len": "length_penalty_buffer, as a share of the longest answer",
-    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "length_penalty_weight",
-    "reward_model.reward_kwargs.max_resp_len": "the longest answer of that share",
+    **of_each(
+        ("reward.reward_kwargs", "reward_model.reward_kwargs"),
+        {
+            "overlong_buffer_cfg.enable": 'length_penalty = "soft_overlong", with the manager dapo',
+            "overlong_buffer_cfg.len": "length_penalty_buffer, as a share of the longest answer",
+            "overlong_buffer_cfg.penalty_factor": "length_penalty_weight",
+            "max_resp_len": "the longest answer of that share",
+        },
+    ),
     "reward.reward_model.enable": 'environment.name = "reward_model"',
     "reward.reward_model.model_path": "environment.reward_model.path",
     "reward_model.enable": 'environment.name = "reward_model"',

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rlcore_import.source import rows
+from rlcore_import.source import differs, same
 
 SPEED = "speed or memory alone: what is trained is the same"
 LOGS = "what is logged, kept or profiled alone"
@@ -34,259 +34,174 @@ _TOOLS: Mapping[str, str] = {
 }
 
 ALGORITHM_ROWS = (
-    *rows(CLASS, "_target_ filter_groups._target_ kl_ctrl._target_", prefix="algorithm"),
-    *rows(
-        "a group is replaced where its rewards are equal, before penalties",
-        "filter_groups.metric",
-        prefix="algorithm",
-        changes_meaning=True,
-        neutral=("score",),
-    ),
-    *rows("replacements are asked for as they are needed", "filter_groups.max_inflight_gen_batches", prefix="algorithm"),
-    *rows("of a coefficient that adapts, where it is fixed", "kl_ctrl.horizon kl_ctrl.target_kl", prefix="algorithm"),
-    *rows("samples are not weighed again", "use_pf_ppo", prefix="algorithm", changes_meaning=True),
-    *rows("of use_pf_ppo", "pf_ppo.reweight_method pf_ppo.weight_pow", prefix="algorithm"),
-    *rows(
-        "weights are not divided by their mean",
-        "rollout_correction.rollout_is_batch_normalize",
-        prefix="algorithm",
-        changes_meaning=True,
-    ),
+    *same("algorithm", CLASS, "_target_ filter_groups._target_ kl_ctrl._target_"),
+    *differs("algorithm", "a group is replaced where its rewards are equal, before penalties", "filter_groups.metric", "score"),
+    *same("algorithm", "replacements are asked for as they are needed", "filter_groups.max_inflight_gen_batches"),
+    *same("algorithm", "of a coefficient that adapts, where it is fixed", "kl_ctrl.horizon kl_ctrl.target_kl"),
+    *differs("algorithm", "samples are not weighed again", "use_pf_ppo"),
+    *same("algorithm", "of use_pf_ppo", "pf_ppo.reweight_method pf_ppo.weight_pow"),
+    *differs("algorithm", "weights are not divided by their mean", "rollout_correction.rollout_is_batch_normalize"),
 )
 DATA_ROWS = (
-    *rows(
-        SPEED,
-        "use_shm val_batch_size dataloader_num_workers filter_overlong_prompts_workers trust_remote_code",
-        prefix="data",
-    ),
-    *rows(
-        "prompts over the limit are an error, or left out",
-        "truncation",
-        prefix="data",
-        changes_meaning=True,
-        neutral=("error",),
-    ),
-    *rows("the tokenizer is the model's own", "tokenizer", prefix="data", changes_meaning=True),
-    *rows(
+    *same("data", SPEED, "use_shm val_batch_size dataloader_num_workers filter_overlong_prompts_workers trust_remote_code"),
+    *differs("data", "prompts over the limit are an error, or left out", "truncation", "error"),
+    *differs("data", "the tokenizer is the model's own", "tokenizer"),
+    *differs(
+        "data",
         "rows of the user's own code",
         "custom_cls.path custom_cls.name sampler.class_path sampler.class_name datagen.path datagen.name",
-        prefix="data",
-        changes_meaning=True,
     ),
-    *rows(
-        "turns and tools are the environment's",
-        "tool_config_path function_tool_path",
-        prefix="data",
-        changes_meaning=True,
-    ),
-    *rows("an image is a part of its message", "image_key", prefix="data", changes_meaning=True, neutral=("images",)),
-    *rows("no video and no sound is read", "video_key", prefix="data", changes_meaning=True, neutral=("videos",)),
-    *rows("no video and no sound is read", "audio_key", prefix="data", changes_meaning=True, neutral=("audios",)),
-    *rows("the processor is the model's own", "mm_processor_kwargs mm_processor_kwargs.*", prefix="data", changes_meaning=True),
-    *rows("patches are the model's own", "image_patch_size", prefix="data"),
-    *rows(
+    *differs("data", "turns and tools are the environment's", "tool_config_path function_tool_path"),
+    *differs("data", "an image is a part of its message", "image_key", "images"),
+    *differs("data", "no video and no sound is read", "video_key", "videos"),
+    *differs("data", "no video and no sound is read", "audio_key", "audios"),
+    *differs("data", "the processor is the model's own", "mm_processor_kwargs mm_processor_kwargs.*"),
+    *same("data", "patches are the model's own", "image_patch_size"),
+    *same(
+        "data",
         "what rows keep for verl's own code",
         "return_raw_input_ids return_raw_chat return_full_prompt return_multi_modal_inputs",
-        prefix="data",
     ),
-    *rows(REWARDS, "reward_fn_key", prefix="data", changes_meaning=True, neutral=("data_source",)),
-    *rows("all held-out rows are measured", "validation_shuffle", prefix="data"),
+    *differs("data", REWARDS, "reward_fn_key", "data_source"),
+    *same("data", "all held-out rows are measured", "validation_shuffle"),
 )
 TRAINER_ROWS = (
-    *rows(
-        "a run has run.num_steps; its data begin anew as often as these need",
-        "total_epochs",
-        prefix="trainer",
-        changes_meaning=True,
-    ),
-    *rows(
-        LOGS,
-        "logger log_val_generations rollout_data_dir validation_data_dir esi_redundant_time default_hdfs_dir default_local_dir "
-        "del_local_ckpt_after_load max_critic_ckpt_to_keep",
-        prefix="trainer",
-    ),
-    *rows(
-        SPEED,
-        "balance_batch ray_wait_register_center_timeout device use_v1 use_legacy_worker_impl v1.sync "
-        "v1.colocate_async.num_warmup_batches v1.separate_async.num_warmup_batches",
-        prefix="trainer",
-    ),
-    *rows(
-        "rlcore train --resume goes on with a run",
-        "resume_mode",
-        prefix="trainer",
-        changes_meaning=True,
-        neutral=("auto", "disable"),
-    ),
-    *rows("rlcore train --resume goes on with a run", "resume_from_path", prefix="trainer", changes_meaning=True),
-    *rows("async.max_staleness", "v1.trainer_mode", prefix="trainer", changes_meaning=True, neutral=("sync",)),
-    *rows("of a trainer_mode that is not sync", "v1.separate_async.parameter_sync_step", prefix="trainer"),
-    *rows(
+    *differs("trainer", "a run has run.num_steps; its data begin anew as often as these need", "total_epochs"),
+    *same("trainer", LOGS, "logger log_val_generations rollout_data_dir validation_data_dir esi_redundant_time"),
+    *same("trainer", LOGS, "default_hdfs_dir default_local_dir del_local_ckpt_after_load max_critic_ckpt_to_keep"),
+    *same("trainer", SPEED, "balance_batch ray_wait_register_center_timeout device use_v1 use_legacy_worker_impl v1.sync"),
+    *same("trainer", SPEED, "v1.colocate_async.num_warmup_batches v1.separate_async.num_warmup_batches"),
+    *differs("trainer", "rlcore train --resume goes on with a run", "resume_mode", "auto", "disable"),
+    *differs("trainer", "rlcore train --resume goes on with a run", "resume_from_path"),
+    *differs("trainer", "async.max_staleness", "v1.trainer_mode", "sync"),
+    *same("trainer", "of a trainer_mode that is not sync", "v1.separate_async.parameter_sync_step"),
+    *same(
+        "trainer.v1.separate_async.hybrid_rollout",
         "of a trainer_mode that is not sync",
         "enable_switch switch_threshold_ratio adaptive_switch_threshold switch_threshold_step_up switch_threshold_step_down "
         "switch_threshold_release_steps switch_cost_window_size _target_",
-        prefix="trainer.v1.separate_async.hybrid_rollout",
     ),
-    *rows("async.max_staleness", "max_off_policy_threshold", prefix="trainer.v1.sampler", changes_meaning=True, neutral=(8,)),
-    *rows("async.on_stale", "max_off_policy_strategy", prefix="trainer.v1.sampler", changes_meaning=True, neutral=("drop",)),
-    *rows("rollout.on_environment_error", "sync_refill_failed_groups", prefix="trainer.v1.sampler", changes_meaning=True),
-    *rows(
-        "prompts are drawn by [data.train]",
-        "custom_sampler.path custom_sampler.name sampler_kwargs",
-        prefix="trainer.v1.sampler",
-        changes_meaning=True,
+    *differs("trainer.v1.sampler", "async.max_staleness", "max_off_policy_threshold", 8),
+    *differs("trainer.v1.sampler", "async.on_stale", "max_off_policy_strategy", "drop"),
+    *differs("trainer.v1.sampler", "rollout.on_environment_error", "sync_refill_failed_groups"),
+    *differs(
+        "trainer.v1.sampler", "prompts are drawn by [data.train]", "custom_sampler.path custom_sampler.name sampler_kwargs"
     ),
 )
 REWARD_ROWS = (
-    *rows(CLASS, "_target_ reward_manager._target_ reward_manager.module._target_", prefix="reward"),
-    *rows(CLASS, "reward_model._target_ reward_model.rollout._target_ sandbox_fusion._target_", prefix="reward"),
-    *rows(CLASS, "reward_manager._target_ reward_manager.module._target_ reward_model.rollout._target_"),
-    *rows(SPEED, "reward.num_workers reward_model.num_workers"),
-    *rows(FUNCTION, "custom_reward_function.path reward.custom_reward_function.path", changes_meaning=True),
-    *rows(
-        FUNCTION,
-        "custom_reward_function.name reward.custom_reward_function.name",
-        changes_meaning=True,
-        neutral=("compute_score",),
-    ),
-    *rows(FUNCTION, "custom_reward_function.reward_kwargs.*", changes_meaning=True),
-    *rows(FUNCTION, "reward.custom_reward_function.reward_kwargs.*", changes_meaning=True),
-    *rows(
-        REWARDS,
-        "reward.reward_manager.source reward_manager.source reward_model.reward_loop_source",
-        changes_meaning=True,
-        neutral=("register",),
-    ),
-    *rows(
-        REWARDS,
-        "reward.reward_manager.module.path reward_manager.module.path reward_model.reward_loop_module_path "
-        "reward_model.reward_loop_class_name",
-        changes_meaning=True,
-    ),
-    *rows(LOGS, "reward.reward_manager.module.name reward_manager.module.name"),
-    *rows(LOGS, "reward.reward_kwargs.overlong_buffer_cfg.log reward_model.reward_kwargs.overlong_buffer_cfg.log"),
-    *rows(
+    *same("reward", CLASS, "_target_ reward_manager._target_ reward_manager.module._target_"),
+    *same("reward", CLASS, "reward_model._target_ reward_model.rollout._target_ sandbox_fusion._target_"),
+    *same("", CLASS, "reward_manager._target_ reward_manager.module._target_ reward_model.rollout._target_"),
+    *same("", SPEED, "reward.num_workers reward_model.num_workers"),
+    *differs("", FUNCTION, "custom_reward_function.path reward.custom_reward_function.path"),
+    *differs("", FUNCTION, "custom_reward_function.name reward.custom_reward_function.name", "compute_score"),
+    *differs("", FUNCTION, "custom_reward_function.reward_kwargs.*"),
+    *differs("", FUNCTION, "reward.custom_reward_function.reward_kwargs.*"),
+    *differs("", REWARDS, "reward.reward_manager.source reward_manager.source reward_model.reward_loop_source", "register"),
+    *differs("", REWARDS, "reward.reward_manager.module.path reward_manager.module.path reward_model.reward_loop_module_path"),
+    *differs("", REWARDS, "reward_model.reward_loop_class_name"),
+    *same("", LOGS, "reward.reward_manager.module.name reward_manager.module.name"),
+    *same("", LOGS, "reward.reward_kwargs.overlong_buffer_cfg.log reward_model.reward_kwargs.overlong_buffer_cfg.log"),
+    *differs(
+        "",
         "programs run in the environment code",
         "reward.sandbox_fusion.url reward_model.sandbox_fusion.url sandbox_fusion.url",
-        changes_meaning=True,
     ),
-    *rows(
+    *same(
+        "",
         "of the service for programs",
-        "reward.sandbox_fusion.max_concurrent reward.sandbox_fusion.memory_limit_mb reward_model.sandbox_fusion.max_concurrent "
-        "reward_model.sandbox_fusion.memory_limit_mb sandbox_fusion.max_concurrent sandbox_fusion.memory_limit_mb",
+        "reward.sandbox_fusion.max_concurrent reward.sandbox_fusion.memory_limit_mb "
+        "reward_model.sandbox_fusion.max_concurrent reward_model.sandbox_fusion.memory_limit_mb sandbox_fusion.max_concurrent "
+        "sandbox_fusion.memory_limit_mb",
     ),
-    *rows(SPEED, "enable_resource_pool n_gpus_per_node nnodes", prefix="reward.reward_model"),
-    *rows(
+    *same("reward.reward_model", SPEED, "enable_resource_pool n_gpus_per_node nnodes"),
+    *same(
+        "reward.reward_model.rollout",
         SPEED,
         f"{_ENGINE} pipeline_model_parallel_size layered_summon scheduling_policy full_determinism seed multi_stage_wake_up",
-        prefix="reward.reward_model.rollout",
     ),
-    *rows(
+    *same(
+        "reward.reward_model.rollout",
         "a reward model scores, and samples nothing",
         "ignore_eos temperature top_k top_p do_sample n quantization quantization_config_file mtp",
-        prefix="reward.reward_model.rollout",
     ),
-    *rows(SPEED, DISAGGREGATION, prefix="reward.reward_model.rollout.disaggregation"),
-    *rows(
-        SPEED,
-        "enable_resource_pool n_gpus_per_node nnodes strategy micro_batch_size micro_batch_size_per_gpu use_dynamic_bsz "
-        "forward_max_token_len_per_gpu launch_reward_fn_async ulysses_sequence_parallel_size use_reward_loop "
-        "nccl_timeout load_weight "
-        "model.use_shm model.use_remove_padding model.use_fused_kernels model.trust_remote_code "
-        "model.fsdp_config._target_ model.fsdp_config.wrap_policy.min_num_params model.fsdp_config.param_offload "
-        "model.fsdp_config.reshard_after_forward model.fsdp_config.fsdp_size model.fsdp_config.forward_prefetch",
-        prefix="reward_model",
-    ),
-    *rows(SPEED, _ENGINE, prefix="reward_model.rollout"),
-    *rows(
+    *same("reward.reward_model.rollout.disaggregation", SPEED, DISAGGREGATION),
+    *same("reward_model", SPEED, "enable_resource_pool n_gpus_per_node nnodes strategy micro_batch_size"),
+    *same("reward_model", SPEED, "micro_batch_size_per_gpu use_dynamic_bsz forward_max_token_len_per_gpu"),
+    *same("reward_model", SPEED, "launch_reward_fn_async ulysses_sequence_parallel_size use_reward_loop nccl_timeout"),
+    *same("reward_model", SPEED, "load_weight model.use_shm model.use_remove_padding model.use_fused_kernels"),
+    *same("reward_model", SPEED, "model.trust_remote_code model.fsdp_config._target_"),
+    *same("reward_model", SPEED, "model.fsdp_config.wrap_policy.min_num_params model.fsdp_config.param_offload"),
+    *same("reward_model", SPEED, "model.fsdp_config.reshard_after_forward model.fsdp_config.fsdp_size"),
+    *same("reward_model", SPEED, "model.fsdp_config.forward_prefetch"),
+    *same("reward_model.rollout", SPEED, _ENGINE),
+    *same(
+        "reward_model.megatron",
         "where the reward model computes",
         "_target_ context_parallel_size dtype expert_model_parallel_size expert_tensor_parallel_size "
         "override_transformer_config param_offload pipeline_model_parallel_size seed sequence_parallel "
         "tensor_model_parallel_size use_distributed_optimizer use_mbridge use_remove_padding vanilla_mbridge "
         "virtual_pipeline_model_parallel_size",
-        prefix="reward_model.megatron",
     ),
-    *rows("where the reward model computes", "reward_model.megatron.override_transformer_config.*"),
-    *rows(
+    *same("", "where the reward model computes", "reward_model.megatron.override_transformer_config.*"),
+    *differs(
+        "reward_model.megatron",
         "environment.reward_model.path has the weights",
         "dist_checkpointing_path dist_checkpointing_prefix use_dist_checkpointing",
-        prefix="reward_model.megatron",
-        changes_meaning=True,
     ),
-    *rows(
+    *differs(
+        "reward_model",
         "the reward model's own length, tokenizer and configuration count",
         "max_length model.input_tokenizer model.override_config model.external_lib",
-        prefix="reward_model",
-        changes_meaning=True,
     ),
 )
 DISTILLATION_ROWS = (
-    *rows(CLASS, "_target_ distillation_loss._target_", prefix="distillation"),
-    *rows(SPEED, "n_gpus_per_node nnodes", prefix="distillation"),
-    *rows("where the teacher computes", _TEACHER, prefix="distillation.teacher_models.teacher_model"),
-    *rows("of several teachers", "teacher_key", prefix="distillation"),
-    *rows("of other losses of distillation", "topk policy_loss_mode", prefix="distillation.distillation_loss"),
-    *rows(
-        "ratios are cut at importance_maximum",
-        "clip_ratio clip_ratio_low clip_ratio_high",
-        prefix="distillation.distillation_loss",
+    *same("distillation", CLASS, "_target_ distillation_loss._target_"),
+    *same("distillation", SPEED, "n_gpus_per_node nnodes"),
+    *same("distillation.teacher_models.teacher_model", "where the teacher computes", _TEACHER),
+    *same("distillation", "of several teachers", "teacher_key"),
+    *same("distillation.distillation_loss", "of other losses of distillation", "topk policy_loss_mode"),
+    *same(
+        "distillation.distillation_loss", "ratios are cut at importance_maximum", "clip_ratio clip_ratio_low clip_ratio_high"
     ),
-    *rows(
-        "the loss has no other term",
-        "distillation_loss_coef",
-        prefix="distillation.distillation_loss",
-        changes_meaning=True,
-        neutral=(1,),
-    ),
-    *rows(
-        "a token's divergence is within ±20",
-        "loss_max_clamp log_prob_min_clamp",
-        prefix="distillation.distillation_loss",
-        changes_meaning=True,
-    ),
+    *differs("distillation.distillation_loss", "the loss has no other term", "distillation_loss_coef", 1),
+    *differs("distillation.distillation_loss", "a token's divergence is within ±20", "loss_max_clamp log_prob_min_clamp"),
 )
 OTHER_ROWS = (
-    *rows(SPEED, "actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout"),
-    *rows("which files are composed, whose keys are read", "model_engine"),
-    *rows(
+    *same("", SPEED, "actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout"),
+    *same("", "which files are composed, whose keys are read", "model_engine"),
+    *differs(
+        "",
         "earlier samples are not read in place of new ones",
         "skip.rollout.enable skip.rollout_tq.enable skip.async_rollout.enable",
-        changes_meaning=True,
     ),
-    *rows("of samples that are read again", "dump_dir steps action", prefix="skip.rollout"),
-    *rows("of samples that are read again", "dump_dir steps action", prefix="skip.rollout_tq"),
-    *rows("of samples that are read again", "dump_dir steps action", prefix="skip.async_rollout"),
-    *rows(CLASS, "skip._target_"),
-    *rows("an argument of ray.init", "ray_kwargs.ray_init.* ray_init.*"),
-    *rows(LOGS, "ray_kwargs.timeline_json_file"),
-    *rows(
-        SPEED,
-        "enable backend.storage_backend backend.MooncakeStore.auto_init backend.MooncakeStore.device_name "
-        "backend.MooncakeStore.global_segment_size backend.MooncakeStore.local_buffer_size "
-        "backend.MooncakeStore.local_hostname backend.MooncakeStore.master_server_address "
-        "backend.MooncakeStore.metadata_server backend.MooncakeStore.protocol "
-        "backend.SimpleStorage.num_data_storage_units backend.SimpleStorage.total_storage_size metrics.enabled metrics.port",
-        prefix="transfer_queue",
-    ),
-    *rows(LOGS, f"{_PROFILER} profile_continuous_steps steps", prefix="global_profiler"),
-    *rows(
-        LOGS,
-        "nsys._target_ nsys.discrete torch_memory.context torch_memory.kw_args torch_memory.stacks torch_memory.stack_depth "
-        "torch_memory.trace_alloc_max_entries precision_debugger._target_ precision_debugger.config_path "
-        "precision_debugger.stages precision_debugger.steps precision_debugger.strict",
-        prefix="global_profiler.global_tool_config",
-    ),
-    *rows(
-        "an option of nsys",
-        "controller_nsight_options.* worker_nsight_options.*",
-        prefix="global_profiler.global_tool_config.nsys",
+    *same("skip.rollout", "of samples that are read again", "dump_dir steps action"),
+    *same("skip.rollout_tq", "of samples that are read again", "dump_dir steps action"),
+    *same("skip.async_rollout", "of samples that are read again", "dump_dir steps action"),
+    *same("", CLASS, "skip._target_"),
+    *same("", "an argument of ray.init", "ray_kwargs.ray_init.* ray_init.*"),
+    *same("", LOGS, "ray_kwargs.timeline_json_file"),
+    *same("transfer_queue", SPEED, "enable backend.storage_backend backend.MooncakeStore.auto_init"),
+    *same("transfer_queue", SPEED, "backend.MooncakeStore.device_name backend.MooncakeStore.global_segment_size"),
+    *same("transfer_queue", SPEED, "backend.MooncakeStore.local_buffer_size backend.MooncakeStore.local_hostname"),
+    *same("transfer_queue", SPEED, "backend.MooncakeStore.master_server_address backend.MooncakeStore.metadata_server"),
+    *same("transfer_queue", SPEED, "backend.MooncakeStore.protocol backend.SimpleStorage.num_data_storage_units"),
+    *same("transfer_queue", SPEED, "backend.SimpleStorage.total_storage_size metrics.enabled metrics.port"),
+    *same("global_profiler", LOGS, f"{_PROFILER} profile_continuous_steps steps"),
+    *same("global_profiler.global_tool_config", LOGS, "nsys._target_ nsys.discrete torch_memory.context torch_memory.kw_args"),
+    *same("global_profiler.global_tool_config", LOGS, "torch_memory.stacks torch_memory.stack_depth"),
+    *same("global_profiler.global_tool_config", LOGS, "torch_memory.trace_alloc_max_entries precision_debugger._target_"),
+    *same("global_profiler.global_tool_config", LOGS, "precision_debugger.config_path precision_debugger.stages"),
+    *same("global_profiler.global_tool_config", LOGS, "precision_debugger.steps precision_debugger.strict"),
+    *same(
+        "global_profiler.global_tool_config.nsys", "an option of nsys", "controller_nsight_options.* worker_nsight_options.*"
     ),
     *(
         row
         for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout", "critic", "reward_model")
         for row in (
-            *rows(LOGS, f"{_PROFILER} all_ranks enable ranks tool_config", prefix=f"{role}.profiler"),
-            *(row for tool, keys in _TOOLS.items() for row in rows(LOGS, keys, prefix=f"{role}.profiler.tool_config.{tool}")),
+            *same(f"{role}.profiler", LOGS, f"{_PROFILER} all_ranks enable ranks tool_config"),
+            *(row for tool, keys in _TOOLS.items() for row in same(f"{role}.profiler.tool_config.{tool}", LOGS, keys)),
         )
     ),
 )

@@ -322,7 +322,7 @@ def _compute(source: Source, values: dict[str, Any], prefix: str) -> None:
 
 def _memory(source: Source, values: dict[str, Any], prefix: str, context_parallel: int) -> None:
     state, weights = source.flag(f"{prefix}.optimizer_offload"), source.flag(f"{prefix}.param_offload")
-    values["residency.offload_trainer"] = "all" if weights else "state" if state else "none"
+    values["offload.trainer"] = "all" if weights else "state" if state else "none"
     longest = values["rollout.max_prompt_tokens"] + values["rollout.max_response_tokens"]
     most = source.integer(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384, least=1)
     each = source.integer(f"{ACTOR}.ppo_micro_batch_size_per_gpu", least=1)
@@ -351,7 +351,7 @@ def import_generator(source: Source, values: dict[str, Any]) -> None:
     if not source.flag(f"{ROLLOUT}.enable_prefix_caching", default=True):
         values["generator.vllm.prefix_caching"] = False
     if not source.flag(f"{ROLLOUT}.free_cache_engine", default=True):
-        values["residency.generator_sleeps"] = False
+        values["offload.generator_sleeps"] = False
     for key in ("max_num_seqs", "max_num_batched_tokens"):
         if found := source.integer(f"{ROLLOUT}.{key}", least=1):
             values[f"generator.vllm.{key}"] = found

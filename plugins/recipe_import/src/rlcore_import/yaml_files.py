@@ -21,7 +21,7 @@ _OVERRIDE = re.compile(r"\+{0,2}([\w.\-@/]+)=(.*)", re.DOTALL)
 _DELETION = re.compile(r"~([\w.\-]+)(?:=(.*))?", re.DOTALL)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """A SafeLoader that reads 1e-6 as a number and a date as a text, and refuses a key that comes twice, as OmegaConf does.
 
     It uses libyaml where available.

@@ -1,4 +1,4 @@
-"""The descriptions of `rlcore report` and `rlcore trace`."""
+"""The descriptions of `rlcore report`, `rlcore show` and `rlcore trace`."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec
 
@@ -8,6 +8,13 @@ REPORT = CommandSpec(
     help="Write one HTML page about one or more runs.",
     command="rlcore_report.command:report_command",
     priority=75,
+)
+SHOW = CommandSpec(
+    name="show",
+    spi=SPI_VERSION,
+    help="Show samples with their rewards and advantages.",
+    command="rlcore_report.show_command:show_command",
+    priority=80,
 )
 TRACE = CommandSpec(
     name="trace",

@@ -11,7 +11,7 @@ from rlcore.schema.problem import ProblemsError
 from rlcore.spi import PluginError, Tokenizer
 
 BROKEN = "\ufffd"
-"""What stands for bytes that are no character: a token may hold a part of one."""
+"""The mark of bytes that are no character: a token may hold a part of one."""
 MAX_TOKENS_OF_A_CHARACTER = 6
 
 
@@ -52,7 +52,7 @@ class TokenPieces:
 
 
 def pieces_of(run: SavedRun) -> tuple[TokenPieces | None, str]:
-    """What cuts the texts of a run's model; None where its tokenizer is not to be had, and why. No code of a model's runs."""
+    """The tokenizer of a run's model; None and the reason where there is none. No code of a model's runs."""
     reasons = []
     candidates: list[tuple[str, str | None]] = [] if run.model is None else [(str(run.model), None)]
     match run.recipe.get("model"):

@@ -33,9 +33,9 @@ class RewardModelConfig:
     success_reward: Finite = 0.0
     """The reward from which on a sample counts as solved."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the reward model computes; "cuda" is the first device that the run sees. Of a model in a local directory, what is
+    """The device of the reward model; "cuda" is the first device that the run sees. Of a model in a local directory, what is
     planned for trainer and generator there leaves room for it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What it computes in."""
+    """The dtype of its computation."""
     max_batch: Positive = 16
     """Most answers that are scored at once. Those that come while others are scored wait and go together."""

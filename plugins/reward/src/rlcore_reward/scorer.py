@@ -12,8 +12,8 @@ from attrs import frozen
 
 from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
 from rlcore.spi import Message, ModelSpec, Problem, Tool
-from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, raise_model_problems, unknown_tensors
+from rlcore_torchkit.transformers_import import import_transformers
 
 TODAY = date(2024, 7, 26)
 """The date that chat templates get on every day, in training too."""

@@ -33,8 +33,8 @@ class FunctionConfig(PromptConfig):
     called with those of `prompt`, `completion` and `row` that it takes, and with fields of the row by their names. It returns a
     number, or a mapping with `reward`, `success` and further numbers."""
     weights: Annotated[Mapping[str, float], _FINITE] = field(factory=dict)
-    """What each part of the reward counts: a function's name, or a name in the mappings that functions return. Functions count
-    1.0 unless they are named here."""
+    """The weight of each part of the reward, by a function's name, or a name in the mappings that functions return. Functions
+    count 1.0 unless they are named here."""
     pass_environment: tuple[Text, ...] = ()
     """Names of further environment variables of the run that the worker processes get. They always get those that programs
     need, such as PATH, HOME and LANG. An `async def` runs in the process of the run, and sees all variables."""

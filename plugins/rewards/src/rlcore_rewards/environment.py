@@ -67,7 +67,7 @@ class FunctionBackend:
         return ResetResult(observation=observation, state=row)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
-        """What the functions say of the answer. RewardError where one fails."""
+        """Reward an answer by the functions. RewardError where one fails."""
         sample = Sample(prompt=state[PROMPT], completion=turn.text, row=dict(state))
         calls = [self._say_here(function, sample) for function in self._here]
         pooled = [say_all(self._pool, self._pooled, sample)] if self._pool is not None else []

@@ -99,7 +99,7 @@ class JudgeBackend:
 
 
 def template_of(config: JudgeConfig) -> str:
-    """What the judge is asked. ConfigError where it cannot be read."""
+    """The template of the judge's prompt. ConfigError where it cannot be read."""
     if config.prompt is not None or config.prompt_file is None:
         return config.prompt or ""
     try:

@@ -15,13 +15,13 @@ class JudgeConfig(PromptConfig):
     """`[environment.judge]`: a model behind OpenAI's API scores each answer; prompts come from `[data]`."""
 
     base_url: Text
-    """Where the API is, such as "http://127.0.0.1:8001/v1"."""
+    """Address of the API, such as "http://127.0.0.1:8001/v1"."""
     model: Text
-    """What the endpoint calls the model that judges."""
+    """The endpoint's name of the model that judges."""
     api_key_env: str | None = None
     """The environment variable with the key; none where the endpoint asks for none. The key itself is written nowhere."""
     prompt: str | None = None
-    """What the judge is asked, with {completion}, {prompt} and {row[FIELD]} in it."""
+    """The judge's prompt, with {completion}, {prompt} and {row[FIELD]} in it."""
     prompt_file: FileText | None = None
     """A file with that text, beside the recipe; one of the two."""
     score_pattern: str = (

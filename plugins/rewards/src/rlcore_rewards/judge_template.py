@@ -65,7 +65,7 @@ def _field(answer: str, name: str) -> float | None:
 
 
 def pattern_fault(pattern: str) -> str | None:
-    """What is wrong with a pattern for scores, or None."""
+    """The fault of a pattern for scores, or None."""
     try:
         num_groups = re.compile(pattern).groups
     except re.error as error:

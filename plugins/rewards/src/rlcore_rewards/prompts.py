@@ -15,7 +15,7 @@ def observation_of(row: Row, config: PromptConfig) -> Observation:
 
 
 def prompt_problems(section: str, config: PromptConfig) -> list[Problem]:
-    """What is wrong with a section's keys for prompts."""
+    """Problems of a section's keys for prompts."""
     if config.system_prompt is None or config.prompt_format == "chat":
         return []
     expected = 'none where prompt_format = "text"'

@@ -23,7 +23,7 @@ class Sample:
     """One answer of the policy to one row."""
 
     prompt: str | Sequence[Message]
-    """What the row has as its prompt."""
+    """The row's prompt."""
     completion: str
     row: Mapping[str, Any]
 
@@ -72,14 +72,14 @@ class RewardFunction:
         return is_async(self.call)
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """What it is called with for a sample: copies, which it may change."""
+        """The arguments for a sample: copies, which it may change."""
         row = deepcopy(dict(sample.row))
         parts = {"prompt": deepcopy(sample.prompt), "completion": sample.completion, "row": row}
         given = {name: value for name, value in row.items() if isinstance(name, str)} | parts
         return {name: value for name, value in given.items() if self.takes_all or name in self.takes}
 
     def say(self, sample: Sample) -> RewardOutput:
-        """What the function says of a sample. RewardError where it raises, or returns what is no reward."""
+        """Call the function on a sample. RewardError where it raises, or returns what is no reward."""
         try:
             value = self.call(**self.arguments(sample))
         except (Exception, SystemExit) as error:
@@ -87,7 +87,7 @@ class RewardFunction:
         return read(self.name, value)
 
     async def say_later(self, sample: Sample) -> RewardOutput:
-        """What an `async def` says of a sample."""
+        """Await an `async def` on a sample."""
         try:
             value = await self.call(**self.arguments(sample))
         except (Exception, SystemExit) as error:

@@ -15,7 +15,7 @@ REWARD, SUCCESS = "reward", "success"
 
 @frozen
 class RewardOutput:
-    """What one function says of one sample."""
+    """The output of one function for one sample."""
 
     name: str
     """The function's."""
@@ -27,17 +27,17 @@ class RewardOutput:
 
 @frozen(kw_only=True)
 class Score:
-    """What a sample is worth."""
+    """The reward of a sample."""
 
     reward: float
     success: bool
     metrics: Mapping[str, float]
     components: Mapping[str, float]
-    """What the reward is the sum of, weighted; empty where that is one thing."""
+    """The weighted parts of the reward; empty where it is one thing."""
 
 
 def read(name: str, value: object) -> RewardOutput:
-    """What a function's value stands for: a finite number, or a mapping of names to such, in which `success` is a bool.
+    """Read a function's value: a finite number, or a mapping of names to such, in which `success` is a bool.
     RewardError where it is something else."""
     values: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {REWARD: value}
     success = values.pop(SUCCESS, None)

@@ -37,7 +37,7 @@ def pool_of(paths: Sequence[str], num_processes: int, pass_environment: tuple[st
 
 
 async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample: Sample) -> list[RewardOutput]:
-    """What the functions of a pool say of a sample. RewardError where one fails or ends its process."""
+    """Call the functions of a pool on a sample. RewardError where one fails or ends its process."""
     answer = await pool.call(sample)
     if isinstance(answer, Ended):
         names = ", ".join(repr(function.name) for function in functions)
@@ -49,7 +49,7 @@ async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample:
 
 
 def answer(functions: Functions, sample: Sample) -> list[RewardOutput] | RlcoreError:
-    """What they say of one sample, or why there is no reward. The modules are loaded by the first sample of each process."""
+    """Their outputs for one sample, or the reason of no reward. The modules are loaded by the first sample of each process."""
     for folder in functions.sys_path:
         if folder not in sys.path:
             sys.path.append(folder)

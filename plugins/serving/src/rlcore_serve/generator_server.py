@@ -9,9 +9,10 @@ from rlcore import spi
 from rlcore.config.model import ModelConfig
 from rlcore.gpu import Device
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
-from rlcore.registry.binding import build_generator, engine_tool_parser, run_check
+from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
+from rlcore.registry.provider_calls import engine_tool_parser, run_check
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems

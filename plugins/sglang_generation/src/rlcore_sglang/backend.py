@@ -37,7 +37,7 @@ class SglangBackend:
         self._version = NO_WEIGHTS
         self._refit: Refit | None = None
         self._away: list[str] = []
-        """What the engine is to hold no device memory for: of "weights" and "kv_cache"."""
+        """The parts that the engine is to hold no device memory for: of "weights" and "kv_cache"."""
         if context.channel is None:
             check_hub_files(context.model)
         self._engine = self._start()

@@ -1,4 +1,4 @@
-"""What the generator cannot do, found before anything is allocated; imports neither torch, transformers nor SGLang."""
+"""Checks of the generator's options and model before anything is allocated; imports neither torch, transformers nor SGLang."""
 
 from collections.abc import Iterator, Sequence
 

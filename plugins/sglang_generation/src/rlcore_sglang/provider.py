@@ -23,7 +23,7 @@ ROUNDING_ARGUMENTS = (
 
 
 def disabled_capabilities(config: SglangConfig) -> frozenset[str]:
-    """What a section rules out: exactness where weights or the KV cache may be quantised."""
+    """Return the capabilities that a section rules out: exactness where weights or the KV cache may be quantised."""
     return EXACT if any(map(config.engine.get, ROUNDING_ARGUMENTS)) else frozenset()
 
 
@@ -49,4 +49,4 @@ PROVIDER = Provider(
     backend="rlcore_sglang.backend:SglangBackend",
     check="rlcore_sglang.check:check",
 )
-"""What the entry point names."""
+"""The provider, which the entry point names."""

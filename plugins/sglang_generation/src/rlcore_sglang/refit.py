@@ -25,7 +25,7 @@ MAX_NAMED = 5
 
 @frozen(kw_only=True)
 class Acknowledged:
-    """What the engine holds after a refit."""
+    """The engine's weights after a refit."""
 
     digests: Mapping[str, int]
     """The digest of each tensor as it arrived in the engine's processes, by Hugging Face name."""

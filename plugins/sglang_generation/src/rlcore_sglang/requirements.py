@@ -1,4 +1,4 @@
-"""Whether an SGLang is here that can run, found out from metadata alone."""
+"""Checks that an installed SGLang can run, from metadata alone."""
 
 from packaging.specifiers import SpecifierSet
 
@@ -11,7 +11,7 @@ INSTALL = "pip install 'rlcore-sglang[engine]'"
 
 
 def unavailable() -> str | None:
-    """Why SGLang cannot run here, with the command that helps, or None."""
+    """Name what keeps SGLang from running here, with the command that helps, or None."""
     version = installed_version("sglang")
     if version is None:
         return f"SGLang is not installed: {INSTALL}"

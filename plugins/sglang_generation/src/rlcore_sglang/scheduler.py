@@ -1,4 +1,4 @@
-"""What runs in SGLang's scheduler processes: their beginning, and the loading of weights."""
+"""Runs in SGLang's scheduler processes: their start, and the loading of weights."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def order_tensor(order: Mapping[str, Any]) -> Tensor:
 
 
 def answer_file(answer: Path, rank: int) -> Path:
-    """Where the rank of the engine writes."""
+    """Return the file that a rank of the engine writes."""
     return answer.with_name(f"{answer.name}.{rank}")
 
 

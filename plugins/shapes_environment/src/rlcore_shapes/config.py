@@ -20,5 +20,5 @@ class ShapesConfig:
     num_evaluation: Positive = 200
     """Drawings held out."""
     drawing_seed: int = 0
-    """What the drawings are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them, all
+    """The seed of the drawings. It is not run.seed, so that runs with different seeds, and a warm start before them, all
     hold out the same drawings."""

@@ -1,4 +1,4 @@
-"""What the entry point names. Nothing heavy is imported here."""
+"""The provider for the entry point; it imports nothing heavy."""
 
 from rlcore.spi import SPI_VERSION, Provider, capabilities
 from rlcore_shapes.config import ShapesConfig

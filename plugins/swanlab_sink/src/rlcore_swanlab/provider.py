@@ -17,4 +17,4 @@ PROVIDER = Provider(
     backend="rlcore_swanlab.sink:SwanLabSink",
     unavailable=unavailable,
 )
-"""What the entry point names."""
+"""The provider for the entry point."""

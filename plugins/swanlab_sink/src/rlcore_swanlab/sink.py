@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 import swanlab
 
-from rlcore.background_sink import BackgroundSink
 from rlcore.spi import LoggedSample, RlcoreError, SinkContext
 from rlcore_swanlab.config import SwanLabConfig
+from rlcore_workers.background_sink import BackgroundSink
 
 
 class SwanLabRun:

@@ -1,4 +1,4 @@
-"""What can be wrong in the recipe's section, beyond types."""
+"""Checks of the recipe's section, beyond types."""
 
 from collections.abc import Iterator
 

@@ -30,6 +30,6 @@ class TextArenaConfig:
     num_evaluation: Positive = 100
     """Rows held out."""
     game_seed: int = 0
-    """What the games are dealt by. It is not run.seed, so that runs with different seeds hold out the same games."""
+    """The seed of the games. It is not run.seed, so that runs with different seeds hold out the same games."""
     max_concurrent: Positive = 64
     """Most games at once."""

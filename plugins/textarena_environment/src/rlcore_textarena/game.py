@@ -8,7 +8,7 @@ import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
 NOTHING_NEW = "It is your turn."
-"""What a player reads where the game says nothing new to it."""
+"""The text for a player to whom the game says nothing new."""
 
 
 class Game:

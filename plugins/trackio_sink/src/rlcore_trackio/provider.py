@@ -4,4 +4,4 @@ from rlcore.spi import Provider
 from rlcore_trackio.config import TrackioConfig
 
 PROVIDER = Provider(name="trackio", spi=(2, 0), config=TrackioConfig, backend="rlcore_trackio.sink:TrackioSink")
-"""What the entry point names."""
+"""The provider for the entry point."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 import trackio
 
-from rlcore.background_sink import BackgroundSink
 from rlcore.spi import LoggedSample, SinkContext
 from rlcore_trackio.config import TrackioConfig
+from rlcore_workers.background_sink import BackgroundSink
 
 
 class TrackioRun:

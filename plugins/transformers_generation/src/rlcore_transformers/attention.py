@@ -17,10 +17,10 @@ from rlcore_transformers.cache import SlotCache
 
 @frozen(eq=False)
 class Scores:
-    """How a layer makes weights of its scores; as it stands, plain causal attention."""
+    """The form of a layer's scores; by default plain causal attention."""
 
     scaling: float | None = None
-    """What products are multiplied by; None for 1 / sqrt(D)."""
+    """The factor of products; None for 1 / sqrt(D)."""
     window: int | None = None
     """A token sees itself and the `window` - 1 before it; None for all of them."""
     softcap: float | None = None

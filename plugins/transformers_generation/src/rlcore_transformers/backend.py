@@ -118,7 +118,7 @@ class TransformersBackend:
         self._cache = self._tokenizer = None
 
     def _make_decoder(self, model: Any) -> Decoder:
-        """What computes this transformers model; ModelError where nothing here does."""
+        """Make the decoder of this transformers model; ModelError where there is none."""
         context, length = self._context, self._context.max_sequence_length
         if not is_described(model):
             _raise_problems(class_problems(model.config.to_dict(), context.model.path, length, has_states=has_states(model)))
@@ -143,8 +143,8 @@ class TransformersBackend:
 
     @contextmanager
     def _generation(self, weight_version: int) -> Iterator[Generation]:
-        """The requests of one call. It has the cache to itself, and one that was interrupted or failed gives none back: what it
-        left there may not be finite."""
+        """Run the requests of one call with the cache. A call that fails gives none back, since it may hold what is not
+        finite."""
         cache, self._cache = self._cache, None
         with torch.inference_mode():
             generation = Generation(

@@ -14,8 +14,7 @@ from attrs import frozen
 from rlcore.spi import FinishReason, SamplingParams
 from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
 from rlcore_torchkit.generation import FinishedSample
-from rlcore_transformers.jobs import Job
-from rlcore_transformers.routing import Routing
+from rlcore_transformers.jobs import Job, Routing
 from rlcore_transformers.stopping import StopStrings
 
 Thing = TypeVar("Thing")
@@ -39,7 +38,7 @@ class Kind:
 
 @frozen(eq=False)
 class Place:
-    """What is in a place."""
+    """The sample in a place."""
 
     job: Job
     sample: int

@@ -14,7 +14,7 @@ LENGTH_STEP = 64
 
 
 class PromptStates(Protocol):
-    """What the layers computed of P prompts, padded on the right to L tokens."""
+    """The layers' keys and values of P prompts, padded on the right to L tokens."""
 
     length: int
     keys: list[Tensor]

@@ -1,4 +1,4 @@
-"""What the generator cannot do, found before anything is allocated; imports neither torch nor, for families that are described,
+"""Checks of the generator's model before anything is allocated; imports neither torch nor, for described families,
 transformers."""
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,7 @@ def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem
 def model_problems(
     model: Mapping[str, Any], path: str, max_sequence_length: int, *, routed_experts: bool = False
 ) -> list[Problem]:
-    """What in a described model's config does not fit the run: sequences beyond its positions, positions that vary, no experts
-    where their use is to be reported."""
+    """Refuse a described model that does not fit the run: too few positions, positions that vary, no experts to report."""
     problems = list(routing_problems(model, path)) if routed_experts else []
     longest = model.get("max_position_embeddings")
     if longest is not None and max_sequence_length > longest:
@@ -55,7 +54,7 @@ def model_problems(
 def class_problems(
     model: Mapping[str, Any], path: str, max_sequence_length: int, *, has_states: bool | None = None
 ) -> list[Problem]:
-    """What in the config of a model that no family describes does not fit: images, states besides keys and values, lengths.
+    """Refuse a model that no family describes and that does not fit: images, states besides keys and values, lengths.
     `has_states` says whether it has such states, where its class has been loaded."""
     remedy = "Use another generator for this model."
     if is_image_model(model):

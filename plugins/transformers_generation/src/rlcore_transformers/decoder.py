@@ -1,4 +1,4 @@
-"""What computes a model's hidden states and logits for the engine."""
+"""The interface of what computes a model's hidden states and logits for the engine."""
 
 from collections.abc import Mapping
 from typing import Protocol

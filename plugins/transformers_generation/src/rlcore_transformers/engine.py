@@ -20,8 +20,7 @@ from rlcore_transformers.attention import PromptAttention, SlotAttention
 from rlcore_transformers.batch_slots import BatchSlots, Kind
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.decoder import Decoder
-from rlcore_transformers.jobs import Deliver, Job, Prefilled, hand_out
-from rlcore_transformers.routing import Routing
+from rlcore_transformers.jobs import Deliver, Job, Prefilled, Routing, hand_out
 from rlcore_transformers.sampling import position_keys, sample_tokens
 from rlcore_transformers.stopping import StopStrings
 
@@ -78,7 +77,7 @@ class Generation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every sample has ended."""
+        """True where every sample has ended."""
         return not self._num_left
 
     def step(self) -> None:

@@ -8,10 +8,37 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import FinishReason, GenerateRequest, SamplingMask
-from rlcore.spi.arrays import Int32Array, Int64Array
+from rlcore.spi.arrays import Int16Array, Int32Array, Int64Array, offsets_of
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_transformers.attention import PromptAttention
-from rlcore_transformers.routing import Routing
+
+
+class Routing:
+    """Room for every token that a request may come to, -1 until it has been routed."""
+
+    def __init__(self, request: GenerateRequest, limits: Int64Array, shape: tuple[int, int]) -> None:
+        """`limits` int64 [S]: most tokens of each sample; `shape`: L and K."""
+        self._num_samples = request.num_samples
+        self._prompt_lengths = request.prompts.lengths
+        self._offsets = offsets_of(np.repeat(self._prompt_lengths, request.num_samples) + limits)
+        self._experts = np.full((int(self._offsets[-1]), *shape), -1, np.int16)
+
+    def add_prompts(self, prompts: Int64Array, experts: Int16Array) -> None:
+        """Note the experts int16 [prompts, length, L, K] of the prompts with these numbers, padded on the right."""
+        for prompt, rows in zip(prompts.tolist(), experts, strict=True):
+            length = int(self._prompt_lengths[prompt])
+            for start in self._offsets[prompt * self._num_samples : (prompt + 1) * self._num_samples].tolist():
+                self._experts[start : start + length] = rows[:length]
+
+    def add_tokens(self, samples: Int64Array, positions: Int64Array, experts: Int16Array) -> None:
+        """Note the experts of one token of each of `samples`, int16 [samples, L, K], at these positions of their sequences."""
+        self._experts[self._offsets[samples] + positions] = experts
+
+    def result(self, sample: int, length: int) -> Int16Array:
+        """int16 [prompt and length, L, K]: the experts of a sample that has `length` tokens after its prompt."""
+        start, prompt = self._offsets[sample], self._prompt_lengths[sample // self._num_samples]
+        return self._experts[start : start + prompt + length].copy()
+
 
 Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]
 
@@ -56,7 +83,7 @@ class Job:
             self.kept.setdefault(sample, []).append(tokens)
 
     def take_mask(self, sample: int) -> SamplingMask | None:
-        """What a sample's tokens were chosen among; None where nobody wants to know, or nothing was left out."""
+        """Return the tokens that a sample's were chosen among; None where the request does not ask, or nothing was left out."""
         found = None if self.kept is None else self.kept.pop(sample, None)
         return None if found is None else SamplingMask.of(found)
 
@@ -67,7 +94,7 @@ class Job:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a sample of it has no place yet."""
+        """True where a sample of it has no place yet."""
         return bool(self.waiting.size) or self.prefilled is not None
 
     def unbegun(self) -> list[FinishedSample]:

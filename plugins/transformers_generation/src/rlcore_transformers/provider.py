@@ -25,4 +25,4 @@ PROVIDER = Provider(
     backend="rlcore_transformers.backend:TransformersBackend",
     check="rlcore_transformers.check:check",
 )
-"""What the entry point names."""
+"""The provider, which the entry point names."""

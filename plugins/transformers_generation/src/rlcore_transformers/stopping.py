@@ -30,7 +30,7 @@ class StopStrings:
         self._tail = ""
 
     def complete(self, token: int) -> bool:
-        """Whether this next token completes a stop string."""
+        """Return whether this next token completes a stop string."""
         text = self._tail + (self._stream.step(self._tokenizer, token) or "")
         self._tail = text[len(text) - min(self._kept, len(text)) :]
         return any(string in text for string in self._strings)

@@ -11,7 +11,7 @@ from rlcore_verifiers.loading import load
 
 KEY = "environment.verifiers.num_evaluation"
 EMPTY = "EmptyModelResponseError"
-"""What `verifiers` calls an answer with neither text nor calls of tools, which ends an episode and is rewarded as it is."""
+"""The error of `verifiers` for an answer with neither text nor calls of tools, which ends an episode and is rewarded."""
 
 
 class VerifiersEnvironment:
@@ -52,7 +52,7 @@ class VerifiersEnvironment:
 
 
 def episode_result(output: Mapping[str, Any], success_reward: float) -> EpisodeResult:
-    """What a rollout's output stands for. RewardError where it failed, unless by an empty answer, or where its reward is no
+    """Read a rollout's output. RewardError where it failed, unless by an empty answer, or where its reward is no
     finite number."""
     error, reward = output.get("error"), output.get("reward")
     if error is not None and error["error"] != EMPTY:

@@ -1,4 +1,4 @@
-"""What the entry point names. Nothing heavy is imported here."""
+"""The provider for the entry point; it imports nothing heavy."""
 
 from operator import attrgetter
 

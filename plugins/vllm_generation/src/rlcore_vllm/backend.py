@@ -141,8 +141,8 @@ class VllmBackend:
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
-        """Put the engines to sleep or wake them, wholly or in part: the KV cache is not kept, weights unless discarded. Nobody
-        waits for one that is being started, and one that fails in it is started anew."""
+        """Put the engines to sleep or wake them, wholly or in part. The KV cache is not kept; weights are, unless discarded.
+        Engines that are starting are not waited for, and one that fails is started anew."""
         weights, cache = request.weights == "device", request.state == "device"
         if request.discard_weights and not weights:
             self._version = NO_WEIGHTS
@@ -180,8 +180,7 @@ class VllmBackend:
         self._start_anew({engine for call, engine in list(calls.items()) if _has_failed(call)}, num_starts)
 
     def _start_anew(self, failed: Collection[int], num_starts: Sequence[int]) -> None:
-        """Start engines that failed anew, unless another call has seen to that since; in the background, but for one in this
-        very process."""
+        """Start failed engines anew, unless another call did; in the background, but for one in this very process."""
 
         def claim() -> Restart:
             return self._claimed(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
@@ -214,8 +213,8 @@ class VllmBackend:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
 
     def _claimed(self, indices: Sequence[int]) -> Restart:
-        """What starts engines anew. From now on nobody else does, no move asks them for anything, and none of the generator's
-        weights count until the next refit, which reaches all of them."""
+        """Return the call that starts engines anew. From now on no move reaches them, and no weights of the generator count
+        until the next refit, which reaches all of them."""
         if indices:
             self._version = NO_WEIGHTS
             if self._context.channel is not None:
@@ -286,8 +285,8 @@ def _has_failed(call: Future[None]) -> bool:
 
 
 def _start(replicas: Sequence[Replica], start: Callable[[Replica], None]) -> None:
-    """Start engines at the same time, but those of one device one after another: an engine that starts counts as its own what
-    another takes meanwhile, and leaves itself less."""
+    """Start engines at the same time, but those of one device one after another: vLLM would count the other's memory as its
+    own."""
     waves: list[list[Replica]] = []
     for replica in replicas:
         wave = next((wave for wave in waves if not any({*replica.devices} & {*other.devices} for other in wave)), None)

@@ -14,9 +14,9 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
-    """What a section rules out: ways to refit that its layout has no use for, exactness where weights or the KV cache are
-    quantised or an argument of the engine's may round, adapters apart from weights that are quantised, or that followers take
-    over too, and what guessing leaves no place for."""
+    """Return the capabilities that a section rules out: channels that its layout has no use for, exactness where weights or the
+    KV cache are quantised or an argument of the engine's may round, adapters apart from weights that are quantised or that
+    followers take over too, and those that speculation leaves no place for."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
         (capabilities.IN_PROCESS, capabilities.PROCESS_CHANNELS): config.replicas > 1 or config.tensor_parallel > 1,
@@ -73,7 +73,7 @@ PROVIDER = Provider(
     planned_options={"gpu_memory_utilization"},
     tool_parser="rlcore_vllm.engines.tool_calls:tool_parser",
 )
-"""What the entry point names."""
+"""The provider, which the entry point names."""
 NCCL = ChannelProvider(
     name="nccl",
     spi=(2, 0),

@@ -4,4 +4,4 @@ from rlcore.spi import Provider
 from rlcore_wandb.config import WandbConfig
 
 PROVIDER = Provider(name="wandb", spi=(2, 0), config=WandbConfig, backend="rlcore_wandb.sink:WandbSink")
-"""What the entry point names."""
+"""The provider for the entry point."""

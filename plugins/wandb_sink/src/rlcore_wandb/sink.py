@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 import wandb
 
-from rlcore.background_sink import BackgroundSink
 from rlcore.spi import LoggedSample, RlcoreError, SinkContext
 from rlcore_wandb.config import WandbConfig
+from rlcore_workers.background_sink import BackgroundSink
 
 
 class WandbRun:

@@ -1,1 +1,1 @@
-"""Worker processes, the end of process trees, and functions that a user names."""
+"""Worker processes, the end of process trees, functions that a user names, and sinks that write in a thread."""

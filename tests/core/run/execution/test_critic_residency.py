@@ -113,7 +113,7 @@ def generators_places(what: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("offloads", ["critic.offload=all", "residency.offload_trainer=all"])
+@pytest.mark.parametrize("offloads", ["critic.offload=all", "offload.trainer=all"])
 def test_it_is_saved_and_loaded_while_the_generator_sleeps(run: Run, offloads: str) -> None:
     run(*ON_GPU, *SHORT, offloads, registry=registry())
     assert generators_places("is saved") == ["generator host/host"] * 2
@@ -131,14 +131,14 @@ def test_it_leaves_the_device_whenever_it_does_not_work(run: Run) -> None:
 
 
 def test_it_leaves_the_device_to_the_generator_as_the_policy_does(run: Run) -> None:
-    run(*ON_GPU, *SHORT, "residency.offload_trainer=state", registry=registry())
+    run(*ON_GPU, *SHORT, "offload.trainer=state", registry=registry())
     away, back = "device/host", "device/device"
     assert of_critic() == [away, away, *[back, "tells", "trains", away] * 2]
 
 
 @pytest.mark.parametrize("options", [("critic.offload=none",), ("critic.offload=all", "run.device=cpu")])
 def test_it_stays_where_nothing_says_otherwise(run: Run, options: tuple[str, ...]) -> None:
-    run(*ON_GPU, *SHORT, "residency.generator_sleeps=false", *options, registry=registry())
+    run(*ON_GPU, *SHORT, "offload.generator_sleeps=false", *options, registry=registry())
     assert of_critic() == ["tells", "trains"] * 2
 
 
@@ -149,8 +149,8 @@ def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
 
 
 def test_moving_changes_no_figure(run: Run, tmp_path: Path) -> None:
-    run("run.name=still", *ON_GPU, "residency.generator_sleeps=false")
-    run("run.name=moving", *ON_GPU, "critic.offload=all", "residency.offload_trainer=state")
+    run("run.name=still", *ON_GPU, "offload.generator_sleeps=false")
+    run("run.name=moving", *ON_GPU, "critic.offload=all", "offload.trainer=state")
     still, moving = (
         [{name: value for name, value in line.items() if not name.startswith("memory/")} for line in read_metrics(path)]
         for path in (tmp_path / "runs" / "still", tmp_path / "runs" / "moving")

@@ -343,7 +343,7 @@ def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart:
     assert route.sent == (["apart", "alone", "alone", "apart", "apart", "apart"] if apart else ["merged"] * 6)
 
 
-AWAY = ("run.device=cuda", "model.dtype=float32", "residency.offload_trainer=all")
+AWAY = ("run.device=cuda", "model.dtype=float32", "offload.trainer=all")
 """The trainer's weights leave the device while the generator works."""
 
 

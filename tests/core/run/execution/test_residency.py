@@ -92,7 +92,7 @@ def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
 
 def test_the_trainer_makes_room_too(run: Run) -> None:
     watch = Watch()
-    run("run.device=cuda", "model.dtype=float32", "residency.offload_trainer=all", *SHORT, registry=registry(watch))
+    run("run.device=cuda", "model.dtype=float32", "offload.trainer=all", *SHORT, registry=registry(watch))
     wake = ["device/host", "device/host", "export_weights", "host/host", "device/device"]
     step = ["host/host/discard", "device/device", "train_step", *wake]
     assert watch.calls == ["host/host", *wake, "stream", *step, "stream", *step]  # the first for the generator's start
@@ -112,7 +112,7 @@ def test_a_generator_that_keeps_its_weights_is_not_refitted_for_nothing(run: Run
 
 
 @pytest.mark.parametrize(
-    "overrides", [("run.device=cpu",), ("run.device=cuda", "model.dtype=float32", "residency.generator_sleeps=false")]
+    "overrides", [("run.device=cpu",), ("run.device=cuda", "model.dtype=float32", "offload.generator_sleeps=false")]
 )
 def test_nothing_moves_where_nothing_is_gained(run: Run, overrides: tuple[str, ...]) -> None:
     watch = Watch()
@@ -121,8 +121,8 @@ def test_nothing_moves_where_nothing_is_gained(run: Run, overrides: tuple[str, .
 
 
 def test_taking_turns_changes_no_figure(run: Run, tmp_path: Path) -> None:
-    run("run.name=still", "run.device=cuda", "model.dtype=float32", "residency.generator_sleeps=false")
-    run("run.name=turns", "run.device=cuda", "model.dtype=float32", "residency.offload_trainer=state")
+    run("run.name=still", "run.device=cuda", "model.dtype=float32", "offload.generator_sleeps=false")
+    run("run.name=turns", "run.device=cuda", "model.dtype=float32", "offload.trainer=state")
     memory = ("memory/",)
     records = [
         [{name: value for name, value in record.items() if not name.startswith(memory)} for record in read_metrics(path)]

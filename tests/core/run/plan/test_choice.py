@@ -386,3 +386,20 @@ def test_a_data_source_that_cannot_be_used_is_refused(prepared: Callable[..., Ru
     with pytest.raises(PluginError, match=re.compile(expected, re.MULTILINE)) as raised:
         prepared(f"data.train.source={source}", "data.train.path=x", 'sinks.names=["none"]', registry=registry)
     assert "sink 'none' is not installed" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "expected"),
+    [
+        (("cluster.gpu_per_node=2",), PluginError, "cluster.gpu_per_node is read by no usable execution; did you mean"),
+        (("cluster.adress=auto",), PluginError, "cluster.adress is read by no usable execution"),
+        (("cluster.gpu_per_node=2", "run.sed=1"), ConfigError, "Did you mean cluster.gpus_per_node?"),
+    ],
+)
+def test_a_key_of_the_cluster_that_nobody_reads_is_reported_where_no_execution_is_usable(
+    prepared: Callable[..., RunPlan], overrides: tuple[str, ...], error: type[Exception], expected: str
+) -> None:
+    alone = [entry for entry in fake_registry().entries if (entry.role, entry.name) != ("execution", "fake")]
+    with pytest.raises(error) as caught:
+        prepared("cluster.execution=ray", *overrides, registry=evolve(fake_registry(), entries=tuple(alone)))
+    assert expected in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])

@@ -15,8 +15,8 @@ from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, DataError, Observation, ResetResult
 from rlcore.testing.fakes import FakeTokenizer
-from rlcore.testing.models import make_tokenizer
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 Run = Callable[..., dict[str, Any]]
 

@@ -23,10 +23,10 @@ from rlcore.spi import (
     StepResult,
 )
 from rlcore.spi.execution import Responses
-from rlcore.testing.models import make_tokenizer
 from rlcore_text.chats.conversation import Conversation, opened_prompt
 from rlcore_text.chats.tool_calls import ToolParser
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.testing.models import make_tokenizer
 
 from ....text.chats.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
 from .answering import answer_stream  # type: ignore[import-not-found]

@@ -18,8 +18,7 @@ from rlcore_torchkit.huggingface.models import dims_of
 
 
 def linear_layers_of(model: Any) -> dict[str, Shape]:
-    """Name to (out, in) of the linear layers in the layers of a transformers decoder, which may be on the meta device: by its
-    family, or of one without those that are there."""
+    """Return name to (out, in) of the linear layers of a transformers decoder, by its family or else by its modules."""
     family = described_family(model.config.to_dict())
     if family is not None:
         return linear_layers(family, dims_of(model.config))
@@ -29,8 +28,8 @@ def linear_layers_of(model: Any) -> dict[str, Shape]:
 
 
 def initial_adapters(layers: Mapping[str, Shape], spec: LoraSpec, model: str, seed: int) -> dict[str, Tensor]:
-    """Float32 A and B of every layer by name, on the host, before the first step: those of `spec.init_from`, or else PEFT's, A
-    uniform in ±1/√in and B zero, which depend on the seed and on names alone.
+    """Return float32 A and B of every layer by name, on the host: those of `spec.init_from`, or else PEFT's, A uniform in
+    ±1/√in and B zero, which depend on the seed and on names alone.
 
     ModelError where `spec.init_from` is not for these layers of `model`, a path.
     """
@@ -56,7 +55,7 @@ def seeded(device: torch.device, *key: object) -> torch.Generator:
 
 @frozen(kw_only=True)
 class Dropout:
-    """What decides which inputs of the adapters a train step drops, in one microbatch."""
+    """The inputs that adapters drop in one microbatch of a train step."""
 
     share: float
     """Share of the inputs that is dropped; above 0."""

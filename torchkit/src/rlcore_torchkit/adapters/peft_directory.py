@@ -1,16 +1,17 @@
-"""Adapters as a PEFT directory, which PEFT and vLLM load: adapter_config.json and adapter_model.safetensors."""
+"""Adapters in files: a PEFT directory, which PEFT and vLLM load, and a checkpoint's copy of those that a run began with."""
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlcore.schema.homes import expanded
 from rlcore.spi.context import ModelSpec
-from rlcore.spi.errors import ModelError
+from rlcore.spi.errors import CheckpointError, ModelError
 from rlcore.spi.lora import ALL_LINEAR, LoraSpec
 from rlcore_torchkit.adapters.peft_check import CONFIG_FILE, PREFIX, TENSOR_FILE, adapter_problems
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
@@ -53,3 +54,24 @@ def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: L
         raise ModelError(problems)
     tensors = load_file(expanded(directory) / TENSOR_FILE)
     return {name: tensors[f"{PREFIX}{name}"].float() for name in shapes}
+
+
+FILE = "reference_adapters.safetensors"
+
+
+def save_reference(directory: Path, adapters: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Write whole adapters by name into a checkpoint; returns the name of the file. StorageError where the disk refuses it."""
+    with model_storage_errors(directory):
+        save_file({name: tensor.contiguous() for name, tensor in adapters.items()}, directory / FILE)
+    return (FILE,)
+
+
+def load_reference(directory: Path) -> dict[str, Tensor] | None:
+    """Read what `save_reference` wrote, onto the host; None where the run began with the model alone. CheckpointError on
+    failure."""
+    if not (directory / FILE).exists():
+        return None
+    try:
+        return load_file(directory / FILE)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory / FILE} cannot be read ({error}); resume from another checkpoint") from error

@@ -8,13 +8,14 @@ from attrs import evolve, field, frozen
 
 from rlcore.spi.errors import Problem
 from rlcore.spi.weights import Head
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.architectures.values import value_problems
 
 
 @frozen(kw_only=True)
 class Architecture:
-    """What trainers and generators have to know of a family of models; a file that makes one adds the family.
+    """The description of a family of models for trainers and generators; a file that makes one adds the family.
 
     All families are decoders of one form: RMS norms before grouped-query attention and before a gated MLP or experts, rotary
     embeddings over whole heads, and full causal attention. A family states where it differs from Llama. The name of its entry
@@ -31,13 +32,13 @@ class Architecture:
     defaults: Mapping[str, Any] = field(factory=dict)
     """Values, by Llama's keys, that transformers takes where config.json lacks a key that it need not have."""
     has_qkv_biases: bool = False
-    """Whether queries, keys and values have a bias, and the output of attention has none."""
+    """True where queries, keys and values have a bias, and the output of attention has none."""
     has_qk_norms: bool = False
-    """Whether each head of queries and keys goes through an RMS norm, before it is rotated."""
+    """True where each head of queries and keys goes through an RMS norm, before it is rotated."""
     has_correction_bias: bool = False
-    """Whether routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
+    """True where routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
     has_windows: bool = False
-    """Whether layers may see windows, as config.json lists them; else a model with one is refused."""
+    """True where layers may see windows, as config.json lists them; else a model with one is refused."""
     window_key: str = "use_sliding_window"
     """The key of config.json that is neither false nor null where attention sees a window alone."""
 
@@ -61,12 +62,12 @@ class Architecture:
         return self.class_name.replace("ForCausalLM", "ForSequenceClassification")
 
     def is_classifier(self, config: Mapping[str, Any]) -> bool:
-        """Whether a config.json of this model_type is one of such a model."""
+        """Return whether a config.json of this model_type describes a classifier."""
         return config.get("architectures") == [self.classifier_name]
 
     def problems(self, config: Mapping[str, Any], path: str, head: Head = "tokens") -> Iterator[Problem]:
-        """What in a config.json of this model_type makes the model another than the family's; `path` is the file's. A model of
-        values (`head`) may be a classifier with one label, or any language model."""
+        """Refuse a config.json of this model_type that is not the family's; `path` is the file's. A model of values (`head`)
+        may be a classifier with one label, or any language model."""
         if malformed := self.malformed_values(config, path):
             yield from malformed
             return
@@ -92,3 +93,25 @@ class Architecture:
         elif kinds:
             given = f"layers of {', '.join(sorted(map(str, kinds)))}"
             yield Problem(path=path, found=given, expected="full_attention in each layer")
+
+
+def tensor_shapes(family: Architecture, dims: ModelDims) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a model without experts, multi-latent attention and optional biases, by its name."""
+    names = family.modules
+    queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    hidden, inner = dims.hidden_size, dims.intermediate_size
+    layer: dict[str, tuple[int, ...]] = {f"{names.input_norm}.weight": (hidden,)}
+    for name, width in ((names.query, queries), (names.key, keys), (names.value, keys)):
+        layer[f"{name}.weight"] = (width, hidden)
+        if family.has_qkv_biases:
+            layer[f"{name}.bias"] = (width,)
+    if family.has_qk_norms:
+        layer |= {f"{name}.weight": (dims.head_dim,) for name in (names.query_norm, names.key_norm)}
+    layer |= {f"{names.output}.weight": (hidden, queries), f"{names.mlp_norm}.weight": (hidden,)}
+    layer |= {f"{names.mlp}.{name}.weight": (inner, hidden) for name in (names.gate, names.up)}
+    layer[f"{names.mlp}.{names.down}.weight"] = (hidden, inner)
+    shapes: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (dims.vocab_size, hidden)}
+    for number in range(dims.num_layers):
+        shapes |= {f"{names.layers}.{number}.{name}": shape for name, shape in layer.items()}
+    shapes[f"{names.norm}.weight"] = (hidden,)
+    return shapes if dims.tied else {**shapes, f"{names.head}.weight": (dims.vocab_size, hidden)}

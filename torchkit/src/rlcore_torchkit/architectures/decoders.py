@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.transformers_import import import_transformers
 from rlcore.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.transformers_import import import_transformers
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -36,15 +36,13 @@ _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def described_family(config: Mapping[str, Any], path: str = "") -> Architecture | None:
-    """The family that describes all of the model with this config.json, whatever it ends in; None where the model trains
-    through its own class."""
+    """Return the family of the model with this config.json, whatever it ends in; None where it trains through its own class."""
     family = find_architecture(config, path)
     return None if isinstance(family, Problem) or any(family.problems(config, path, "value")) else family
 
 
 def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code: bool) -> Iterator[Problem]:
-    """Why the model whose config.json has this content and lies at `path` cannot train through its own class, as far as that
-    can be said before it is loaded."""
+    """Refuse a model that cannot train through its own class, by the content of its config.json, which lies at `path`."""
     family = find_architecture(config, path)
     if isinstance(family, Architecture) and (malformed := family.malformed_values(config, path)):
         yield from malformed
@@ -72,7 +70,7 @@ def is_image_model(config: Mapping[str, Any]) -> bool:
 
 
 def is_vision(name: str) -> bool:
-    """Whether a parameter of one of IMAGE_MODELS, by its name, is the vision tower's, what projects its output among them."""
+    """Return whether a parameter of one of IMAGE_MODELS belongs to the vision tower or its projection, by its name."""
     return ".visual." in f".{name}"
 
 
@@ -113,8 +111,8 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
 
 
 def layers_of(model: Any) -> Any:
-    """The decoder layers of a transformers causal language model, in their order: the outermost ModuleList with as many modules
-    as config.json says that there are layers. ModelError where there is none."""
+    """Return the decoder layers of a transformers model in order: the outermost ModuleList of the length that config.json
+    names. ModelError where there is none."""
     family = described_family(model.config.to_dict())
     if family is not None:
         return family.modules.layers_of(model)
@@ -141,20 +139,20 @@ def state_kinds(config: Mapping[str, Any]) -> set[str]:
 
 
 def head_scale(config: Any) -> float:
-    """What logits are multiplied by behind the head, by the keys that transformers' classes read."""
+    """Return the factor of logits behind the head, by the keys that transformers' classes read."""
     scale = float(getattr(config, "logit_scale", None) or 1.0) * float(getattr(config, "lm_head_multiplier", None) or 1.0)
     return scale / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
 def layer_windows(config: Any) -> int | None:
-    """How many layers see a window alone; None where config.json lists no kinds of layers."""
+    """Return the number of layers that see a window alone; None where config.json lists no kinds of layers."""
     kinds = getattr(config.get_text_config(), "layer_types", None)
     return None if kinds is None else sum(kind in ("sliding_attention", "hybrid_sliding") for kind in kinds)
 
 
 def layout_plan(config: Any) -> Mapping[str, str] | None:
-    """How tensor ranks divide the layers of the model with this transformers config, or class of configs, by its decoder's
-    names, as its class says; None where it says nothing, or what is not known of here."""
+    """Return how tensor ranks divide a model's layers, by its decoder's names, as its transformers config, or class of configs,
+    says; None where it says nothing, or names a style that is not known here."""
     plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     experts = tuple(f"{name}." for name, style in plan.items() if style in EXPERT_STYLES)
     known = {name: style for name, style in plan.items() if name.startswith("layers.") and not name.startswith(experts)}

@@ -54,7 +54,7 @@ class ModelDims:
     """The width of the MLP of a layer without experts."""
     vocab_size: int
     tied: bool
-    """Whether the output layer's weight is the embedding's."""
+    """True where the output layer's weight is the embedding's."""
     num_experts: int
     """Experts of a mixture-of-experts layer; 0 in a model without any."""
     num_experts_per_token: int

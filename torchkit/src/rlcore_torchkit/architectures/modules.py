@@ -1,4 +1,4 @@
-"""What a family of models calls its modules, in transformers' classes and in the names of its tensors alike."""
+"""Names of a family's modules, in transformers' classes and in tensors alike."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class ModuleNames:
     mlp: str = "mlp"
     router: str = "mlp.gate"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
-    """What a router adds to scores to choose by, in families with such a bias; a tensor's name."""
+    """The name of the tensor that a router adds to scores to choose by, in families with such a bias."""
     experts: str = "mlp.experts"
     shared_expert: str = "mlp.shared_expert"
     """The MLP beside the experts that every token goes through, in families with one."""

@@ -13,8 +13,8 @@ from rlcore.time_limit import loading
 from rlcore_torchkit.architectures.architecture import Architecture
 
 Families = Mapping[str, Callable[[Mapping[str, Any]], Architecture]]
-"""Families that one trainer computes besides those that are installed, by model_type: each gives the Architecture for the
-content of a config.json."""
+"""Families of one trainer besides the installed ones: model_type to the function that makes the Architecture of a
+config.json."""
 NO_FAMILIES: Families = {}
 
 
@@ -24,8 +24,8 @@ def installed_model_types() -> tuple[str, ...]:
 
 
 def find_architecture(config: Mapping[str, Any], path: str, families: Families = NO_FAMILIES) -> Architecture | Problem:
-    """The family of the model whose config.json has this content and lies at `path`, one of `families` or one that is
-    installed; or why there is none."""
+    """Return the family of the model with this config.json at `path`, of `families` or an installed one; or why there is
+    none."""
     model_type = str(config.get("model_type"))
     if model_type in families:
         return families[model_type](config)
@@ -64,7 +64,7 @@ def _loaded(point: EntryPoint, model_type: str) -> Architecture | str:
 
 
 def _owner(point: EntryPoint) -> str:
-    """Which description it is, and whose; read where it is told alone, since a distribution's metadata take a millisecond."""
+    """Name a description and its distribution; called for messages alone, since reading metadata takes a millisecond."""
     return f"{point.value} of {' '.join(distribution_of(point))}"
 
 

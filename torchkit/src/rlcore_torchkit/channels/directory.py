@@ -90,7 +90,7 @@ class Sender(ChannelSender):
         self.end()
 
     def _changes(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Tensor] | None:
-        """What has changed in a bucket since it was sent last; None where that is no less than all of it."""
+        """Encode the changes in a bucket since it was sent last; None where that saves nothing."""
         buffer = torch.zeros(packed_bytes([tensor.nbytes for tensor in tensors]), dtype=torch.uint8, device=self.device)
         pack(tensors, buffer)
         last, keeps_on = self._last.get(index), self._delta

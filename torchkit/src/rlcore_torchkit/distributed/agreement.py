@@ -11,8 +11,8 @@ Result = TypeVar("Result")
 
 
 def together(action: Callable[[], Result]) -> Result:
-    """The result of `action` on this rank; where it raises on any, the first such error on every one, an RlcoreError as it is.
-    A process without a group is the only rank."""
+    """Return the result of `action`; where it raises on any rank, every rank raises the first such error, an RlcoreError as it
+    is. A process without a group is the only rank."""
     if not dist.is_initialized():
         return action()
     error: tuple[type[RlcoreError], Any] | None = None

@@ -14,7 +14,7 @@ from rlcore.spi.context import RankInfo
 from rlcore.spi.errors import ContractError
 
 LOOPBACKS = ("lo", "lo0")
-"""What Linux and macOS call the interface."""
+"""Names of the loopback interface on Linux and macOS."""
 LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 """torch's variable for groups of gloo whose ranks connect when they first exchange something."""
 LAZY_FROM = 256
@@ -78,8 +78,8 @@ def _initialize(rank_info: RankInfo, timeout_s: float) -> None:
 
 
 def loopback_variables() -> dict[str, str]:
-    """Environment variables by which ranks that are all on this machine connect by its loopback interface: gloo and NCCL listen
-    on a network otherwise, and take everyone who connects for a rank."""
+    """Return the environment variables by which ranks of one machine connect by its loopback interface: gloo and NCCL would
+    listen on a network, and take everyone who connects for a rank."""
     name = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), None)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 

@@ -1,4 +1,4 @@
-"""How the ranks that share tokens and weights are numbered, in every trainer alike; imports no torch."""
+"""Numbering of ranks that share tokens and weights, in every trainer alike; imports no torch."""
 
 from attrs import frozen
 

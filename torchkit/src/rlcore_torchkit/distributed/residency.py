@@ -16,7 +16,7 @@ BLOCK_BYTES = 2**26
 NUM_PINNING_THREADS = 8
 """Threads that pin blocks side by side: each first writes a block's pages, most of the time that pinning takes."""
 ALIGNED_BYTES = 512
-"""Where a storage may begin in a block, as in torch's allocator of devices; it divides BLOCK_BYTES."""
+"""Alignment of storages in a block, as in torch's allocator of devices; it divides BLOCK_BYTES."""
 COMMON_POOL = (0, 0)
 """torch's id of the pool that tensors are in unless something says otherwise."""
 
@@ -65,8 +65,8 @@ class HostCopy:
         """Bytes of the blocks that hold something, counted from the first one's start."""
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the bytes of `tensors` to the host and free their device memory. Where the host has no room for all of them,
-        which is told by torch's error, all stay where they are."""
+        """Copy the bytes of `tensors` to the host and free their device memory. Where the host lacks room, all stay where they
+        are."""
         sources = [(storage, _bytes_of(storage)) for storage in storages(tensors) if storage.nbytes()]
         end = self._used
         for _, source in sources:
@@ -117,7 +117,7 @@ class HostCopy:
 
 
 def _aligned(start: int) -> int:
-    """Where a storage may begin, from `start` on."""
+    """Return the first aligned place from `start` on."""
     return start + -start % ALIGNED_BYTES
 
 
@@ -164,7 +164,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 class Residency:
-    """Where weights and optimizer state are. On CPU both places are one and nothing moves."""
+    """Moves weights and optimizer state between device and host. On CPU both places are one and nothing moves."""
 
     def __init__(self, device: torch.device) -> None:
         self.moves = device.type == "cuda"
@@ -174,8 +174,7 @@ class Residency:
     def move(
         self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor], scratch: Sequence[Tensor] = ()
     ) -> None:
-        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused, and
-        `scratch`, until `restore_scratch`."""
+        """Free before filling, so that the two never need room at once; also what the allocator holds unused, and `scratch`."""
         self.last_request = request
         if not self.moves:
             return

@@ -110,7 +110,7 @@ def place_images(
 
 
 def _rows_of(found: Tensor) -> list[int]:
-    """How many placeholders stand together, of each row of them; `found` int64 [F] are their places, ascending."""
+    """Return the lengths of the rows of placeholders; `found` int64 [F] are their places, ascending."""
     ends = (found.diff() != 1).nonzero()[:, 0].tolist()
     return [end - begin for begin, end in pairwise([-1, *ends, len(found) - 1])] if len(found) else []
 
@@ -126,8 +126,7 @@ def _placed(base: Any, places: Tensor) -> Iterator[None]:
 
 
 def _nothing(model: Any) -> Tensor | float:
-    """Zero, by way of every parameter of the vision tower that trains: ranks reduce the same gradients, also one whose
-    microbatch has no image."""
+    """Return zero with a gradient for every trained parameter of the vision tower: all ranks then reduce the same gradients."""
     trained = [p for name, p in model.named_parameters() if is_vision(name) and p.requires_grad]
     if not (torch.is_grad_enabled() and trained):
         return 0.0

@@ -16,8 +16,7 @@ from rlcore.spi.arrays import Int64Array
 from rlcore.spi.errors import ContractError
 from rlcore.spi.images import Images
 from rlcore_torchkit.head.onednn import linear
-from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
-from rlcore_torchkit.head.soft_cap import cap_slopes
+from rlcore_torchkit.head.sampling_mask import KeptTokens, cap_slopes, head_logits
 from rlcore_torchkit.head.softmax_chunks import (
     Upstream,
     WeightGradient,
@@ -32,7 +31,7 @@ from rlcore_torchkit.head.softmax_chunks import (
 from rlcore_torchkit.layers.attention import PackedSequences, SharedSequences
 
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
-"""Whether the entropy is computed: not at all, without a gradient, or with one."""
+"""Modes of the entropy: not computed, computed without a gradient, or with one."""
 
 ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 """Float32 logits [C, V] from states [C, H], a head [V, H] and a temperature, which has divided them."""

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 CACHED_ROWS = 1024
 """A weight's gradient is summed over so many rows at a time, which is up to a quarter faster than over thousands at once."""
 CACHED_OUTPUTS = 512
-"""Where rows are few, as beside a large vocabulary, the gradient of so many outputs is made and added at a time: the whole one
-would be written and read once more, which takes longer than its products."""
+"""Outputs whose gradient is made and added at a time where rows are few: a whole one would be written and read once more."""
 FEWEST_ROWS = 32
 """Calls of it take some 10 µs more, which products of fewer rows do not gain."""
 CPU_INFO = Path("/proc/cpuinfo")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlcore.spi.sampling_mask import SamplingMask
 from rlcore_torchkit.head.onednn import linear
-from rlcore_torchkit.head.soft_cap import soft_capped
 
 _FLOOR = -1e30
 """In place of -inf, which times a probability of 0 is no number. Divided by any temperature it stays finite and far below."""
@@ -20,7 +19,7 @@ _FLOOR = -1e30
 
 @frozen(eq=False)
 class KeptTokens:
-    """What each of R rows of logits is normalised over, on the device."""
+    """The tokens that each of R rows of logits is normalised over, on the device."""
 
     tokens: Tensor
     """int32 [M]: ids, row after row."""
@@ -83,3 +82,14 @@ def head_logits(
     if cap is not None:
         logits = soft_capped(logits, cap)
     return logits if kept is None else kept.mask_(logits)
+
+
+def soft_capped(logits: Tensor, cap: float) -> Tensor:
+    """[C, W] of the same, in float32, or float64 for float64."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div(cap).tanh_().mul_(cap)
+
+
+def cap_slopes(logits: Tensor, cap: float) -> Tensor:
+    """The derivatives of `soft_capped` at what gave these capped logits [C, W]: 1 - (logit / cap)². They are 0 at tokens that
+    truncated sampling left out, whose logits lie far below the cap."""
+    return logits.div(cap).clamp_(min=-1.0).square_().neg_().add_(1.0)

@@ -1,4 +1,4 @@
-"""What the softmax over a vocabulary needs chunk by chunk: logits, their gradients, and the gradient of the head.
+"""The softmax over a vocabulary chunk by chunk: logits, their gradients, and the gradient of the head.
 
 Shapes: T rows, V vocabulary, C rows of a chunk.
 """
@@ -117,7 +117,7 @@ def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def masks_of(kept: KeptTokens | None, chunk_tokens: int) -> Iterable[KeptTokens | None]:
-    """What each chunk of rows is normalised over, one after another; None for each where that is the whole vocabulary."""
+    """Yield the mask of each chunk of rows; None for each where the softmax is over the whole vocabulary."""
     return repeat(None) if kept is None else kept.split(chunk_tokens)
 
 

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore_torchkit.head.logprobs import EntropyMode, head_states
-from rlcore_torchkit.head.sampling_mask import KeptTokens, head_logits
-from rlcore_torchkit.head.soft_cap import cap_slopes
+from rlcore_torchkit.head.sampling_mask import KeptTokens, cap_slopes, head_logits
 from rlcore_torchkit.head.softmax_chunks import (
     Upstream,
     WeightGradient,
@@ -62,7 +61,7 @@ class _Options(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a rank knows of each row's softmax: [T] each, with z the scaled logits of its part of the vocabulary."""
+    """A rank's part of each row's softmax: [T] each, with z the scaled logits of its part of the vocabulary."""
 
     base: Tensor
     """A number near the greatest z."""

@@ -1,4 +1,4 @@
-"""What batch-invariant kernels, which trainer and generator share, are there for; imports no torch."""
+"""Requirements of the batch-invariant kernels, which trainer and generator share; imports no torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from rlcore_torchkit.huggingface.model_check import config_file
 from rlcore_torchkit.requirements import installed_version
 
 SHARED_KERNELS = "vLLM's batch-invariant"
-"""What providers call them (Provider.shared_kernels)."""
+"""The name of the kernels in Provider.shared_kernels."""
 KERNELS = Requirement("vllm==0.26.*")
 """The versions that were compared."""
 CAPABILITY_MAJOR = 9
@@ -30,7 +30,7 @@ replaces operations of torch."""
 
 
 def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]:
-    """What vLLM, a device, the model, its dtype or the channel lack for them, where `option` asks for them."""
+    """Refuse a vLLM, device, model, dtype or channel that the kernels do not serve, where `option` asks for them."""
     version = installed_version(KERNELS.name)
     if version is None or not KERNELS.specifier.contains(version.base_version):
         remedy = f"Install it where trainer and generator run, or set {option} to false"
@@ -50,7 +50,7 @@ def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]
 
 
 def invariant_model_problems(option: str, content: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """What in a config.json makes the model another than the kernels compute; `path` is the file's."""
+    """Refuse a config.json of another model than the kernels compute; `path` is the file's."""
     family = find_architecture(content, path)
     if content.get("model_type") != MODEL_TYPE or isinstance(family, Problem):
         found = f"true, for model_type {content.get('model_type')}"

@@ -16,10 +16,10 @@ from rlcore.model_files import CONFIG_FILE, INDEX_FILE, file_problems
 from rlcore.schema.problem import RlcoreError
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.transformers_import import import_transformers
 from rlcore.weight_headers import TEXT_KEYS
 from rlcore_torchkit.huggingface.hf_directory import copy_companions, model_storage_errors
 from rlcore_torchkit.huggingface.safetensors_files import model_file, unknown_tensors, weight_files
+from rlcore_torchkit.transformers_import import import_transformers
 
 if TYPE_CHECKING:
     from torch import Tensor

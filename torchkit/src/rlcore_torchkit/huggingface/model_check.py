@@ -1,4 +1,4 @@
-"""What can be found wrong with a recipe's model, for any backend, before anything is allocated; imports no torch."""
+"""Checks of a recipe's model, for any backend, before anything is allocated; imports no torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from rlcore.schema.homes import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
+from rlcore_torchkit.architectures.architecture import tensor_shapes
 from rlcore_torchkit.architectures.decoders import described_family
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
-from rlcore_torchkit.architectures.tensor_shapes import tensor_shapes
 from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems, loading_problems
 from rlcore_torchkit.huggingface.safetensors_files import unknown_tensors
 
@@ -80,8 +80,7 @@ def reference_problems(
     any_decoder: bool = False,
     families: Families = NO_FAMILIES,
 ) -> Iterator[Problem]:
-    """What is wrong with the model in [reference], which shares the policy's layout; nothing where there is no such section.
-    `layout_problems` says what a layout is wrong with for the content of a config.json."""
+    """Check the model in [reference], which shares the policy's layout; `layout_problems` checks a layout for a config.json."""
     if context.reference is None:
         return
     other = evolve(context, model=context.reference, reference=None)
@@ -102,7 +101,7 @@ def position_problems(config: Mapping[str, Any], file: Path, max_sequence_length
 
 
 def undescribed_problems(config: Mapping[str, Any], context: CheckContext) -> Iterator[Problem]:
-    """What no generator does with a model that no family describes, by the content of its config.json."""
+    """Refuse options that no generator has for a model that no family describes, by the content of its config.json."""
     if context.generator_lora is not None:
         found = f"adapters apart from a model of model_type {config.get('model_type')}"
         remedy = "No description of its family says which of the generator's layers they are for"
@@ -152,8 +151,8 @@ def config_file(context: CheckContext) -> Path:
 
 
 def model_config(context: CheckContext, families: Families = NO_FAMILIES) -> dict[str, Any] | None:
-    """What config.json says, under the keys that most families use; None where it cannot be had or read, which the core
-    reports, and where its family is unknown or its values malformed, which `architecture_problems` does."""
+    """Return config.json under the keys that most families use; None where it cannot be read, which the core reports, or where
+    its family is unknown or its values malformed, which `architecture_problems` reports."""
     file = config_file(context)
     content = read_object(file)
     family = content if isinstance(content, Problem) else find_architecture(content, str(file), families)

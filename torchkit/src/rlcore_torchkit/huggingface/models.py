@@ -14,12 +14,12 @@ from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem, RlcoreError
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
-from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, unknown_tensors
+from rlcore_torchkit.transformers_import import import_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,8 @@ _MAX_SHOWN = 300
 
 
 def architecture_problems(path: str, head: Head = "tokens", families: Families = NO_FAMILIES) -> list[Problem]:
-    """What torchkit cannot load of the model at `path`, from its config.json alone: another architecture, quantised weights.
-    `families`, here and below, are those that the caller computes besides those that are installed.
+    """Refuse another architecture and quantised weights, from the config.json of the model at `path` alone. `families`, here
+    and below, are those that the caller computes besides those that are installed.
 
     Empty where there is no config.json that can be read, which is a problem whatever loads the model.
     """
@@ -44,8 +44,7 @@ def architecture_problems(path: str, head: Head = "tokens", families: Families =
 
 
 def architecture_of(config: Any, families: Families = NO_FAMILIES) -> Architecture:
-    """The family of a model, whatever it ends in, from its transformers config; ModelError where it is none that is
-    installed."""
+    """Return the family of a transformers config, whatever it ends in; ModelError where it is none that is installed."""
     path, content = str(getattr(config, "name_or_path", "")), config.to_dict()
     family = find_architecture(content, path, families)
     _raise_problems(_config_problems(path, content, family, "value"))
@@ -214,8 +213,8 @@ def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
 
 
 def _code_in_turn() -> AbstractContextManager[None]:
-    """While transformers copies code that comes with a model to where it imports that from: one of the ranks, and jobs, that
-    share the place does so at a time. It writes the modules in place, so that another would import half of one."""
+    """Let one process at a time copy code that comes with a model: transformers writes the modules in place, and another
+    process would import half of one."""
     from transformers import dynamic_module_utils
 
     lock = Path(dynamic_module_utils.HF_MODULES_CACHE) / ".rlcore.lock"
@@ -223,8 +222,7 @@ def _code_in_turn() -> AbstractContextManager[None]:
 
 
 def _copy_code(spec: ModelSpec, config: Any) -> None:
-    """Copy all of the code that the config names: what is there already is not copied when its classes are loaded. What cannot
-    be copied is told by whoever loads it."""
+    """Copy all code that the config names, so that loading its classes copies none. Whoever loads them reports failures."""
     from transformers.dynamic_module_utils import get_cached_module_file
 
     named = (getattr(config, "auto_map", None) or {}).values()

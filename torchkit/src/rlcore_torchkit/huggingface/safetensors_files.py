@@ -118,8 +118,7 @@ def _unreadable(file: Path, found: str) -> Problem:
 
 
 def weight_files(spec: ModelSpec) -> list[Path]:
-    """The safetensors files of a directory or of a name on the Hub, from where they are fetched as needed; ModelError. What is
-    fetched is checked as directories are."""
+    """Return the safetensors files of a directory, or of a name on the Hub after fetching and checking them; ModelError."""
     index = model_file(spec, INDEX_FILE)
     shards = [SINGLE_FILE] if index is None else index_shards(index)
     if isinstance(shards, Problem):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rlcore.spi.arrays import Int64Array, check_offsets
 from rlcore.spi.errors import ContractError
-from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.transformers_import import import_transformers
 
 PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
@@ -41,7 +41,7 @@ class SequenceBucket:
 
 @frozen(kw_only=True, eq=False)
 class AttentionPlan:
-    """How per-sequence attention is cut into batched calls."""
+    """The batched calls that per-sequence attention is cut into."""
 
     buckets: tuple[SequenceBucket, ...]
     restore: Tensor
@@ -50,7 +50,7 @@ class AttentionPlan:
 
 @frozen(kw_only=True, eq=False)
 class PackedSequences:
-    """Where the sequences of one packed microbatch begin and end; made once a microbatch and used by every layer."""
+    """Bounds of the sequences of one packed microbatch; made once a microbatch and used by every layer."""
 
     offsets: Int64Array
     """int64 [N+1], on the host: sequence n is the tokens offsets[n] to offsets[n+1]."""

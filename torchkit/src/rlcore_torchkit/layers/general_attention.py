@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlcore.spi.errors import ContractError
-from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.decoders import is_image_model
 from rlcore_torchkit.layers.attention import FLASH_DTYPES, PackedSequences, flash_options
+from rlcore_torchkit.transformers_import import import_transformers
 
 GENERAL_ATTENTION = "rlcore_general"
 """The name under which transformers knows it."""
@@ -26,7 +26,7 @@ MAX_FLASH_DIM = 256
 
 @define
 class WindowCount:
-    """How many layers were called with a window."""
+    """Counts the layers that are called with a window."""
 
     count: int = 0
 
@@ -54,8 +54,8 @@ def register_general_attention() -> str:
 
 
 def attention_of(config: Any, name: str) -> str | dict[str, str]:
-    """What gives the layers of a language model the attention `name`, by transformers' config of the model: its vision tower,
-    which attends to all of an image, computes by torch's own."""
+    """Return the option that gives a language model's layers the attention `name`. A vision tower, which attends to all of an
+    image, computes by torch's own."""
     return {"": name, "text_config": name, "vision_config": "sdpa"} if is_image_model(config.to_dict()) else name
 
 

@@ -23,7 +23,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """What FusedRMSNorm computes of rows [..., H] with weight [H]; no gradient goes through it.
+    """Compute FusedRMSNorm's output for rows [..., H] with weight [H]; no gradient goes through it.
 
     float32 on CPU, for which torch has no fused kernel, takes half the time in these operations.
     """

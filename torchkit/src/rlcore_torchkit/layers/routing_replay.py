@@ -16,7 +16,7 @@ from rlcore_torchkit.architectures.dims import ModelDims
 
 
 class ReplayedChoice:
-    """What a router's choice is held against."""
+    """The choice that a router's own is held against."""
 
     def __init__(self) -> None:
         self.targets: Tensor | None = None

@@ -21,8 +21,8 @@ _TO_BYTE = 0x0102040810204080
 
 
 def encode(new: Tensor, old: Tensor) -> Tensor | None:
-    """The words of `new`, uint8 [a multiple of 16], that differ from those of `old`; uint8 [a multiple of 8]. None where that
-    would take as much as all of `new`."""
+    """Encode the words of `new`, uint8 [a multiple of 16], that differ from `old`: uint8 [a multiple of 8], or None where that
+    is no smaller than `new`."""
     words, changed = new.view(torch.int16), new.view(torch.int16) != old.view(torch.int16)
     count = int(torch.count_nonzero(changed))
     bits_bytes = _padded(-(-len(words) // 8))

@@ -46,8 +46,8 @@ class ShardCache:
                 self.tensors[box].copy_(part)
 
     def put(self, parts: Mapping[ShardSlice, Tensor], specs: Iterable[TensorSpec]) -> None:
-        """Copy parts, cast to their tensors' dtypes where they are: devices differ in what NaN they cast one to, and a copy is
-        to have the bits that were sent."""
+        """Copy parts, cast on their own device: devices differ in the NaN that they cast to, and a copy has the bits that were
+        sent."""
         by_name = {spec.name: spec for spec in specs}
         for box, part in parts.items():
             kept = self.on(self._device, by_name[box.name], box)

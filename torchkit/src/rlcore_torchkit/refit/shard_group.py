@@ -19,11 +19,11 @@ _REFUSED = "!"
 _WATCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """torch's watch over NCCL, left to those that wait."""
 _KEPT_BY_NCCL = timedelta(minutes=10)
-"""How much later than a wait that gives up torch's own watch over NCCL says that it has seen it."""
+"""Seconds by which torch's own watch over NCCL reports a wait later than the wait itself gives up."""
 
 
 class ShardGroup(Protocol):
-    """What a transfer needs of the group."""
+    """The operations of a group that a transfer uses."""
 
     rank: int
 
@@ -105,8 +105,7 @@ class ProcessShardGroup:
 
     @contextmanager
     def _ending(self, works: list[Any]) -> Iterator[None]:
-        """Wait for all works that are begun meanwhile. None is kept: gloo's connections last as long as these too, and frames
-        as long as the error."""
+        """Wait for all works that begin in the block, and keep none: gloo's connections last as long as these."""
         try:
             yield
             while works:
@@ -148,8 +147,7 @@ def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeo
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """A group that is made meanwhile raises where a rank is lost; torch would end the process instead, and look for others'
-    losses in a store that may be no more."""
+    """Have a group that is made in the block raise where a rank is lost; torch would end the process instead."""
     kept = {name: os.environ.get(name) for name in _WATCH}
     os.environ.update(_WATCH)
     try:

@@ -1,4 +1,4 @@
-"""Which part of which tensor goes from which rank to which ones, planned from the layouts of both sides; imports no torch."""
+"""Plans which part of which tensor goes from which rank to which ones, from the layouts of both sides; imports no torch."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _MAX_NAMED = 5
 
 @frozen(kw_only=True)
 class Piece:
-    """What one rank sends at once, to all that want it in the same part of theirs."""
+    """A part that one rank sends at once, to all that want it in the same part of theirs."""
 
     box: ShardSlice
     held: ShardSlice
@@ -65,7 +65,7 @@ def plan_pieces(
 
 @frozen
 class _Part:
-    """What will be a piece once its sender is chosen."""
+    """A future piece, whose sender is not chosen yet."""
 
     box: ShardSlice
     wanted: ShardSlice
@@ -75,7 +75,7 @@ class _Part:
 
 @frozen(eq=False)
 class _Block:
-    """What one rank sends, to all that want some of it."""
+    """A block that one rank sends, to all that want some of it."""
 
     held: ShardSlice
     ranks: Sequence[int]

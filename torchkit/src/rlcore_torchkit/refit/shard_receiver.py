@@ -33,7 +33,7 @@ class ShardReceiver:
         self._rendezvous = Rendezvous(route)
         self._end: tuple[tuple[str, str, int], ShardEnd] | None = None
         self.received_bytes = 0
-        """What the last refit has brought."""
+        """Bytes that the last refit brought."""
 
     def take(
         self,

@@ -69,7 +69,7 @@ class ShardEnd:
         self.wanted: Layout = cut_alike(route.wanted)
         """The route's, in parts that are equal or have nothing in common: what several ranks want is sent once."""
         self.received_bytes = 0
-        """What the last `take` has brought, from the trainer's ranks and from others that take the same."""
+        """Bytes that the last `take` brought, from the trainer's ranks and from others that take the same."""
         try:
             self.windows = plan_windows(specs, held, self.wanted, max_bytes)
             plan = _digest(self.windows)
@@ -79,8 +79,8 @@ class ShardEnd:
         self._group = ProcessShardGroup(route, rank, world_size, device, plan, self._sharing())
 
     def in_step(self, version: int) -> Set[int]:
-        """The ranks to send to or receive from that keep the same version as this one, to which changes alone can go. They all
-        call it, before the first window of a refit by changes; NOTHING stands for a rank that keeps none."""
+        """Return the peers that keep the same version as this rank: changes alone can go to them. A collective before the first
+        window; NOTHING stands for a rank that keeps none."""
         told = torch.tensor([version], device=self._device)
         heard = {peer: torch.empty_like(told) for peer in self._peers()}
         if heard:
@@ -138,12 +138,12 @@ class ShardEnd:
         return total.digest
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """What this rank sends in a window."""
+        """Return the pieces that this rank sends in a window."""
         for bucket in self.windows[number].buckets:
             yield from bucket.pieces if bucket.sender == self._rank else ()
 
     def sent_boxes(self) -> list[ShardSlice]:
-        """What this rank sends, each part once."""
+        """Return the parts that this rank sends, each once."""
         return list(dict.fromkeys(piece.box for number in range(len(self.windows)) for piece in self.pieces(number)))
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSp
 def _divided(
     layout: Sequence[Sequence[ShardSlice]], number_of: Mapping[str, int], num_runs: int
 ) -> list[list[list[ShardSlice]]]:
-    """The parts of each rank, window by window, in one list for all ranks with the same parts; those of an unknown tensor stand
-    in the first, whose plan names them."""
+    """Return the parts of each rank, window by window, in one list for ranks with the same parts. Unknown tensors are in the
+    first."""
     firsts = first_alike(layout)
     divided: dict[int, list[list[ShardSlice]]] = {}
     for rank in dict.fromkeys(firsts):

@@ -56,7 +56,7 @@ class _Shared:
 
 @frozen
 class _Plan:
-    """What an end was made for."""
+    """The layouts that an end was made for."""
 
     specs: tuple[TensorSpec, ...]
     held: tuple[tuple[ShardSlice, ...], ...]
@@ -72,18 +72,18 @@ class ShardSender:
         self._ends: dict[Meeting, tuple[_Plan, ShardEnd]] = {}
         self._rendezvous: dict[tuple[str, str], Rendezvous] = {}
         self._num_made: Counter[Meeting] = Counter()
-        """How often each group has been made, so that none is taken for one that met before."""
+        """The number of times that each group has been made, so that none is taken for one that met before."""
         self._layouts: CachedAllGather[tuple[ShardSlice, ...]] = CachedAllGather(self._gathered)
         self._routes: CachedAllGather[ShardRoute | None] = CachedAllGather(self._gathered)
         self._shared = _Shared.of(())
         self._kept: tuple[object, ShardCache] | None = None
-        """What has been sent last, and of which tensors and layout."""
+        """The copies that were sent last, and of which tensors and layout."""
 
     def export(
         self, request: ExportWeightsRequest, specs: tuple[TensorSpec, ...], own: Sequence[ShardSlice], read: ReadParts
     ) -> WeightExport:
-        """Every rank of the trainer calls it, with the boxes that it holds. These are sent to the others where one of them has
-        changed: a rank may hold others in another refit, as of adapters alone."""
+        """Export the boxes that this rank holds; a collective of the trainer. Boxes travel to the other ranks where one has
+        changed."""
         held = self._layouts.by_all(tuple(own))
         shards = ShardExport(held=held, max_bucket_bytes=request.max_bucket_bytes, delta=request.delta)
         buckets = self._send(request.weight_version, shards, specs, read)
@@ -130,7 +130,7 @@ class ShardSender:
         yield from ()
 
     def _kept_of(self, shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardCache | None:
-        """The copies of such an export, empty the first time; those of another are given up. None where changes are not asked
+        """Return the copies of such an export, empty the first time, and drop those of others. None where changes are not asked
         for."""
         if shards.delta == "off":
             self._kept = None
@@ -162,7 +162,7 @@ class ShardSender:
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """What fails on one rank fails on all: others would wait for it in what they gather next."""
+        """Fail on all ranks where one fails: the others would wait for it in their next gather."""
         failure: RlcoreError | None = None
         try:
             yield
@@ -199,8 +199,7 @@ class ShardSender:
         return end
 
     def _leave_others(self, meeting: Meeting, specs: tuple[TensorSpec, ...]) -> None:
-        """Close the ends by stores that are no more, those whose generators now meet in another company, and those by which
-        these tensors were sent to generators that want other parts of them now."""
+        """Close ends whose stores are gone, whose generators now meet others, or which other parts of these tensors replace."""
         addresses = {address for address, _ in meeting}
         for other in [*self._ends]:
             is_lost = not addresses.issuperset(address for address, _ in other)
@@ -209,7 +208,7 @@ class ShardSender:
                 self._ends.pop(other)[1].close()
 
     def _tell(self, own: ShardRoute, common: ShardRoute, place_of: Mapping[tuple[str, str], int]) -> None:
-        """Those whom this rank's generator brings wait for it."""
+        """Tell the ranks of this rank's generator the common route, for which they wait."""
         key = own.address, own.name
         self._rendezvous = {known: notices for known, notices in self._rendezvous.items() if known[0] == own.address}
         if key not in self._rendezvous:
@@ -217,7 +216,7 @@ class ShardSender:
         self._rendezvous[key].tell(common, place_of[key])
 
     def _gathered(self, own: Any) -> list[Any]:
-        """What every rank of the trainer has given, in their order."""
+        """Gather a value from every rank of the trainer, in their order."""
         if self._world_size == 1:
             return [own]
         found: list[Any] = [None] * self._world_size

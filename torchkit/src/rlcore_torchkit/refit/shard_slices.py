@@ -58,8 +58,8 @@ def with_rest(specs: Sequence[TensorSpec], wanted: Sequence[Sequence[ShardSlice]
 
 
 def joined(boxes: Iterable[ShardSlice]) -> list[ShardSlice]:
-    """As few parts of one tensor, of which no two have an element in common, as hold all of these; what lies between two that
-    overlap is in them."""
+    """Return the fewest parts of one tensor, without common elements, that hold all of these and what lies between two that
+    overlap."""
     found = list[ShardSlice]()
     for each in sorted(set(boxes)):
         box = each
@@ -71,7 +71,7 @@ def joined(boxes: Iterable[ShardSlice]) -> list[ShardSlice]:
 
 
 def _cells(boxes: Sequence[ShardSlice]) -> dict[ShardSlice, tuple[ShardSlice, ...]]:
-    """What each of these parts of one tensor is cut into."""
+    """Cut each of these parts of one tensor into cells."""
     if not overlap(boxes):
         return {box: (box,) for box in boxes}
     bounds = [

@@ -38,7 +38,7 @@ class Bucket:
         return sum(map(_aligned, self.pieces)) + 8
 
     def slices(self, num_bytes: int) -> list[slice]:
-        """What each receiver gets from the sender, of a message of so many bytes: as much as the others, but for the end."""
+        """Return the slice of a message of so many bytes that the sender gives each receiver, all equally long but the last."""
         share = self._share(num_bytes)
         return [
             slice(min(place * share, num_bytes), min((place + 1) * share, num_bytes)) for place in range(len(self.receivers))
@@ -78,8 +78,8 @@ class Bucket:
         )
 
     def weighed(self, digest: int, receiver: int) -> int:
-        """The digest by an odd factor of the bucket's and the receiver's own, so that sums tell buckets that have changed
-        places, and a receiver's from another's."""
+        """Multiply the digest by an odd factor of bucket and receiver, so that sums differ where buckets or receivers are
+        exchanged."""
         return digest * (2 * hash((self.sender, self.receivers, receiver, self.number)) + 1) % 2**64
 
     def _share(self, num_bytes: int) -> int:
@@ -96,7 +96,7 @@ class Bucket:
 
 @frozen(kw_only=True)
 class Moved:
-    """What one rank has sent or taken."""
+    """The bytes that one rank has sent or taken, and their digest."""
 
     digest: int
     """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""

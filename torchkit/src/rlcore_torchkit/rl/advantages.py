@@ -4,11 +4,12 @@ Shapes: N samples, G groups. `group_of` int64 [N] is each sample's group, counte
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlcore.spi.errors import ContractError
 from rlcore_torchkit.rl.loss_config import AdvantageNormalisation, Baseline
 
 Float64Array: TypeAlias = NDArray[np.float64]
@@ -21,7 +22,7 @@ functions, leave roundings, such as 0.1 + 0.2 - 0.3, which is not 0 and would be
 
 
 class AdvantageOptions(TypedDict):
-    """What advantages are taken against, and divided by."""
+    """Baseline and normalisation of advantages."""
 
     baseline: Baseline
     normalisation: AdvantageNormalisation
@@ -49,7 +50,11 @@ def group_advantages(
     - "batch_std": the std of all N rewards.
     - "mean": the group's mean reward, of rewards of at least 0 (MaxRL, arXiv:2602.02710); within n-1.
     - "batch_whitening": none here; see `whitened`.
+
+    ContractError for another name.
     """
+    _require_name("baseline", baseline, Baseline)
+    _require_name("normalisation", normalisation, AdvantageNormalisation)
     if not len(rewards):
         return np.zeros(0)
     if baseline == "none":
@@ -156,6 +161,11 @@ def turn_advantages(
     advantages = np.zeros(len(rewards))
     advantages[order] = group_advantages(to_go[order], cells[order], **options)
     return advantages
+
+
+def _require_name(option: str, name: str, names: Any) -> None:
+    if name not in get_args(names):
+        raise ContractError(f"{option}: found {name!r}; expected one of {', '.join(get_args(names))}")
 
 
 def _groups(group_ids: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

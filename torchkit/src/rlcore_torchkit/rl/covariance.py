@@ -1,5 +1,5 @@
-"""Which tokens lower the policy's entropy most: those whose log-probability and advantage rise together. numpy on the driver,
-so that all tokens of a step are compared, in whatever microbatches they are trained.
+"""Finds the tokens that lower the policy's entropy most: log-probability and advantage rise together there. numpy on the
+driver, so that all tokens of a step are compared, whatever their microbatches.
 
 The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (arXiv:2505.22617). Shapes: n loss tokens.
 """

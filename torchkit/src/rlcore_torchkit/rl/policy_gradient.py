@@ -99,7 +99,7 @@ class Objective:
     """Detached values or flags whose means are metrics of these names."""
 
     def means(self, mean: MaskedMean) -> dict[str, Tensor]:
-        """How far the policy has moved from the previous one, and the objective's own figures."""
+        """Return the policy's distance from the previous one, and the objective's own figures."""
         return {"ratio_mean": mean(self.ratio), **{name: mean(values) for name, values in self.figures.items()}}
 
     def maxima(self, loss_mask: Tensor) -> dict[str, Tensor]:
@@ -182,7 +182,7 @@ def geometric_mean_objective(
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> dict[str, Tensor]:
-    """Where a bound of the ratio leaves a token without a gradient."""
+    """Mark tokens that a bound of the ratio leaves without a gradient."""
     low, high = (advantages < 0) & (ratio < 1.0 - clip_low), (advantages > 0) & (ratio > 1.0 + clip_high)
     return {"clip_fraction": low | high, "clip_fraction_low": low, "clip_fraction_high": high}
 
@@ -332,7 +332,7 @@ def sequence_maxima(trainer: Tensor, generation: Tensor, sequences: Sequences) -
 
 @frozen(kw_only=True, eq=False)
 class Correction:
-    """What a token weighs in the objective, and which tokens the objective leaves out."""
+    """Weights of tokens in the objective, and a mask of those that it leaves out."""
 
     weight: Tensor | None
     """The bounded ratio of the trainer to the generator; None where each is 1."""

@@ -31,7 +31,7 @@ class MaskedMean:
 
 @frozen(eq=False)
 class Sequences:
-    """Which loss tokens belong together: `loss_mask` bool [T], `offsets` int64 [N+1]."""
+    """Groups loss tokens by sequence: `loss_mask` bool [T], `offsets` int64 [N+1]."""
 
     loss_mask: Tensor
     offsets: Tensor

@@ -1,4 +1,4 @@
-"""What is taken off rewards on the driver: penalties of length, and of the KL divergence from the reference policy.
+"""Deductions from rewards on the driver: penalties of length, and of the KL divergence from the reference policy.
 
 Shapes: E episodes, N sequences, T tokens; float64 throughout.
 """

@@ -1,4 +1,4 @@
-"""How far a critic's values are from what was earned, token by token."""
+"""Distance of a critic's values from the returns, token by token."""
 
 import torch
 from attrs import frozen

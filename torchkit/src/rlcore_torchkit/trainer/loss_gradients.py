@@ -1,14 +1,40 @@
-"""`rlcore.spi.loss_gradients` in torch, on the CPU: derivatives of a loss for trainers in other libraries."""
+"""An algorithm's loss for trainers that are not written in torch: numpy arrays in, derivatives with respect to them out.
+
+A loss sees the model only through what the trainer computes of each token. So by the chain rule the gradient of the loss with
+respect to the weights is that of Σ_t (g_t logprobs_t + h_t entropy_t + k_t values_t), where g, h and k, the derivatives of the
+loss, are constants: a sum that any library differentiates.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi.arrays import Float32Array, check_array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
-from rlcore.spi.derivatives import LossGradients
+from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
 from rlcore_torchkit.trainer.losses import evaluate
 from rlcore_torchkit.trainer.microbatch import move
+
+
+@frozen(kw_only=True, eq=False)
+class LossGradients:
+    """What the loss says of one microbatch, and its derivatives with respect to what it was given."""
+
+    loss: float
+    """The microbatch's part of the step's loss."""
+    sums: Mapping[str, float]
+    """Metrics that add up over microbatches, MISMATCH_METRICS among them where LossSpec.generation_mismatch asks for them."""
+    maxima: Mapping[str, float]
+    """Metrics of which the greatest counts."""
+    logprobs: Float32Array | None
+    """float32 [T]: ∂ loss / ∂ logprobs_t; None where values were given."""
+    entropy: Float32Array | None
+    """float32 [T]: ∂ loss / ∂ entropy_t; None unless LossSpec.entropy is "loss"."""
+    values: Float32Array | None
+    """float32 [T]: ∂ loss / ∂ values_t; None unless values were given."""
 
 
 def loss_gradients(
@@ -20,7 +46,7 @@ def loss_gradients(
     entropy: Float32Array | None = None,
     values: Float32Array | None = None,
 ) -> LossGradients:
-    """What `rlcore.spi.loss_gradients` returns; its arguments are the same."""
+    """Compute the result of `rlcore.spi.loss_gradients`; the arguments are the same."""
     given = {"logprobs": logprobs, "entropy": entropy, "values": values}
     has_gradient = {"logprobs": values is None, "entropy": loss.entropy == "loss", "values": True}
     tensors = {name: _tensor(name, figures, batch) for name, figures in given.items() if figures is not None}
@@ -43,6 +69,19 @@ def loss_gradients(
         entropy=gradients.get("entropy"),
         values=gradients.get("values"),
     )
+
+
+def total_loss(parts: Sequence[LossGradients]) -> tuple[float, dict[str, float]]:
+    """Loss and metrics of an optimizer step of one rank, of its microbatches, of which there is at least one; ContractError
+    where they do not report the same metrics."""
+    first = parts[0]
+    for part in parts:
+        if part.sums.keys() != first.sums.keys() or part.maxima.keys() != first.maxima.keys():
+            found = f"metrics {sorted({*part.sums, *part.maxima})} after {sorted({*first.sums, *first.maxima})}"
+            raise ContractError(f"loss function: found {found}; expected the same from every microbatch")
+    sums = {name: sum(part.sums[name] for part in parts) for name in sorted(first.sums)}
+    maxima = {name: max(part.maxima[name] for part in parts) for name in sorted(first.maxima)}
+    return sum(part.loss for part in parts), {**sums, **maxima}
 
 
 def _tensor(name: str, figures: Float32Array, batch: TokenBatch) -> Tensor:

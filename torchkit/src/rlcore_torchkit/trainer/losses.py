@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcore.spi.batch import GENERATION_LOGPROBS, GlobalCounts
 from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.loss import MISMATCH_METRICS, LossInputs, LossOutput, LossSpec
-from rlcore_torchkit.rl.mismatch import mismatch
+from rlcore_torchkit.rl.policy_gradient import importance_ratio
 from rlcore_torchkit.rl.sequences import MaskedMean
 from rlcore_torchkit.trainer.microbatch import Microbatch
 
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def _given(inputs: LossInputs) -> str:
-    """What a loss has to work with, in words, and who asks for what it has not."""
+    """Describe a loss's inputs, and who asks for those that are missing."""
     parts = [f"the token columns {', '.join(inputs.token_columns) or '(none)'}"]
     if inputs.previous_logprobs is None:
         parts.append("no previous_logprobs (AlgorithmNeeds.previous_logprobs asks for them)")
@@ -131,3 +131,21 @@ def total(outputs: Sequence[LossOutput]) -> Totals:
         sums={name: torch.stack([output.sums[name].double() for output in outputs]).sum() for name in sorted(first.sums)},
         maxima={name: torch.stack([output.maxima[name] for output in outputs]).amax() for name in sorted(first.maxima)},
     )
+
+
+MAX_DIFFERENCE = 50.0
+"""The largest difference in nats that is told apart; e⁵⁰ times any number of tokens is finite in float32."""
+
+
+def mismatch(trainer: Tensor, generation: Tensor, mean: MaskedMean) -> dict[str, Tensor]:
+    """MISMATCH_METRICS of the trainer's and the generator's log-probabilities, float32 [T] each, at the same weights.
+
+    Weights with nothing in common are told by a large number and not by an infinite one.
+    """
+    trainer = trainer.detach()
+    delta = (trainer - generation).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
+    return {
+        "token_mult_prob_error": mean(torch.exp(delta.abs())),
+        "generation_kl_error": mean(torch.expm1(delta) - delta),
+        "importance_ratio": mean(importance_ratio(trainer, generation)),
+    }

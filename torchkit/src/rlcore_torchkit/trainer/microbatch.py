@@ -31,7 +31,7 @@ class Microbatch:
     sequence_columns: Mapping[str, Tensor]
     """One array [N] for each name that the loss asked for."""
     kept: KeptTokens | None = None
-    """What the softmax of each of the T tokens is over; None where it is the whole vocabulary everywhere."""
+    """The tokens that the softmax of each of the T tokens is over; None where it is the whole vocabulary everywhere."""
     images: Images | None = None
     """Files of the images that each of the N sequences reads; None where there are none."""
 

@@ -1,4 +1,4 @@
-"""How long a trainer's passes take on devices of a kind, from a model's sizes: what the `plan` of trainers is made of.
+"""Estimates of a trainer's seconds on devices of a kind, from a model's sizes; the `plan` of trainers is made of them.
 
 A roofline of four parts: matrix products, attention, what moves memory alone, and the host's launches, beside which the
 exchanges between ranks that nothing hides. The efficiencies below are the same for all models, layouts and devices;
@@ -62,22 +62,22 @@ class Layout:
     data: int = 1
     """Data-parallel ranks; experts' ranks are among them."""
     crosses_nodes: frozenset[str] = frozenset()
-    """Which of "tensor", "context", "pipeline", "expert", "data" have their ranks on several machines."""
+    """Dimensions whose ranks are on several machines, of "tensor", "context", "pipeline", "expert" and "data"."""
     kernels: float = 1.0
-    """How much more the layers move than fused kernels do."""
+    """The memory traffic of layers, in relation to fused kernels."""
     gathers_weights: bool = False
-    """Whether the weights of each layer are gathered from the data ranks for each microbatch and pass."""
+    """True where each layer's weights are gathered from the data ranks for each microbatch and pass."""
     float8: Float8 = "none"
-    """Which products of the decoder's layers are of 8 bits: all but attention's and routers', or without experts' either."""
+    """The products of the decoder's layers in 8 bits: all but attention's and routers', or without experts' either."""
     wide_layers: tuple[int, int] = (0, 0)
-    """How many layers at the start and at the end have none of them."""
+    """The number of layers at the start and at the end without products in 8 bits."""
     float8_weight_gradients: bool = True
     """True where the products that make the gradients of weights are among them, a third of a training step's."""
 
 
 @frozen(kw_only=True)
 class Tokens:
-    """What all ranks compute together."""
+    """The tokens that all ranks compute together."""
 
     number: float
     squared: float
@@ -87,7 +87,7 @@ class Tokens:
 
 
 def attention_parameters(dims: ModelDims) -> tuple[int, int]:
-    """How many parameters of a layer's attention tensor ranks divide, and how many each has whole."""
+    """Count the parameters of a layer's attention that tensor ranks divide, and those that each has whole."""
     hidden, heads, latent = dims.hidden_size, dims.num_heads, dims.latent
     if latent is None:
         return 2 * hidden * dims.head_dim * (heads + dims.num_kv_heads), 0
@@ -107,12 +107,12 @@ def layer_parameters(dims: ModelDims) -> tuple[float, float]:
 
 
 def num_parameters(dims: ModelDims) -> float:
-    """All of them but norms and biases, a thousandth of the whole."""
+    """Count all parameters but norms and biases, a thousandth of the whole."""
     return sum(layer_parameters(dims)) + (1 if dims.tied else 2) * dims.vocab_size * dims.hidden_size
 
 
 def active_parameters(dims: ModelDims) -> float:
-    """Those in the products that a token takes part in; the head is one, the embedding is not."""
+    """Count the parameters in the products of a token; the head's are among them, the embedding's are not."""
     plain, experts = layer_parameters(dims)
     return plain + experts * dims.num_experts_per_token / max(dims.num_experts, 1) + dims.vocab_size * dims.hidden_size
 

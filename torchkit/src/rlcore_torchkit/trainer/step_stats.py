@@ -1,4 +1,4 @@
-"""What an optimizer step measured, and what makes a trainer refuse the step."""
+"""Measurements of an optimizer step, and the checks by which a trainer refuses the step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,7 @@ class StepStats:
 
 
 def check_state(hook: str, found: int, held: int, *, failed_midway: bool) -> None:
-    """Raise ContractError unless a request names the version `held`, which a handle cannot know of a fresh trainer, and no
-    earlier train_step left gradients of a part of its microbatches behind."""
+    """Raise ContractError unless a request names the version `held`, and no earlier train_step left gradients behind."""
     if found != held:
         raise ContractError(f"{hook}: found weight_version {found}; expected {held}, the one held")
     if failed_midway:

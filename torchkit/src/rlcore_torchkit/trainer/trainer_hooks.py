@@ -1,4 +1,4 @@
-"""What the hooks of trainers have in common: which model a request names, what it saves, whether a checkpoint fits."""
+"""Parts of trainers' hooks: the model that a request names, saving, and the check of a checkpoint's shapes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

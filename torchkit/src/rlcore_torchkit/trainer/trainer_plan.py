@@ -1,4 +1,4 @@
-"""What the `plan` of a trainer written with torchkit tells of a layout: the model's sizes, and the seconds of each phase."""
+"""The `plan` of a trainer written with torchkit: the model's sizes, and the seconds of each phase."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from rlcore_torchkit.trainer.step_costs import Layout, Tokens, num_parameters, p
 
 CONFIG = "config.json"
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts")
-"""What other families call `num_experts`."""
+"""Other families' names of `num_experts`."""
 
 
 @frozen(kw_only=True)
@@ -27,8 +27,7 @@ class PlannedModel:
 
 
 def planned_model(config: Mapping[str, Any], families: Families = NO_FAMILIES) -> PlannedModel:
-    """The sizes in the content of a config.json; one of no known family is taken by Llama's keys. ModelError where these do
-    not say the sizes."""
+    """Return the sizes in a config.json; an unknown family is read by Llama's keys. ModelError where they lack the sizes."""
     text = config.get("text_config") or {}
     if not isinstance(text, Mapping):
         found, expected = f"text_config = {text!r}", "an object with the decoder's sizes, such as hidden_size"
@@ -59,8 +58,8 @@ def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sent_copies(context: PlanContext, dims: ModelDims) -> dict[str, int]:
-    """Bytes of what a rank keeps of the weights that it has sent, as a part of its memory: all ranks together keep each value
-    once. Empty where nothing is kept."""
+    """Return the bytes of sent weights that a rank keeps: all ranks together keep each value once. Empty where nothing is
+    kept."""
     if context.delta_copies != "parts":
         return {}
     return {"copies of sent weights": int(ITEM_BYTES[context.dtype] * num_parameters(dims) / context.world_size)}

@@ -19,7 +19,7 @@ GIB = 2**30
 
 def room_for_generator(prepared: BackendPlan) -> SetResidencyRequest | None:
     """Where the trainer's memory is while the generator starts; None where that need not care."""
-    return _room(prepared, prepared.recipe.residency.offload_trainer)
+    return _room(prepared, prepared.recipe.offload.trainer)
 
 
 def room_beside_critic(prepared: BackendPlan) -> SetResidencyRequest | None:
@@ -31,11 +31,11 @@ def offload_of_critic(prepared: BackendPlan) -> Offload:
     """What of the critic leaves the device while a generator on the same one works: what the trainer leaves too, or more."""
     alone: Offload = "none" if prepared.recipe.critic is None else prepared.recipe.critic.offload
     order: tuple[Offload, ...] = ("none", "state", "all")
-    return max(alone, prepared.recipe.residency.offload_trainer, key=order.index)
+    return max(alone, prepared.recipe.offload.trainer, key=order.index)
 
 
 def _room(prepared: BackendPlan, offload: Offload) -> SetResidencyRequest | None:
-    if not prepared.shares_devices or not (prepared.recipe.residency.generator_sleeps or offload != "none"):
+    if not prepared.shares_devices or not (prepared.recipe.offload.generator_sleeps or offload != "none"):
         return None
     return idle_trainer(offload)
 
@@ -86,9 +86,9 @@ class Residency:
         critic_moves: bool,
     ) -> "Residency":
         """A plan's: one that never moves unless the two share a GPU's memory and the recipe wants them to take turns."""
-        options, shares = plan.recipe.residency, plan.shares_devices
+        options, shares = plan.recipe.offload, plan.shares_devices
         moves = trainer.has(capabilities.RESIDENCY)
-        offloads = options.offload_trainer if shares and moves else "none"
+        offloads = options.trainer if shares and moves else "none"
         return cls(
             trainer=trainer,
             generator=generator,

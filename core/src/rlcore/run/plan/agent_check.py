@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from rlcore.config.recipe import RolloutConfig
-from rlcore.published_plugins import first_published, pip_line
+from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import Entry
-from rlcore.registry.functions import SessionServerEntry, only_function
+from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import SESSION_SERVER_GROUP, Problem, capabilities
+from rlcore.spi import Problem, capabilities
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -27,10 +27,9 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return
     agents = f"with environment {name!r}, whose agents run the episodes"
-    if only_function(SessionServerEntry, SESSION_SERVER_GROUP) is None:
-        requirement = first_published("session_server")
-        remedy = f"Run: {pip_line([requirement])}" if requirement else ""
-        yield Problem(path="environment", found=f"{name!r}, without a session server", expected="one", remedy=remedy)
+    if only_function("session_server") is None:
+        found, remedy = f"{name!r}, without a session server", remedy_for("session_server")
+        yield Problem(path="environment", found=found, expected="one", remedy=remedy)
     if rollout.max_turns != 1:
         expected = "1, the default: an agent asks as often as it likes"
         yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)

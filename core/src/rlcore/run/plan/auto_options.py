@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.published_plugins import first_published, pip_line
-from rlcore.registry.functions import PlannerEntry, only_function
+from rlcore.published_plugins import remedy_for
+from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema import describe
 from rlcore.spi import PluginError, Problem
-from rlcore.spi.planning import PLANNER_GROUP
 
 AUTO = "auto"
 
@@ -16,7 +15,7 @@ AUTO = "auto"
 def with_planned_options(plan: RunPlan) -> RunPlan:
     """The plan with the planner's values in place of each "auto" that stands for one. It stays without a planner."""
     keys = _auto_keys(plan)
-    planner = only_function(PlannerEntry, PLANNER_GROUP) if keys else None
+    planner = only_function("planner") if keys else None
     if planner is None or planner.function is None:
         return plan
     found = planner.function(plan, keys)
@@ -28,9 +27,9 @@ def with_planned_options(plan: RunPlan) -> RunPlan:
 def missing_planner(plan: RunPlan) -> Iterator[Problem]:
     """Yield a problem for each "auto" that no installed planner replaces."""
     keys = _auto_keys(plan)
-    if keys and only_function(PlannerEntry, PLANNER_GROUP) is None:
-        requirement = first_published("planner")
-        remedy = f"Run: {pip_line([requirement])}, or set a value." if requirement else "Set a value."
+    if keys and only_function("planner") is None:
+        install = remedy_for("planner")
+        remedy = f"{install}, or set a value." if install else "Set a value."
         for key in keys:
             path = f"generator.{plan.chosen['generator'].name}.{key}"
             yield Problem(path=path, found='"auto", without a planner', expected="a value, or a planner", remedy=remedy)

@@ -14,7 +14,7 @@ from attrs import frozen
 from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number
-from rlcore.registry.binding import engine_tool_parser, max_concurrent
+from rlcore.registry.provider_calls import engine_tool_parser, max_concurrent
 from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.levels import LEVEL_WINDOW, NO_LEVEL, Levels, levels_of
@@ -23,7 +23,7 @@ from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
 from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of, observer_of, within_limits
-from rlcore.run.plan.reference_check import check_vocabulary
+from rlcore.run.plan.other_models import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.run.plan.truncation import replays_sampling_mask

@@ -20,9 +20,9 @@ from rlcore.run.plan.in_process_overrides import InProcessOverrides
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.schedule_notes import schedule_notes
-from rlcore.run.plan.sections import convert_recipe, plugin_config, unread_options
+from rlcore.run.plan.sections import convert_recipe, plugin_config, unread_cluster_keys, unread_options
 from rlcore.secrets import MASK, masked_keys
-from rlcore.spi import ConfigError, EnvironmentContext, Problem, RlcoreError
+from rlcore.spi import ConfigError, EnvironmentContext, PluginError, Problem, RlcoreError
 
 
 def prepare(
@@ -44,7 +44,13 @@ def prepare(
     if problems := [_masked_problem(raw, key) for key in masked_keys(raw.values)]:
         raise ConfigError(problems)
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
-    plan = evolve(_plan(made, found if given is None else given.described(found), evaluating, continues), evaluating=evaluating)
+    registry = found if given is None else given.described(found)
+    try:
+        plan = evolve(_plan(made, registry, evaluating, continues), evaluating=evaluating)
+    except PluginError as error:
+        for note in unread_cluster_keys(raw, registry):
+            error.add_note(note)
+        raise
     if not evaluating:
         plan = evolve(plan, notes=(*map(str, [*unread_options(raw, made), *schedule_notes(plan)]), *plan.notes))
     if given is not None:

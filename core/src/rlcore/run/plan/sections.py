@@ -14,6 +14,7 @@ from rlcore.registry.selection import AUTO, select
 from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
 from rlcore.schema import describe
 from rlcore.schema.structure import structure
+from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi import ROLES, ClusterConfig, ConfigError, Note, PluginError, Problem, Role, capabilities
 
 
@@ -44,6 +45,15 @@ def _cluster_class(table: object, registry: Registry) -> type[ClusterConfig] | N
     except PluginError:
         return None
     return None if entry.provider is None else entry.provider.config
+
+
+def unread_cluster_keys(raw: RawRecipe, registry: Registry) -> list[str]:
+    """Return a note for each key of [cluster] that no usable execution reads, where none is usable: another one may read it, or
+    it is mistyped."""
+    table, known = raw.values.get(CLUSTER), describe.fields(ClusterConfig)
+    if not isinstance(table, Mapping) or _cluster_class(table, registry) is not None:
+        return []
+    return [f"{CLUSTER}.{key} is read by no usable execution{did_you_mean(key, known)}" for key in table if key not in known]
 
 
 def unread_options(raw: RawRecipe, recipe: Recipe) -> list[Note]:

@@ -16,7 +16,7 @@ LARGEST_EXPONENT = 700.0
 def mismatch_metrics(batch: TokenBatch, sequences: Int64Array, trainer_logprobs: Float32Array) -> dict[str, float]:
     """MISMATCH_METRICS over the loss tokens of some of a batch's sequences, of which the trainer found `trainer_logprobs`,
     float32 [T]; and how many tokens these are, as `async/tokens_compared`. The formulas are those of
-    rlcore_torchkit.rl.mismatch, with the same cap."""
+    rlcore_torchkit.trainer.losses, with the same cap."""
     mask = take_rows(batch.loss_mask, batch.offsets, sequences)
     generation, trainer = (
         take_rows(column, batch.offsets, sequences)[mask].astype(np.float64)

@@ -9,7 +9,6 @@ from rlcore.testing.fakes.providers import (
     FAKE_ENVIRONMENT,
     FAKE_EXECUTION,
     FAKE_GENERATOR,
-    FAKE_RANKED_TRAINER,
     FAKE_TRAINER,
     fake_registry,
 )
@@ -20,7 +19,6 @@ __all__ = [
     "FAKE_ENVIRONMENT",
     "FAKE_EXECUTION",
     "FAKE_GENERATOR",
-    "FAKE_RANKED_TRAINER",
     "FAKE_TRAINER",
     "FakeTokenizer",
     "fake_registry",

@@ -1,7 +1,5 @@
 """The fakes' providers, each of the name "fake", and a registry that holds them alone."""
 
-from attrs import evolve
-
 from rlcore.registry.discovery import Registry
 from rlcore.spi import SPI_VERSION, ClusterConfig, Provider, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
@@ -33,12 +31,6 @@ FAKE_TRAINER = Provider(
         capabilities.IN_PROCESS,
     },
 )
-FAKE_RANKED_TRAINER = evolve(
-    FAKE_TRAINER,
-    capabilities=FAKE_TRAINER.capabilities | {capabilities.MULTI_RANK},
-    backend="rlcore.testing.fakes.ranked_trainer:RankedFakeTrainer",
-)
-"""The fake trainer of several ranks; it needs torch."""
 FAKE_GENERATOR = Provider(
     name="fake",
     dtypes=DTYPES,

@@ -1,4 +1,4 @@
-"""What an algorithm makes of a step's samples on the driver."""
+"""Checks of the batch that an algorithm makes of a step's samples on the driver."""
 
 import pickle
 
@@ -21,7 +21,7 @@ class AlgorithmBatches(AlgorithmFixtures):
         require_equal(open_algorithm().build_batch(rollouts), open_algorithm().build_batch(rollouts))
 
     def test_nothing_is_kept_between_steps_but_the_state(self, open_algorithm: OpenAlgorithm, rollouts: RolloutBatch) -> None:
-        """What is kept stands in `save_state`, and a fresh algorithm that gets it goes on exactly."""
+        """A fresh algorithm that loads the state of `save_state` goes on exactly."""
         first, resumed = open_algorithm(), open_algorithm()
         others = make_rollouts(first.needs, seed=1)
         first.build_batch(rollouts)
@@ -82,7 +82,7 @@ class AlgorithmBatches(AlgorithmFixtures):
             assert pickle.loads(pickle.dumps(spec)) == spec, f"the options of {spec.path} change on their way to a worker"
 
     def test_equal_rewards_are_no_error(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
-        """Where every sample of a step earned the same, advantages and losses are finite, also where they are divided by the
+        """Equal rewards of all samples make finite advantages and losses, also where they are divided by the
         rewards' deviation."""
         require_rewards(algorithm.handle.needs)
         for reward in (0.0, 1.0, 1 / 3):
@@ -95,7 +95,7 @@ class AlgorithmBatches(AlgorithmFixtures):
                 assert not wrong, f"{wrong} are not finite {where}"
 
     def test_samples_that_failed_count_for_nothing(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
-        """What a sample without a reward leaves to learn is what would be there without it."""
+        """A step with a sample that has no reward is the step without that sample."""
         require_rewards(algorithm.handle.needs)
         failed = np.zeros(rollouts.batch.num_sequences, np.bool_)
         failed[[1, 6]] = True

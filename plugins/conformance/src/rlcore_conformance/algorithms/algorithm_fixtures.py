@@ -113,11 +113,11 @@ class AlgorithmUnderTest:
 
 
 class AlgorithmFixtures(ProviderFixtures):
-    """What an algorithm's checks are made of; each can be overridden."""
+    """The fixtures of an algorithm's checks; each can be overridden."""
 
     @pytest.fixture
     def algorithm_context(self) -> AlgorithmContext:
-        """What it is built with."""
+        """The context from which it is built."""
         return AlgorithmContext(
             seed=0,
             samples_per_prompt=SAMPLES_PER_PROMPT,

@@ -1,4 +1,4 @@
-"""What an algorithm's losses say inside a trainer, on the samples of one optimizer step."""
+"""Checks of an algorithm's losses inside a trainer, on the samples of one optimizer step."""
 
 from collections.abc import Sequence
 
@@ -101,7 +101,7 @@ class AlgorithmLosses(AlgorithmFixtures):
                 require_same(loss.added_up(microbatches), expected, f"{loss.spec.path}, cut {cut}")
 
     def test_the_counts_alone_are_divided_by(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
-        """Where the step has twice the tokens and sequences elsewhere, these count half."""
+        """Tokens and sequences count half in a step that has twice as many."""
         for loss in algorithm.losses(rollouts):
             counts, every = loss.batch.counts(), np.arange(loss.batch.num_sequences)
             doubled = GlobalCounts(num_loss_tokens=2 * counts.num_loss_tokens, num_loss_sequences=2 * counts.num_loss_sequences)

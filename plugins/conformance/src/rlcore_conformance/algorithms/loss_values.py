@@ -1,4 +1,4 @@
-"""What a loss says of a microbatch, and its derivatives with respect to what a model told of each token."""
+"""Values of a loss on a microbatch, and its derivatives with respect to a model's outputs for each token."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +13,7 @@ from rlcore.spi.arrays import Float32Array
 from rlcore_conformance.references.reference import Float64Array
 
 Figures: TypeAlias = Mapping[str, Float32Array]
-"""What is told of each token, float32 [T] by the names of LossInputs' fields: logprobs, entropy, values, previous_logprobs."""
-DIFFERENTIABLE = ("logprobs", "entropy", "values")
+"""A model's outputs, float32 [T] by the names of LossInputs' fields: logprobs, entropy, values, previous_logprobs."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -29,7 +28,7 @@ class LossValue:
 
 
 class HeldConstants:
-    """What a loss takes for constant by `Tensor.detach`, kept from one call to the next, so that differences of its values are
+    """The tensors that a loss detaches, kept from one call to the next, so that differences of its values are
     those of the function whose gradient it means."""
 
     def __init__(self) -> None:
@@ -80,7 +79,7 @@ def torch_loss(
 
 
 def _called(spec: LossSpec, inputs: LossInputs) -> Any:
-    """What the loss returns; AssertionError with what it was given where it raises."""
+    """Call the loss; AssertionError with its inputs where it raises."""
     try:
         return loss_function(spec.path)(inputs, spec.config)
     except Exception as error:

@@ -23,7 +23,7 @@ NUM_GROUPS = 3
 MAX_TOKENS = 128
 """Numbers of tokens are below it."""
 REWARDS = ((0.0, 1.0, 0.25, 0.75), (1.0, 0.0, 0.0, 0.0), (0.5, 0.25, 1.0, 0.0))
-"""What the samples of each group earn; no two groups earn the same."""
+"""The rewards of each group's samples; no two groups are equal."""
 
 
 def make_rollouts(needs: AlgorithmNeeds, seed: int = 0) -> RolloutBatch:

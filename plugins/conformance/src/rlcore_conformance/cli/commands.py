@@ -17,3 +17,10 @@ VERIFY = CommandSpec(
     command="rlcore_conformance.cli.verify_command:verify_command",
     priority=25,
 )
+REFERENCE = CommandSpec(
+    name="reference",
+    spi=SPI_VERSION,
+    help="Print every key of a recipe, as Markdown.",
+    command="rlcore_conformance.cli.config_reference:reference_command",
+    priority=15,
+)

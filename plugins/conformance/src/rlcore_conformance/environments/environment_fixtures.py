@@ -67,7 +67,7 @@ class EnvironmentUnderTest:
         return list(itertools.islice(rows, MAX_ROWS))
 
     async def within_time(self, call: Awaitable[Result], name: str) -> Result:
-        """What a call returns, which has to be within its time."""
+        """Await a call, which has to end within its time."""
         try:
             return await asyncio.wait_for(call, self.timeout_s)
         except TimeoutError:
@@ -98,7 +98,7 @@ class EnvironmentUnderTest:
             raise AssertionError(f"{said}; expected an answer, since policies call tools like this") from error
 
     async def play(self, row: Row, answers: Sequence[str], seed: int = SEED) -> list[Any]:
-        """What an episode shows: its prompt, and for each turn reward, success and what comes next."""
+        """Play an episode; return its prompt, and for each turn reward, success and observation."""
         begun = await self.reset(row, seed)
         state, seen = begun.state, [shown(begun.observation)]
         for answer in answers:
@@ -111,11 +111,11 @@ class EnvironmentUnderTest:
 
 
 class EnvironmentFixtures(ProviderFixtures):
-    """What an environment's checks are made of; each can be overridden."""
+    """The fixtures of an environment's checks; each can be overridden."""
 
     @pytest.fixture
     def answers(self) -> Sequence[str]:
-        """What the policy says."""
+        """The answers of the policy."""
         return ANSWERS
 
     @pytest.fixture
@@ -162,13 +162,13 @@ def make_turn(text: str) -> Turn:
 
 
 def told(result: StepResult) -> Any:
-    """What can be compared of an answer to a turn."""
+    """The comparable parts of an answer to a turn."""
     others = sorted(result.reward_components.items()), sorted(result.metrics.items())
     return result.reward, result.done, result.success, *others, shown(result.observation)
 
 
 def shown(observation: Observation | None) -> Any:
-    """What can be compared of an observation."""
+    """The comparable parts of an observation."""
     if observation is None:
         return None
     tokens = None if observation.tokens is None else observation.tokens.tolist()

@@ -28,7 +28,7 @@ Tensors = Mapping[str, Any]
 
 
 class GeneratorAdapters(GeneratorFixtures):
-    """What is sampled from is the model with the adapters that came last."""
+    """Samples come from the model with the adapters that came last."""
 
     @pytest.fixture
     def lora(self) -> LoraSpec:
@@ -37,7 +37,7 @@ class GeneratorAdapters(GeneratorFixtures):
 
     @pytest.fixture
     def adapted_context(self, provider: Provider, generator_context: GeneratorContext, lora: LoraSpec) -> GeneratorContext:
-        """What a generator is built with that gets adapters apart."""
+        """The context of a generator that gets adapters apart from the weights."""
         require(provider, capabilities.ADAPTER_REFIT)
         return evolve(generator_context, lora=lora)
 

@@ -125,7 +125,7 @@ def stream(generator: GeneratorUnderTest, feed: ScriptedFeed, weight_version: in
 
 
 def with_a_late_request(generator: GeneratorUnderTest, long: Question, late: Question) -> ScriptedFeed:
-    """What a stream delivers whose second request, sampled COLD, comes once a sample of the first has ended."""
+    """Run a stream whose second request, sampled COLD, comes once a sample of the first has ended."""
     waiting = [late.request(COLD, 0)]
 
     def then() -> list[GenerateRequest]:

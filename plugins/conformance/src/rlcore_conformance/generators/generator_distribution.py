@@ -64,7 +64,7 @@ CASES = {
 
 @define
 class BiasStatistic:
-    """What sampled tokens say about the sampler."""
+    """Statistics of sampled tokens against the distributions that they should come from."""
 
     vocab_size: int
     scores: dict[str, Score] = field(factory=lambda: {name: Score() for name in EFFECTS})
@@ -140,7 +140,7 @@ class BiasStatistic:
         self.late_errors += other.late_errors
 
     def problems(self, limits: Limits) -> dict[str, str]:
-        """What is beyond the limits, by the figure's name, the farthest off first."""
+        """The statistics beyond the limits, by name, the farthest off first."""
         named = {**self.scores, **{f"the last {length} of the vocabulary": score for length, score in self.tails.items()}}
         tokens = {f"token {token}": Score(*both) for token, both in enumerate(zip(self.counts, self.variances, strict=True))}
         off = [(score, name) for name, score in named.items() if score.is_beyond(limits.deviations)]
@@ -180,7 +180,7 @@ def found_effects(draw: Callable[[int], BiasStatistic], vocab_size: int) -> dict
 
 
 class GeneratorDistribution(GeneratorFixtures):
-    """What a few samples cannot show: a temperature a few percent off, tokens that never come, penalties nobody asked for."""
+    """Checks of many samples: a temperature a few percent off, tokens that never come, penalties nobody asked for."""
 
     @pytest.mark.parametrize("name", CASES)
     def test_many_tokens_are_those_of_the_distribution(

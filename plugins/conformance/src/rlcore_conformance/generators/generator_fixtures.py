@@ -52,7 +52,7 @@ EDGE = 1e-4
 
 @frozen(kw_only=True, eq=False)
 class Question:
-    """What the kit asks a generator for; the same question can be asked in parts and in another order."""
+    """A request of the kit; it can be asked in parts and in another order."""
 
     prompts: RaggedTokens
     num_samples: int
@@ -150,7 +150,7 @@ class GeneratorUnderTest:
         return self.handle.set_residency(request).device_bytes
 
     def wake_and_refit(self, weights: Mapping[str, Any], weight_version: int) -> None:
-        """What a sleeping generator gets when trainer and generator take turns on a device: weights before its cache."""
+        """Wake a generator that takes turns with a trainer on a device: a refit comes before its cache."""
         self.move("device", "host")
         self.refit(weights, weight_version)
         self.move("device", "device")
@@ -188,7 +188,7 @@ def logprob_errors(
 
 
 class GeneratorFixtures(BackendFixtures):
-    """What the generator's checks are made of; each can be overridden."""
+    """The fixtures of a generator's checks; each can be overridden."""
 
     @pytest.fixture
     def other_model(self, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
@@ -218,7 +218,7 @@ class GeneratorFixtures(BackendFixtures):
 
     @pytest.fixture
     def generator_context(self, model: ModelSpec, device: Device, channel: str) -> GeneratorContext:
-        """What it is built with."""
+        """The context from which it is built."""
         return GeneratorContext(
             model=model, rank_info=RankInfo(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
         )

@@ -10,9 +10,9 @@ from attrs import evolve
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
 from rlcore.spi import DtypeName, ModelSpec, Provider, Role, capabilities
-from rlcore.testing.models import make_model
 from rlcore_conformance.references.reference import Reference, ReferenceValues, RoutedPolicy
 from rlcore_conformance.references.tensors import Values
+from rlcore_torchkit.testing.models import make_model
 
 Device = Literal["cpu", "cuda"]
 INITIALIZER_RANGE = 0.35
@@ -39,7 +39,7 @@ class ProviderFixtures:
 
 
 class BackendFixtures(ProviderFixtures):
-    """What a trainer or a generator is built with."""
+    """The fixtures from which trainers and generators are built."""
 
     @pytest.fixture
     def device(self) -> Device:
@@ -58,7 +58,7 @@ class BackendFixtures(ProviderFixtures):
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:
-        """What the backend is measured against: `transformers` in float32 on the CPU."""
+        """The reference for the backend: `transformers` in float32 on the CPU."""
         from rlcore_conformance.references.huggingface_reference import HuggingFaceReference
 
         return HuggingFaceReference(model)
@@ -72,7 +72,7 @@ class BackendFixtures(ProviderFixtures):
 
     @pytest.fixture
     def routed_reference(self, routed_model: ModelSpec) -> Callable[[Values], RoutedPolicy]:
-        """What its routing is measured against, given its weights: `transformers` in float32 on the CPU."""
+        """The reference for its routing, by weights: `transformers` in float32 on the CPU."""
         from rlcore_conformance.references.huggingface_reference import HuggingFaceReference
 
         return HuggingFaceReference(routed_model).load
@@ -85,7 +85,7 @@ class BackendFixtures(ProviderFixtures):
 
     @pytest.fixture
     def value_reference(self, value_model: ModelSpec) -> Callable[[Values], ReferenceValues]:
-        """What its values are measured against, given its weights: `transformers` in float32 on the CPU."""
+        """The reference for its values, by weights: `transformers` in float32 on the CPU."""
         from rlcore_conformance.references.huggingface_values import load_values
 
         return partial(load_values, value_model)

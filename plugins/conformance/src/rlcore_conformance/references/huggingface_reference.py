@@ -14,9 +14,9 @@ from attrs import field, frozen
 
 from rlcore.spi import ROUTED_EXPERTS, LossInputs, LossSpec, ModelSpec, TokenBatch
 from rlcore.spi.arrays import Int16Array, Int32Array
-from rlcore.transformers_import import import_transformers
 from rlcore_conformance.references.reference import LEFT_OUT, Float64Array, left_out
 from rlcore_conformance.references.tensors import Values
+from rlcore_torchkit.transformers_import import import_transformers
 
 
 class HuggingFaceReference:

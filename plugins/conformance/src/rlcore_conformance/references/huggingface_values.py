@@ -9,9 +9,9 @@ import numpy as np
 
 from rlcore.spi import LossInputs, LossSpec, ModelSpec, TokenBatch
 from rlcore.spi.arrays import Int32Array
-from rlcore.transformers_import import import_transformers
 from rlcore_conformance.references.reference import Float64Array
 from rlcore_conformance.references.tensors import Values
+from rlcore_torchkit.transformers_import import import_transformers
 
 
 def load_values(model: ModelSpec, weights: Values) -> "HuggingFaceValues":

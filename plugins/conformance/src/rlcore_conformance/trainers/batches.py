@@ -7,7 +7,7 @@ import numpy as np
 from attrs import evolve
 
 from rlcore.spi import ADVANTAGES, GlobalCounts, TokenBatch
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi.arrays import AnyArray, Int64Array
 from rlcore_conformance.references.probe import PROBE_WEIGHT
 
 LENGTHS = (1, 2, 9, 5, 13, 7)
@@ -90,3 +90,9 @@ def arranged_indices(batch: TokenBatch, arrangement: Arrangement) -> list[Int64A
         "reversed": np.array_split(indices[::-1], 3),
         "uneven": [indices[4:5], np.delete(indices, [2, 4]), indices[2:3]],
     }[arrangement]
+
+
+def arranged(column: AnyArray, batch: TokenBatch, arrangement: Arrangement) -> list[AnyArray]:
+    """A column of a batch, [T, ...], cut as an arrangement cuts the batch."""
+    sequences = np.split(column, batch.offsets[1:-1])
+    return [np.concatenate([sequences[index] for index in indices]) for indices in arranged_indices(batch, arrangement)]

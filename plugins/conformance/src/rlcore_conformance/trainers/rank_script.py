@@ -1,4 +1,4 @@
-"""What each of two ranks does in the kit: the same calls on both, each with its part of the data."""
+"""The script of two ranks: the same calls on both, each with its part of the data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ class SharedStep:
 
 @frozen(kw_only=True, eq=False)
 class RankJob:
-    """What a rank needs to know; it travels to another process."""
+    """The work of a rank; it travels to another process."""
 
     provider: Provider
     config: Any
@@ -63,7 +63,7 @@ class RankJob:
 
 @frozen(kw_only=True, eq=False)
 class RankReport:
-    """What one rank computed and received."""
+    """The figures that one rank computed and received."""
 
     layout: TrainerLayout
     figures: tuple[Float32Array, ...]
@@ -72,7 +72,7 @@ class RankReport:
     """The log-probabilities under the reference policy, after all steps."""
     steps: tuple[StepOutcome, ...]
     refusals: Mapping[str, str]
-    """What the steps that have to be refused came to: the error's class, or "taken"."""
+    """The outcomes of steps that have to be refused: the error's class, or "taken"."""
 
 
 def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an update came to, and whether two updates are the same one."""
+"""The outcome of an update, and comparisons of two."""
 
 from collections.abc import Mapping
 

@@ -1,9 +1,11 @@
 """How the kit builds a trainer and talks to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import pytest
 from attrs import evolve, frozen
 
@@ -15,12 +17,15 @@ from rlcore.spi import (
     DtypeName,
     ExportWeightsRequest,
     GlobalCounts,
+    LoadStateRequest,
     LogprobsRequest,
     LossSpec,
     ModelSpec,
     OptimizerSpec,
     Provider,
     RankInfo,
+    SaveStateRequest,
+    SetResidencyRequest,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
@@ -28,13 +33,14 @@ from rlcore.spi import (
     ValuesRequest,
     capabilities,
 )
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import AnyArray, Float32Array
+from rlcore.spi.lifecycle import Place
 from rlcore_conformance.references.fixtures import BackendFixtures, Device, entry_of, require
-from rlcore_conformance.references.probe import ProbeConfig
-from rlcore_conformance.references.reference import Reference
+from rlcore_conformance.references.probe import ProbeConfig, expected_probe
+from rlcore_conformance.references.reference import Reference, ReferencePolicy, reference_logprobs
 from rlcore_conformance.references.tensors import Values, collect
 from rlcore_conformance.trainers.batches import MAX_SEQUENCE_LENGTH, counts_of, make_batch
-from rlcore_conformance.trainers.step_outcome import StepOutcome
+from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 
 ENTROPY_COEFFICIENT = 0.3
 NARROW_DTYPES: tuple[DtypeName, ...] = ("bfloat16", "float16")
@@ -49,6 +55,7 @@ class TrainerUnderTest:
     loss: LossSpec
     tolerance: float
     """Most that a log-probability may be off, in nats."""
+    reference: Reference | None = None
 
     @property
     def gradient_tolerance(self) -> float:
@@ -58,6 +65,11 @@ class TrainerUnderTest:
     def require(self, capability: str) -> None:
         """Skip the test unless the trainer declares the capability."""
         require(self.provider, capability)
+
+    def policy(self, weight_version: int = 0) -> ReferencePolicy:
+        """The reference with the weights that the trainer exports."""
+        assert self.reference is not None
+        return self.reference.load(self.weights(weight_version))
 
     def request(
         self,
@@ -112,10 +124,37 @@ class TrainerUnderTest:
         return self.handle.get_values(ValuesRequest(microbatches=batches, weight_version=weight_version)).values
 
     def figures(self, batches: tuple[TokenBatch, ...], *, temperature: float) -> tuple[Float32Array, ...]:
-        """What its head gives of each token, at version 0: log-probabilities or values."""
+        """The output of its head for each token, at version 0: log-probabilities or values."""
         if self.handle.head == "value":
             return self.values(batches)
         return self.logprobs(batches, temperature=temperature)
+
+    def assert_near(self, found: AnyArray, expected: AnyArray, what: str = "") -> None:
+        """Assert that log-probabilities, entropies or values are equal within the trainer's tolerance."""
+        np.testing.assert_allclose(found, expected, rtol=0, atol=self.tolerance, err_msg=what)
+
+    def assert_loss(self, result: TrainStepResult, loss: float, metrics: Mapping[str, float]) -> None:
+        """Assert that a step reports a loss, and these metrics and no others."""
+        assert_close("loss", result.loss, loss, self.tolerance)
+        assert_same_names("metrics", result.metrics, metrics)
+        for name, expected in metrics.items():
+            assert_close(name, result.metrics[name], expected, self.tolerance)
+
+    def assert_grad_norm(self, result: TrainStepResult, expected: float) -> None:
+        """Assert that a step reports a gradient's norm."""
+        assert_close("grad_norm", result.grad_norm, expected, self.gradient_tolerance)
+
+    def save(self, directory: Path, kind: Literal["resume", "hf", "peft"] = "resume") -> Sequence[str]:
+        """Save a state; the names of its files."""
+        return self.handle.save_state(SaveStateRequest(directory=directory, kind=kind)).files
+
+    def load(self, directory: Path) -> int:
+        """Load a state; its weight version."""
+        return self.handle.load_state(LoadStateRequest(directory=directory)).weight_version
+
+    def move(self, weights: Place, state: Place) -> int:
+        """Move weights and optimizer to "device" or "host"; the bytes that it then holds on the device."""
+        return self.handle.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
 
     def entropy(self, batch: TokenBatch, weight_version: int, temperature: float) -> Float32Array:
         """Entropies of one batch."""
@@ -169,7 +208,7 @@ def export_request(
 
 
 class TrainerFixtures(BackendFixtures):
-    """What the trainer's checks are made of; each can be overridden."""
+    """The fixtures of a trainer's checks; each can be overridden."""
 
     @pytest.fixture
     def loss_path(self) -> str:
@@ -191,7 +230,7 @@ class TrainerFixtures(BackendFixtures):
 
     @pytest.fixture
     def optimizer(self) -> OptimizerSpec:
-        """What the trainer optimizes with; a check that varies it keeps what it does not name."""
+        """The optimizer of the trainer; a check that varies it keeps the other fields."""
         return OptimizerSpec(learning_rate=1e-3)
 
     @pytest.fixture
@@ -212,7 +251,7 @@ class TrainerFixtures(BackendFixtures):
 
     @pytest.fixture
     def trainer_context(self, provider: Provider, model: ModelSpec, device: Device, optimizer: OptimizerSpec) -> TrainerContext:
-        """What it is built with, as one rank."""
+        """The context from which it is built, as one rank."""
         return TrainerContext(
             model=model,
             rank_info=RankInfo(device=device),
@@ -225,7 +264,13 @@ class TrainerFixtures(BackendFixtures):
 
     @pytest.fixture
     def open_trainer(
-        self, provider: Provider, config: Any, trainer_context: TrainerContext, loss: LossSpec, tolerance: float
+        self,
+        provider: Provider,
+        config: Any,
+        trainer_context: TrainerContext,
+        loss: LossSpec,
+        tolerance: float,
+        reference: Reference,
     ) -> OpenTrainer:
         """Opens a fresh trainer; only one is open at a time."""
 
@@ -234,7 +279,7 @@ class TrainerFixtures(BackendFixtures):
             entry = entry_of("trainer", provider, trainer_context.rank_info.device)
             handle = build_trainer(entry, evolve(trainer_context, **changes), config)
             try:
-                yield TrainerUnderTest(handle=handle, provider=provider, loss=loss, tolerance=tolerance)
+                yield TrainerUnderTest(handle=handle, provider=provider, loss=loss, tolerance=tolerance, reference=reference)
             finally:
                 handle.close()
 
@@ -274,18 +319,46 @@ class TrainerFixtures(BackendFixtures):
         return _KEPT[key]
 
 
+def assert_resumes(
+    trainer: TrainerUnderTest,
+    reopen: Callable[[], AbstractContextManager[TrainerUnderTest]],
+    batch: TokenBatch,
+    directory: Path,
+) -> None:
+    """Assert that a trainer opened anew continues from a saved state with the step that would have followed."""
+    trainer.step((batch,))
+    before = trainer.weights(1)
+    trainer.save(directory)
+    followed = trainer.outcome((batch,), 1)
+    trainer.handle.close()
+    with reopen() as resumed:
+        resumed.load(directory)
+        assert_same_step(resumed.outcome((batch,), 1), followed, before)
+
+
+def expected_loss(
+    policy: ReferencePolicy, batch: TokenBatch, loss: LossSpec, temperature: float = 1.0
+) -> tuple[float, dict[str, float]]:
+    """Loss and metrics of the probe loss by the reference, for a whole step in one batch."""
+    assert isinstance(loss.config, ProbeConfig)
+    logprobs, entropy = reference_logprobs(policy, batch, temperature)
+    previous = loss.previous_of(batch.token_columns, logprobs)
+    return expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config, previous)
+
+
 def with_loss(
     loss: LossSpec,
     *,
     entropy: Literal["none", "metric", "loss"] | None = None,
     poison_gradient: bool = False,
+    neighbours: bool = False,
     previous_logprobs: Literal["unchanged", "given", "absent"] | None = None,
 ) -> LossSpec:
     """The probe loss, changed; with log-probabilities at the start of the step as declared, and their column named."""
     assert isinstance(loss.config, ProbeConfig)
     changed = evolve(
         loss,
-        config=evolve(loss.config, poison_gradient=poison_gradient),
+        config=evolve(loss.config, poison_gradient=poison_gradient, neighbours=neighbours),
         entropy=loss.entropy if entropy is None else entropy,
     )
     if previous_logprobs is None:

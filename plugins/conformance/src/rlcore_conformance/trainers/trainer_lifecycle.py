@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -14,18 +14,15 @@ from attrs import evolve
 from rlcore.spi import (
     BoundError,
     CheckpointError,
-    LoadStateRequest,
     LossSpec,
     ModelSpec,
     NonFiniteError,
     Provider,
     RlcoreError,
-    SaveStateRequest,
-    SetResidencyRequest,
     TokenBatch,
     capabilities,
 )
-from rlcore.transformers_import import import_transformers
+from rlcore.spi.lifecycle import Place
 from rlcore_conformance.references.fixtures import Device, require
 from rlcore_conformance.references.probe import LARGEST_SURPRISE, TOKEN_SHARE
 from rlcore_conformance.references.reference import reference_logprobs
@@ -33,10 +30,13 @@ from rlcore_conformance.references.tensors import num_bytes
 from rlcore_conformance.trainers.batches import arrange, spoiled
 from rlcore_conformance.trainers.step_outcome import assert_same_step, assert_same_weights
 from rlcore_conformance.trainers.trainer_fixtures import BaselineRun, OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_torchkit.transformers_import import import_transformers
 
-ON_DEVICE = SetResidencyRequest(weights="device", state="device")
-ON_HOST = SetResidencyRequest(weights="host", state="host")
-STATE_ON_HOST = SetResidencyRequest(weights="device", state="host")
+Places: TypeAlias = tuple[Place, Place]
+ON_DEVICE: Places = ("device", "device")
+"""The places of weights and of the optimizer's state."""
+ON_HOST: Places = ("host", "host")
+STATE_ON_HOST: Places = ("device", "host")
 
 
 @contextmanager
@@ -113,12 +113,12 @@ class TrainerLifecycle(TrainerFixtures):
         with open_trainer() as trainer:
             trainer.step((baseline_run.batch,), 0)
             trainer.step((baseline_run.other,), 1)
-            files = trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
+            files = trainer.save(tmp_path)
         assert files, "save_state names no files"
         assert all((tmp_path / name).is_file() for name in files)
         with open_trainer() as trainer:
             trainer.step((baseline_run.other,), 0)
-            assert trainer.handle.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 2
+            assert trainer.load(tmp_path) == 2
             restored = trainer.weights(2)
             found = trainer.outcome((baseline_run.batch, baseline_run.other), 2)
         if device != "cpu":
@@ -132,7 +132,7 @@ class TrainerLifecycle(TrainerFixtures):
         """The step after a save is the step without one."""
         with open_trainer() as trainer:
             trainer.step((baseline_run.batch,), 0)
-            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+            trainer.save(tmp_path)
             assert_same_step(trainer.outcome((baseline_run.other,), 1), baseline_run.steps[1], baseline_run.steps[0].weights)
 
     def test_reference_is_the_initial_policy_after_loading(
@@ -143,20 +143,20 @@ class TrainerLifecycle(TrainerFixtures):
         with open_trainer() as trainer:
             (initial,) = trainer.logprobs((batch,), 0, model="reference")
             trainer.step((batch,), 0)
-            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+            trainer.save(tmp_path)
         with open_trainer() as trainer:
-            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
+            trainer.load(tmp_path)
             np.testing.assert_array_equal(trainer.logprobs((batch,), 1, model="reference")[0], initial)
 
     def test_damaged_state_is_refused(self, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path) -> None:
-        """Where the largest file lost its end."""
+        """A state whose largest file lost its end is refused."""
         with open_trainer() as trainer:
             trainer.step((batch,), 0)
-            files = trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
+            files = trainer.save(tmp_path)
         largest = max((tmp_path / name for name in files), key=lambda path: path.stat().st_size)
         largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
         with open_trainer() as trainer, pytest.raises(CheckpointError):
-            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
+            trainer.load(tmp_path)
 
     def test_moving_to_the_host_and_back_changes_nothing(
         self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun, device: Device, tmp_path: Path
@@ -167,21 +167,21 @@ class TrainerLifecycle(TrainerFixtures):
         with open_trainer() as trainer:
             trainer.step((baseline_run.batch,), 0)
             before, (logprobs,) = trainer.weights(1), trainer.logprobs((baseline_run.other,), 1)
-            resident = trainer.handle.set_residency(ON_DEVICE).device_bytes
+            resident = trainer.move(*ON_DEVICE)
             assert resident > 0, "a trainer on its device holds no bytes there"
-            trainer.handle.set_residency(STATE_ON_HOST)
+            trainer.move(*STATE_ON_HOST)
             np.testing.assert_array_equal(trainer.logprobs((baseline_run.other,), 1)[0], logprobs)
             assert_same_weights(trainer.weights(1), before)
-            moved = trainer.handle.set_residency(ON_HOST).device_bytes
+            moved = trainer.move(*ON_HOST)
             # What is left may be a workspace that is larger than this small model: then what has gone counts.
             gone, least = resident - moved, 3 * num_bytes(before)
             assert device == "cpu" or moved < resident / 4 or gone >= least, (
                 f"on the host it still holds {moved} of {resident} bytes; expected a fourth of them, or {least} fewer: "
                 "those of weights and moments"
             )
-            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
-            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
-            trainer.handle.set_residency(ON_DEVICE)
+            trainer.save(tmp_path)
+            trainer.load(tmp_path)
+            trainer.move(*ON_DEVICE)
             np.testing.assert_array_equal(trainer.logprobs((baseline_run.other,), 1)[0], logprobs)
             assert_same_step(trainer.outcome((baseline_run.other,), 1), baseline_run.steps[1], before)
 
@@ -193,8 +193,8 @@ class TrainerLifecycle(TrainerFixtures):
         trainer.require(capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
         for version in range(2):
-            for residency in (ON_HOST, ON_DEVICE):
-                trainer.handle.set_residency(residency)
+            for places in (ON_HOST, ON_DEVICE):
+                trainer.move(*places)
             found = {"waking": trainer.logprobs((batch,), version, model="reference")[0]}
             folder = tmp_path / str(version)
             folder.mkdir()
@@ -203,9 +203,9 @@ class TrainerLifecycle(TrainerFixtures):
                 "a step": lambda: None,
                 "the policy's log-probabilities": partial(trainer.logprobs, (batch,), version + 1),
                 "an export": partial(trainer.weights, version + 1),
-                "saving": partial(trainer.handle.save_state, SaveStateRequest(directory=folder, kind="resume")),
-                "loading": partial(trainer.handle.load_state, LoadStateRequest(directory=folder)),
-                "sending its state away": partial(trainer.handle.set_residency, STATE_ON_HOST),
+                "saving": partial(trainer.save, folder),
+                "loading": partial(trainer.load, folder),
+                "sending its state away": partial(trainer.move, *STATE_ON_HOST),
             }
             for when, happens in events.items():
                 happens()
@@ -216,7 +216,7 @@ class TrainerLifecycle(TrainerFixtures):
     def test_resident_state_is_accepted_and_measured(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
         """Every trainer accepts it, whatever it declares, and then holds the weights at the least."""
         (before,) = trainer.logprobs((batch,))
-        found = trainer.handle.set_residency(ON_DEVICE).device_bytes
+        found = trainer.move(*ON_DEVICE)
         least = num_bytes(trainer.weights())
         assert found >= least, f"device_bytes: found {found}; expected at least {least}, the size of the weights"
         np.testing.assert_array_equal(trainer.logprobs((batch,))[0], before)
@@ -235,7 +235,7 @@ class TrainerLifecycle(TrainerFixtures):
         """Loaded by from_pretrained it has the trainer's log-probabilities."""
         trainer.require(capabilities.SAVE_HF)
         trainer.step((batch,), 0)
-        trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+        trainer.save(tmp_path, "hf")
         import_transformers()
         from transformers import AutoModelForCausalLM
 
@@ -249,7 +249,7 @@ class TrainerLifecycle(TrainerFixtures):
             use_safetensors=True,
         )
         expected, _ = reference_logprobs(HuggingFacePolicy(loaded), batch, 1.0)
-        np.testing.assert_allclose(trainer.logprobs((batch,), 1)[0], expected, rtol=0, atol=trainer.tolerance)
+        trainer.assert_near(trainer.logprobs((batch,), 1)[0], expected)
 
     def test_reference_is_the_model_that_is_named(
         self, open_trainer: OpenTrainer, model: ModelSpec, batch: TokenBatch, tmp_path: Path
@@ -261,13 +261,13 @@ class TrainerLifecycle(TrainerFixtures):
             (initial,) = trainer.logprobs((batch,))
             trainer.step((batch,), 0)
             (trained,) = trainer.logprobs((batch,), 1)
-            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+            trainer.save(tmp_path, "hf")
         assert not np.array_equal(trained, initial)
         with open_trainer(reference=evolve(model, path=str(tmp_path))) as trainer:
             np.testing.assert_array_equal(trainer.logprobs((batch,))[0], initial)
             for version in (0, 1):
                 (found,) = trainer.logprobs((batch,), version, model="reference")
-                np.testing.assert_allclose(found, trained, rtol=0, atol=trainer.tolerance)
+                trainer.assert_near(found, trained)
                 trainer.step((batch,), version)
 
     def test_a_reference_alone_says_what_it_says_beside_a_policy(
@@ -277,12 +277,12 @@ class TrainerLifecycle(TrainerFixtures):
         require(provider, capabilities.REFERENCE_ALONE)
         with open_trainer() as trainer:
             (expected,) = trainer.logprobs((batch,), model="reference")
-            both = trainer.handle.set_residency(ON_DEVICE).device_bytes
+            both = trainer.move(*ON_DEVICE)
         with open_trainer(needs_policy=False) as trainer:
             np.testing.assert_array_equal(trainer.logprobs((batch,), model="reference")[0], expected)
-            alone = trainer.handle.set_residency(ON_DEVICE).device_bytes
+            alone = trainer.move(*ON_DEVICE)
             if capabilities.RESIDENCY in provider.capabilities:
-                trainer.handle.set_residency(ON_HOST)
-                trainer.handle.set_residency(ON_DEVICE)
+                trainer.move(*ON_HOST)
+                trainer.move(*ON_DEVICE)
             np.testing.assert_array_equal(trainer.logprobs((batch,), model="reference")[0], expected)
         assert alone < both or both == 0, "a device that is not counted"

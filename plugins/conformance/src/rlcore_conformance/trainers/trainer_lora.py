@@ -2,20 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlcore.spi import LoadStateRequest, LoraSpec, Provider, SaveStateRequest, TokenBatch, capabilities
+from rlcore.spi import LoraSpec, Provider, TokenBatch, capabilities
 from rlcore_conformance.references.fixtures import require
-from rlcore_conformance.references.reference import Reference, reference_logprobs
+from rlcore_conformance.references.reference import reference_logprobs
 from rlcore_conformance.references.tensors import Values, collect
-from rlcore_conformance.trainers.step_outcome import assert_same_step
 from rlcore_conformance.trainers.trainer_fixtures import (
     OpenTrainer,
     TrainerFixtures,
     TrainerUnderTest,
+    assert_resumes,
     export_request,
 )
 
@@ -37,20 +38,16 @@ class TrainerLora(TrainerFixtures):
         with open_trainer(lora=lora, needs_reference=True) as trainer:
             yield trainer
 
-    def test_adapters_begin_without_effect(
-        self, lora_trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch
-    ) -> None:
+    def test_adapters_begin_without_effect(self, lora_trainer: TrainerUnderTest, batch: TokenBatch) -> None:
         """Policy, reference and export are the model, until a step moves the policy and the export alone."""
-        initial = lora_trainer.weights()
-        expected, _ = reference_logprobs(reference.load(initial), batch, 1.0)
+        expected, _ = reference_logprobs(lora_trainer.policy(), batch, 1.0)
         for model in ("policy", "reference"):
-            found = lora_trainer.logprobs((batch,), model=model)[0]
-            np.testing.assert_allclose(found, expected, rtol=0, atol=lora_trainer.tolerance)
+            lora_trainer.assert_near(lora_trainer.logprobs((batch,), model=model)[0], expected)
         (before,) = lora_trainer.logprobs((batch,), model="reference")
-        after = lora_trainer.outcome((batch,)).weights
-        expected, _ = reference_logprobs(reference.load(after), batch, 1.0)
+        lora_trainer.step((batch,))
+        expected, _ = reference_logprobs(lora_trainer.policy(1), batch, 1.0)
         (policy,) = lora_trainer.logprobs((batch,), 1)
-        np.testing.assert_allclose(policy, expected, rtol=0, atol=lora_trainer.tolerance)
+        lora_trainer.assert_near(policy, expected)
         assert (policy != before).any(), "the policy did not move"
         (same,) = lora_trainer.logprobs((batch,), 1, model="reference")
         np.testing.assert_array_equal(same, before, err_msg="the reference is the policy with its adapters")
@@ -76,14 +73,7 @@ class TrainerLora(TrainerFixtures):
         self, open_trainer: OpenTrainer, lora: LoraSpec, lora_trainer: TrainerUnderTest, batch: TokenBatch, tmp_path: Path
     ) -> None:
         """Adapters and their moments come back, on the same model."""
-        lora_trainer.step((batch,))
-        before = lora_trainer.weights(1)
-        lora_trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
-        followed = lora_trainer.outcome((batch,), 1)
-        lora_trainer.handle.close()
-        with open_trainer(lora=lora, needs_reference=True) as resumed:
-            resumed.handle.load_state(LoadStateRequest(directory=tmp_path))
-            assert_same_step(resumed.outcome((batch,), 1), followed, before)
+        assert_resumes(lora_trainer, partial(open_trainer, lora=lora, needs_reference=True), batch, tmp_path)
 
     def test_adapters_are_exported_apart(
         self, lora_trainer: TrainerUnderTest, provider: Provider, lora: LoraSpec, batch: TokenBatch
@@ -112,7 +102,7 @@ def _saved_products(trainer: TrainerUnderTest, lora: LoraSpec, directory: Path) 
     """alpha / rank · B A of each layer in the PEFT directory that the trainer writes, by the weight's name."""
     from safetensors.numpy import load_file
 
-    trainer.handle.save_state(SaveStateRequest(directory=directory, kind="peft"))
+    trainer.save(directory, "peft")
     config = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", lora.rank, lora.alpha)
     tensors = load_file(directory / "adapter_model.safetensors")

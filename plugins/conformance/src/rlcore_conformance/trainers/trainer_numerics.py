@@ -7,21 +7,28 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import GENERATION_LOGPROBS, MISMATCH_METRICS, PREVIOUS_LOGPROBS, LossSpec, TokenBatch, capabilities
-from rlcore_conformance.references.probe import ProbeConfig, expected_mismatch, expected_probe
+from rlcore_conformance.references.probe import expected_mismatch
 from rlcore_conformance.references.reference import Reference, reference_logprobs
 from rlcore_conformance.trainers.batches import (
     ARRANGEMENTS,
     LONG_LENGTHS,
     Arrangement,
     arrange,
-    arranged_indices,
+    arranged,
     make_batch,
     scaled_counts,
     with_logprobs,
     without_loss,
 )
-from rlcore_conformance.trainers.step_outcome import assert_close, assert_same_names, assert_same_step
-from rlcore_conformance.trainers.trainer_fixtures import BaselineRun, OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_conformance.trainers.step_outcome import assert_close, assert_same_step
+from rlcore_conformance.trainers.trainer_fixtures import (
+    BaselineRun,
+    OpenTrainer,
+    TrainerFixtures,
+    TrainerUnderTest,
+    expected_loss,
+    with_loss,
+)
 
 REORDERED: tuple[Arrangement, ...] = tuple(arrangement for arrangement in ARRANGEMENTS if arrangement != "together")
 TEMPERATURES = (1.0, 0.6)
@@ -31,36 +38,29 @@ class TrainerNumerics(TrainerFixtures):
     """Numbers are compared with the reference's; what must not matter is varied."""
 
     @pytest.mark.parametrize("temperature", TEMPERATURES)
-    def test_logprobs_equal_the_reference(
-        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float
-    ) -> None:
+    def test_logprobs_equal_the_reference(self, trainer: TrainerUnderTest, batch: TokenBatch, temperature: float) -> None:
         """At every token but the first of a sequence, whatever the loss mask says."""
-        expected, _ = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
+        expected, _ = reference_logprobs(trainer.policy(), batch, temperature)
         (found,) = trainer.logprobs((batch,), temperature=temperature)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=trainer.tolerance)
+        trainer.assert_near(found, expected)
 
     @pytest.mark.parametrize("temperature", TEMPERATURES)
-    def test_entropy_equals_the_reference(
-        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float
-    ) -> None:
+    def test_entropy_equals_the_reference(self, trainer: TrainerUnderTest, batch: TokenBatch, temperature: float) -> None:
         """Entropies, in nats and of the tempered distribution, equal the reference's."""
         trainer.require(capabilities.ENTROPY)
-        _, expected = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
-        np.testing.assert_allclose(trainer.entropy(batch, 0, temperature), expected, rtol=0, atol=trainer.tolerance)
+        _, expected = reference_logprobs(trainer.policy(), batch, temperature)
+        trainer.assert_near(trainer.entropy(batch, 0, temperature), expected)
 
-    def test_long_sequences_equal_the_reference(self, trainer: TrainerUnderTest, reference: Reference, loss: LossSpec) -> None:
+    def test_long_sequences_equal_the_reference(self, trainer: TrainerUnderTest, reference: Reference) -> None:
         """Log-probabilities, entropies, loss and gradient of sequences of 61 and 270 tokens."""
-        policy = reference.load(trainer.weights())
-        batch = make_batch(reference.vocab_size, seed=4, lengths=LONG_LENGTHS)
+        policy, batch = trainer.policy(), make_batch(reference.vocab_size, seed=4, lengths=LONG_LENGTHS)
         logprobs, entropy = reference_logprobs(policy, batch, 1.0)
-        np.testing.assert_allclose(trainer.logprobs((batch,))[0], logprobs, rtol=0, atol=trainer.tolerance)
+        trainer.assert_near(trainer.logprobs((batch,))[0], logprobs)
         if capabilities.ENTROPY in trainer.provider.capabilities:
-            np.testing.assert_allclose(trainer.entropy(batch, 0, 1.0), entropy, rtol=0, atol=trainer.tolerance)
-        assert isinstance(loss.config, ProbeConfig)
-        value, _ = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
+            trainer.assert_near(trainer.entropy(batch, 0, 1.0), entropy)
         result = trainer.step((batch,))
-        assert_close("loss", result.loss, value, trainer.tolerance)
-        assert_close("grad_norm", result.grad_norm, policy.gradient_norm(batch, loss, 1.0), trainer.gradient_tolerance)
+        trainer.assert_loss(result, *expected_loss(policy, batch, trainer.loss))
+        trainer.assert_grad_norm(result, policy.gradient_norm(batch, trainer.loss, 1.0))
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_reference_equals_the_first_policy(
@@ -68,14 +68,12 @@ class TrainerNumerics(TrainerFixtures):
     ) -> None:
         """They are equal in each of several microbatches, for long sequences too, at the step's temperature."""
         trainer.require(capabilities.REFERENCE_POLICY)
-        policy = reference.load(trainer.weights())
+        policy = trainer.policy()
         batches = batch, make_batch(reference.vocab_size, seed=4, lengths=LONG_LENGTHS)
         found = trainer.logprobs(batches, model="reference", temperature=temperature)
         for number, (each, logprobs) in enumerate(zip(batches, found, strict=True), start=1):
             expected, _ = reference_logprobs(policy, each, temperature)
-            np.testing.assert_allclose(
-                logprobs, expected, rtol=0, atol=trainer.tolerance, err_msg=f"the reference in microbatch {number}"
-            )
+            trainer.assert_near(logprobs, expected, f"the reference in microbatch {number}")
 
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_logprobs_do_not_depend_on_the_microbatches(
@@ -83,112 +81,69 @@ class TrainerNumerics(TrainerFixtures):
     ) -> None:
         """A sequence's log-probabilities are its own, whatever is packed around it."""
         (together,) = trainer.logprobs((batch,))
-        sequences = np.split(together, batch.offsets[1:-1])
         found = trainer.logprobs(arrange(batch, arrangement))
-        for indices, array in zip(arranged_indices(batch, arrangement), found, strict=True):
-            expected = np.concatenate([sequences[index] for index in indices])
-            np.testing.assert_allclose(array, expected, rtol=0, atol=trainer.tolerance)
+        for part, expected in zip(found, arranged(together, batch, arrangement), strict=True):
+            trainer.assert_near(part, expected)
 
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
     def test_loss_and_metrics_equal_the_reference(
-        self,
-        trainer: TrainerUnderTest,
-        reference: Reference,
-        batch: TokenBatch,
-        loss: LossSpec,
-        arrangement: Arrangement,
-        temperature: float,
+        self, trainer: TrainerUnderTest, batch: TokenBatch, arrangement: Arrangement, temperature: float
     ) -> None:
         """Sums are added over all microbatches, each once; of maxima the greatest counts."""
-        logprobs, entropy = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
-        assert isinstance(loss.config, ProbeConfig)
-        value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
-        result = trainer.step(arrange(batch, arrangement), temperature=temperature)
-        assert_close("loss", result.loss, value, trainer.tolerance)
-        assert_same_names("metrics", result.metrics, metrics)
-        for name, expected in metrics.items():
-            assert_close(name, result.metrics[name], expected, trainer.tolerance)
+        expected = expected_loss(trainer.policy(), batch, trainer.loss, temperature)
+        trainer.assert_loss(trainer.step(arrange(batch, arrangement), temperature=temperature), *expected)
 
     def test_the_loss_sees_the_sequences_of_a_microbatch_in_their_order(
-        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, loss: LossSpec
+        self, trainer: TrainerUnderTest, batch: TokenBatch
     ) -> None:
         """And all of them at once: algorithms compare the sequences of a group (AlgorithmNeeds.whole_groups)."""
-        logprobs, entropy = reference_logprobs(reference.load(trainer.weights()), batch, 1.0)
-        assert isinstance(loss.config, ProbeConfig)
-        config = evolve(loss.config, neighbours=True)
-        value, _ = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, config)
+        loss = with_loss(trainer.loss, neighbours=True)
+        expected = expected_loss(trainer.policy(), batch, loss)
         pairs = np.arange(batch.num_sequences).reshape(-1, 2)
-        result = trainer.step(
-            (batch.select(pairs[1]), batch.select(np.delete(pairs, 1, 0).reshape(-1))), loss=evolve(loss, config=config)
-        )
-        assert_close("loss", result.loss, value, trainer.tolerance)
+        microbatches = batch.select(pairs[1]), batch.select(np.delete(pairs, 1, 0).reshape(-1))
+        trainer.assert_loss(trainer.step(microbatches, loss=loss), *expected)
 
     @pytest.mark.parametrize("entropy", ["none", "metric", "loss"])
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     def test_grad_norm_equals_the_reference(
-        self,
-        trainer: TrainerUnderTest,
-        reference: Reference,
-        batch: TokenBatch,
-        loss: LossSpec,
-        temperature: float,
-        entropy: Literal["none", "metric", "loss"],
+        self, trainer: TrainerUnderTest, batch: TokenBatch, temperature: float, entropy: Literal["none", "metric", "loss"]
     ) -> None:
         """Before clipping; with a gradient of the entropy exactly where the loss asks for one."""
         if entropy != "none":
             trainer.require(capabilities.ENTROPY)
-        chosen = with_loss(loss, entropy=entropy)
-        expected = reference.load(trainer.weights()).gradient_norm(batch, chosen, temperature)
-        result = trainer.step(arrange(batch, "reversed"), temperature=temperature, loss=chosen)
-        assert_close("grad_norm", result.grad_norm, expected, trainer.gradient_tolerance)
+        loss = with_loss(trainer.loss, entropy=entropy)
+        expected = trainer.policy().gradient_norm(batch, loss, temperature)
+        trainer.assert_grad_norm(trainer.step(arrange(batch, "reversed"), temperature=temperature, loss=loss), expected)
 
     @pytest.mark.parametrize("declared", ["unchanged", "given", "absent"])
     def test_previous_logprobs_are_those_declared(
-        self,
-        trainer: TrainerUnderTest,
-        reference: Reference,
-        batch: TokenBatch,
-        loss: LossSpec,
-        declared: Literal["unchanged", "given", "absent"],
+        self, trainer: TrainerUnderTest, batch: TokenBatch, declared: Literal["unchanged", "given", "absent"]
     ) -> None:
         """The step's own, without a gradient; those of the column; or none. The column is there in each case."""
         trainer.require(capabilities.PREVIOUS_LOGPROBS)
-        carrying, policy = with_logprobs(batch, PREVIOUS_LOGPROBS), reference.load(trainer.weights())
-        chosen = with_loss(loss, previous_logprobs=declared)
-        logprobs, entropy = reference_logprobs(policy, batch, 1.0)
-        previous = chosen.previous_of({PREVIOUS_LOGPROBS: carrying.token_columns[PREVIOUS_LOGPROBS]}, logprobs)
-        assert isinstance(loss.config, ProbeConfig)
-        value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config, previous)
-        norm = policy.gradient_norm(carrying, chosen, 1.0)
-        result = trainer.step(arrange(carrying, "reversed"), loss=chosen)
-        assert_same_names(f"metrics with previous log-probabilities {declared!r}", result.metrics, metrics)
-        for name, expected in metrics.items():
-            assert_close(name, result.metrics[name], expected, trainer.tolerance)
-        assert_close("loss", result.loss, value, trainer.tolerance)
-        assert_close("grad_norm", result.grad_norm, norm, trainer.gradient_tolerance)
+        carrying, policy = with_logprobs(batch, PREVIOUS_LOGPROBS), trainer.policy()
+        loss = with_loss(trainer.loss, previous_logprobs=declared)
+        expected, norm = expected_loss(policy, carrying, loss), policy.gradient_norm(carrying, loss, 1.0)
+        result = trainer.step(arrange(carrying, "reversed"), loss=loss)
+        trainer.assert_loss(result, *expected)
+        trainer.assert_grad_norm(result, norm)
 
     @pytest.mark.parametrize("arrangement", ["together", "uneven"])
     def test_generation_mismatch_is_reported_for_any_loss(
-        self,
-        open_trainer: OpenTrainer,
-        reference: Reference,
-        batch: TokenBatch,
-        loss: LossSpec,
-        arrangement: Arrangement,
-        tolerance: float,
+        self, open_trainer: OpenTrainer, loss: LossSpec, batch: TokenBatch, arrangement: Arrangement
     ) -> None:
-        """Where it is asked for, beside the metrics of a loss that knows nothing of it; the update is the one without."""
+        """It comes beside the metrics of a loss that knows nothing of it; the update is the one without."""
         carrying = with_logprobs(batch, GENERATION_LOGPROBS)
         with open_trainer() as trainer:
-            before = trainer.weights()
+            before, policy = trainer.weights(), trainer.policy()
             plain = trainer.outcome(arrange(carrying, arrangement), temperature=TEMPERATURES[1])
         with open_trainer() as trainer:
             chosen = evolve(loss, generation_mismatch=True, token_columns=(*loss.token_columns, GENERATION_LOGPROBS))
             found = trainer.outcome(arrange(carrying, arrangement), temperature=TEMPERATURES[1], loss=chosen)
-        logprobs, _ = reference_logprobs(reference.load(before), batch, TEMPERATURES[1])
+        logprobs, _ = reference_logprobs(policy, batch, TEMPERATURES[1])
         for name, expected in expected_mismatch(carrying, logprobs).items():
-            assert_close(name, found.result.metrics[name], expected, tolerance)
+            assert_close(name, found.result.metrics[name], expected, trainer.tolerance)
         metrics = {name: value for name, value in found.result.metrics.items() if name not in MISMATCH_METRICS}
         assert_same_step(evolve(found, result=evolve(found.result, metrics=metrics)), plain, before)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import LoadStateRequest, OptimizerSpec, Provider, SaveStateRequest, ScheduleSpec, TokenBatch, capabilities
+from rlcore.spi import OptimizerSpec, Provider, ScheduleSpec, TokenBatch, capabilities
 from rlcore_conformance.references.fixtures import require
 from rlcore_conformance.references.reference import Float64Array, Reference
 from rlcore_conformance.references.tensors import Values
@@ -96,9 +96,9 @@ class TrainerOptimizer(TrainerFixtures):
         with open_trainer(schedule=schedule) as trainer:
             trainer.step((batch,), 0)
             trainer.step((batch,), 1)
-            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+            trainer.save(tmp_path)
         with open_trainer(schedule=schedule) as trainer:
-            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
+            trainer.load(tmp_path)
             found = trainer.step((batch,), 2).learning_rate
             assert found == pytest.approx(0.75 * optimizer.learning_rate, rel=1e-6)
             if capabilities.SCHEDULE_STEP in provider.capabilities:
@@ -208,13 +208,13 @@ class TrainerOptimizer(TrainerFixtures):
 
 
 def update_of(trainer: TrainerUnderTest, batches: tuple[TokenBatch, ...], version: int = 0, **options: Any) -> Values:
-    """What a step adds to the weights."""
+    """The difference that a step makes to the weights."""
     before = trainer.weights(version)
     return difference_of(trainer.outcome(batches, version, **options).weights, before)
 
 
 def updates(trainer: TrainerUnderTest, *batches: TokenBatch) -> list[Values]:
-    """What each step from the first on adds to the weights."""
+    """The differences that steps make to the weights, from the first on."""
     return [update_of(trainer, (batch,), version) for version, batch in enumerate(batches)]
 
 

@@ -20,7 +20,6 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.spi.arrays import Float32Array, Int64Array
-from rlcore.testing.ranks import PRELOADED, free_address, launch
 from rlcore_conformance.references.fixtures import Device, require
 from rlcore_conformance.references.probe import TOKEN_SHARE
 from rlcore_conformance.references.reference import Reference
@@ -29,6 +28,7 @@ from rlcore_conformance.trainers.batches import make_batch, spoiled, with_logpro
 from rlcore_conformance.trainers.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
 from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_torchkit.testing.ranks import PRELOADED, free_address, launch
 
 TEMPERATURE = 0.8
 PATIENCE_S = 240.0
@@ -43,7 +43,7 @@ EXPECTED_REFUSALS = {NOT_FINITE: "NonFiniteError", OVER_A_BOUND: "BoundError"}
 
 @frozen(kw_only=True, eq=False)
 class SingleRankRun:
-    """What one rank with all the data makes of the steps."""
+    """The results of one rank that has all the data."""
 
     figures: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
     """Log-probabilities, or values, of the first step's shares, before that step."""
@@ -52,7 +52,7 @@ class SingleRankRun:
 
 
 class TrainerRanks(TrainerFixtures):
-    """What two ranks compute, each with its part of the data, is what one computes with all of it."""
+    """Two ranks, each with its part of the data, compute what one computes with all of it."""
 
     def test_two_ranks_are_one_trainer(
         self,
@@ -179,8 +179,8 @@ def alone(trainer: TrainerUnderTest, job: RankJob) -> SingleRankRun:
 
 
 def launched(job: RankJob, attempts: int = 3) -> list[RankReport]:
-    """What each rank reports. AssertionError with a rank's own traceback where one fails; where another process took the port
-    before the ranks did, they are launched anew."""
+    """Launch the ranks and return their reports, again where another process took the port. AssertionError with a rank's own
+    traceback where one fails."""
     from torch.multiprocessing.spawn import ProcessException
 
     barrier = multiprocessing.get_context("forkserver").Barrier(NUM_RANKS)

@@ -10,8 +10,7 @@ from rlcore.spi.arrays import Int16Array
 from rlcore_conformance.references.fixtures import require
 from rlcore_conformance.references.reference import Float64Array, RoutedPolicy, log_softmax
 from rlcore_conformance.references.tensors import Values
-from rlcore_conformance.trainers.batches import arrange, arranged_indices, make_batch
-from rlcore_conformance.trainers.step_outcome import assert_close
+from rlcore_conformance.trainers.batches import arrange, arranged, make_batch
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest
 
 VOCABULARY_SIZE = 32
@@ -45,16 +44,12 @@ class TrainerRouting(TrainerFixtures):
         (own,) = routed_trainer.logprobs((batch,))
         assert np.abs(own - expected).max() > 10 * routed_trainer.tolerance, "the experts given make no difference to the model"
         found = routed_trainer.logprobs(arrange(routed, "uneven"))
-        for indices, part in zip(arranged_indices(batch, "uneven"), found, strict=True):
-            wanted = batch.with_token_column("expected", expected.astype(np.float32)).select(indices)
-            np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=routed_trainer.tolerance)
+        for part, wanted in zip(found, arranged(expected, batch, "uneven"), strict=True):
+            routed_trainer.assert_near(part, wanted)
         (after,) = routed_trainer.logprobs((batch,))
-        np.testing.assert_allclose(
-            after, own, rtol=0, atol=routed_trainer.tolerance, err_msg="routing outlasts the batch it came with"
-        )
+        routed_trainer.assert_near(after, own, "routing outlasts the batch it came with")
         norm = routed_policy.gradient_norm(routed, routed_trainer.loss, 1.0)
-        result = routed_trainer.step(arrange(routed, "uneven"))
-        assert_close("grad_norm", result.grad_norm, norm, routed_trainer.gradient_tolerance)
+        routed_trainer.assert_grad_norm(routed_trainer.step(arrange(routed, "uneven")), norm)
 
     def test_own_routing_changes_nothing(self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy) -> None:
         """Experts that the model chooses by itself, in another order, and none at all."""
@@ -64,7 +59,7 @@ class TrainerRouting(TrainerFixtures):
         (expected,) = routed_trainer.logprobs((batch,))
         for column in (np.ascontiguousarray(experts[..., ::-1]), np.full_like(experts, -1)):
             (found,) = routed_trainer.logprobs((batch.with_token_column(ROUTED_EXPERTS, column),))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=routed_trainer.tolerance)
+            routed_trainer.assert_near(found, expected)
 
 
 def random_experts(policy: RoutedPolicy, batch: TokenBatch) -> Int16Array:

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import LossSpec, SamplingMask, TokenBatch, capabilities
-from rlcore_conformance.references.probe import ProbeConfig, expected_probe
+from rlcore.spi import SamplingMask, TokenBatch, capabilities
 from rlcore_conformance.references.reference import Reference, reference_logprobs
-from rlcore_conformance.trainers.batches import arrange, arranged_indices
-from rlcore_conformance.trainers.step_outcome import assert_close
-from rlcore_conformance.trainers.trainer_fixtures import TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_conformance.trainers.batches import arrange, arranged
+from rlcore_conformance.trainers.trainer_fixtures import TrainerFixtures, TrainerUnderTest, expected_loss, with_loss
 
 MOST_KEPT = 5
 TEMPERATURE = 0.7
@@ -28,55 +26,37 @@ class TrainerSamplingMask(TrainerFixtures):
 
     @pytest.mark.parametrize("whose", ["policy", "reference"])
     def test_masked_logprobs_equal_the_reference(
-        self,
-        trainer: TrainerUnderTest,
-        reference: Reference,
-        batch: TokenBatch,
-        masked: TokenBatch,
-        whose: Literal["policy", "reference"],
+        self, trainer: TrainerUnderTest, batch: TokenBatch, masked: TokenBatch, whose: Literal["policy", "reference"]
     ) -> None:
         """Policy and reference, in any microbatches; a batch without a mask is as it was before."""
         if whose == "reference":
             trainer.require(capabilities.REFERENCE_POLICY)
-        policy = reference.load(trainer.weights())
         (before,) = trainer.logprobs((batch,), model=whose, temperature=TEMPERATURE)
-        expected, _ = reference_logprobs(policy, masked, TEMPERATURE)
-        column = masked.with_token_column("expected", expected.astype(np.float32))
+        expected, _ = reference_logprobs(trainer.policy(), masked, TEMPERATURE)
         found = trainer.logprobs(arrange(masked, "uneven"), model=whose, temperature=TEMPERATURE)
-        for indices, part in zip(arranged_indices(masked, "uneven"), found, strict=True):
-            wanted = column.select(indices).token_columns["expected"]
-            np.testing.assert_allclose(part, wanted, rtol=0, atol=trainer.tolerance)
+        for part, wanted in zip(found, arranged(expected, masked, "uneven"), strict=True):
+            trainer.assert_near(part, wanted)
         (after,) = trainer.logprobs((batch,), model=whose, temperature=TEMPERATURE)
         np.testing.assert_array_equal(after, before, err_msg="the mask outlasts the batch it came with")
 
-    def test_masked_entropy_equals_the_reference(
-        self, trainer: TrainerUnderTest, reference: Reference, masked: TokenBatch
-    ) -> None:
+    def test_masked_entropy_equals_the_reference(self, trainer: TrainerUnderTest, masked: TokenBatch) -> None:
         """It is the entropy of what could be sampled."""
         trainer.require(capabilities.ENTROPY)
-        _, expected = reference_logprobs(reference.load(trainer.weights()), masked, TEMPERATURE)
-        np.testing.assert_allclose(trainer.entropy(masked, 0, TEMPERATURE), expected, rtol=0, atol=trainer.tolerance)
+        _, expected = reference_logprobs(trainer.policy(), masked, TEMPERATURE)
+        trainer.assert_near(trainer.entropy(masked, 0, TEMPERATURE), expected)
 
     @pytest.mark.parametrize("entropy", ["none", "loss"])
     def test_masked_step_equals_the_reference(
-        self,
-        trainer: TrainerUnderTest,
-        reference: Reference,
-        masked: TokenBatch,
-        loss: LossSpec,
-        entropy: Literal["none", "loss"],
+        self, trainer: TrainerUnderTest, masked: TokenBatch, entropy: Literal["none", "loss"]
     ) -> None:
         """The loss sees the log-probabilities of the kept tokens, and its gradient is theirs."""
         if entropy != "none":
             trainer.require(capabilities.ENTROPY)
-        chosen, policy = with_loss(loss, entropy=entropy), reference.load(trainer.weights())
-        logprobs, entropies = reference_logprobs(policy, masked, TEMPERATURE)
-        assert isinstance(chosen.config, ProbeConfig)
-        value, _ = expected_probe(masked, logprobs, None if entropy == "none" else entropies, chosen.config)
-        norm = policy.gradient_norm(masked, chosen, TEMPERATURE)
-        result = trainer.step(arrange(masked, "uneven"), loss=chosen, temperature=TEMPERATURE)
-        assert_close("loss", result.loss, value, trainer.tolerance)
-        assert_close("grad_norm", result.grad_norm, norm, trainer.gradient_tolerance)
+        loss, policy = with_loss(trainer.loss, entropy=entropy), trainer.policy()
+        expected, norm = expected_loss(policy, masked, loss, TEMPERATURE), policy.gradient_norm(masked, loss, TEMPERATURE)
+        result = trainer.step(arrange(masked, "uneven"), loss=loss, temperature=TEMPERATURE)
+        trainer.assert_loss(result, *expected)
+        trainer.assert_grad_norm(result, norm)
 
 
 def with_mask(batch: TokenBatch, vocab_size: int) -> TokenBatch:

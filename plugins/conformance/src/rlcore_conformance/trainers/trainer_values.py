@@ -5,17 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from attrs import evolve
 
 from rlcore.spi import (
     ADVANTAGES,
-    LoadStateRequest,
     LossSpec,
     ModelSpec,
     Provider,
-    SaveStateRequest,
     TokenBatch,
     TrainerContext,
     capabilities,
@@ -25,10 +22,9 @@ from rlcore_conformance.references.fixtures import Device, require
 from rlcore_conformance.references.probe import ValueProbeConfig, expected_value_probe
 from rlcore_conformance.references.reference import Reference, ReferenceValues, reference_values
 from rlcore_conformance.references.tensors import Values
-from rlcore_conformance.trainers.batches import ARRANGEMENTS, LONG_LENGTHS, Arrangement, arrange, arranged_indices, make_batch
+from rlcore_conformance.trainers.batches import ARRANGEMENTS, LONG_LENGTHS, Arrangement, arrange, arranged, make_batch
 from rlcore_conformance.trainers.rank_script import RankJob
-from rlcore_conformance.trainers.step_outcome import assert_close, assert_same_names, assert_same_step
-from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest
+from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, assert_resumes
 from rlcore_conformance.trainers.trainer_ranks import alone, assert_one_trainer, of, require_devices, shared, travelling
 
 
@@ -61,7 +57,7 @@ class TrainerValues(TrainerFixtures):
     def test_values_begin_at_zero(
         self, provider: Provider, open_values: OpenTrainer, model: ModelSpec, batch: TokenBatch
     ) -> None:
-        """Where the model's directory holds no head of values; the first step moves it."""
+        """A directory without a head of values begins with one of zeros; the first step moves it."""
         require(provider, capabilities.VALUE_HEAD)
         with open_values(model=model) as trainer:
             (before,) = trainer.values((batch,))
@@ -82,45 +78,30 @@ class TrainerValues(TrainerFixtures):
         """After every token, the first and the last of a sequence too, whatever the loss mask says; also of long sequences."""
         model = value_reference(value_trainer.weights())
         long = make_batch(int(batch.tokens.max()) + 1, seed=4, lengths=LONG_LENGTHS)
-        expected = reference_values(model, batch).astype(np.float32)
+        expected = arranged(reference_values(model, batch), batch, arrangement), reference_values(model, long)
         found = value_trainer.values((*arrange(batch, arrangement), long))
-        wanted = [batch.with_token_column("expected", expected).select(i) for i in arranged_indices(batch, arrangement)]
-        for array, part in zip(found[:-1], wanted, strict=True):
-            np.testing.assert_allclose(array, part.token_columns["expected"], rtol=0, atol=value_trainer.tolerance)
-        np.testing.assert_allclose(found[-1], reference_values(model, long), rtol=0, atol=value_trainer.tolerance)
+        for part, wanted in zip(found, (*expected[0], expected[1]), strict=True):
+            value_trainer.assert_near(part, wanted)
 
     @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
     def test_loss_and_gradient_of_values_equal_the_reference(
         self,
         value_trainer: TrainerUnderTest,
         value_reference: Callable[[Values], ReferenceValues],
-        value_loss: LossSpec,
         batch: TokenBatch,
         arrangement: Arrangement,
     ) -> None:
         """Through the head and all that is below it; log-probabilities are zeros."""
         model = value_reference(value_trainer.weights())
-        value, metrics = expected_value_probe(batch, reference_values(model, batch))
         result = value_trainer.step(arrange(batch, arrangement), temperature=0.7)
-        assert_close("loss", result.loss, value, value_trainer.tolerance)
-        assert_same_names("metrics", result.metrics, metrics)
-        for name, expected in metrics.items():
-            assert_close(name, result.metrics[name], expected, value_trainer.tolerance)
-        norm = model.gradient_norm(batch, value_loss)
-        assert_close("grad_norm", result.grad_norm, norm, value_trainer.gradient_tolerance)
+        value_trainer.assert_loss(result, *expected_value_probe(batch, reference_values(model, batch)))
+        value_trainer.assert_grad_norm(result, model.gradient_norm(batch, value_trainer.loss))
 
     def test_resumed_values_take_the_step_that_would_have_followed(
         self, value_trainer: TrainerUnderTest, open_values: OpenTrainer, batch: TokenBatch, tmp_path: Path
     ) -> None:
         """Head, moments and versions come back."""
-        value_trainer.step((batch,))
-        before = value_trainer.weights(1)
-        value_trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
-        followed = value_trainer.outcome((batch,), 1)
-        value_trainer.handle.close()
-        with open_values() as resumed:
-            resumed.handle.load_state(LoadStateRequest(directory=tmp_path))
-            assert_same_step(resumed.outcome((batch,), 1), followed, before)
+        assert_resumes(value_trainer, open_values, batch, tmp_path)
 
     def test_two_ranks_are_one_trainer_of_values(
         self,

@@ -1,4 +1,4 @@
-"""Where models in Megatron's own format are kept; imports no torch."""
+"""The directory of converted models; imports no torch."""
 
 import os
 import shutil

@@ -100,7 +100,7 @@ def _read_index(directory: Path) -> Index:
 
 
 def _held(shards: Sequence[Shard], num_steps: int) -> list[tuple[Shard, str, Tensor]]:
-    """All that the format holds for this rank, in float32; without moments where no step was done."""
+    """Return this rank's part of a checkpoint, in float32; without moments where no step was done."""
     names = (MASTER, *MOMENTS) if num_steps else (MASTER,)
     return [(shard, name, optimizer_state.read(shard, name)) for shard in shards for name in names]
 

@@ -1,4 +1,4 @@
-"""What a distributed checkpoint holds, read without running what its pickles may say, and compared with what is wanted."""
+"""Reads the description of a distributed checkpoint without running its pickles, and compares it with the model."""
 
 import pickle
 from collections.abc import Iterable, Mapping
@@ -77,8 +77,7 @@ def _check_files(state: Path, metadata: Metadata) -> None:
 
 
 def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, tuple[int, ...]], prefixes: Iterable[str]) -> None:
-    """CheckpointError unless the checkpoint has tensors of the names and shapes `wanted`, and of no other, and each of them
-    after each of the further `prefixes`."""
+    """CheckpointError unless the checkpoint has exactly the names and shapes `wanted`, alone and after each of `prefixes`."""
     stored = {
         name: tuple(entry.size)
         for name, entry in metadata.state_dict_metadata.items()

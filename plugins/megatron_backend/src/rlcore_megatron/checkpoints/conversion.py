@@ -35,7 +35,7 @@ FORMAT = 1
 MARK = "complete.json"
 """Written after all else: the size of every other file, in bytes."""
 VISIBLE_WITHIN_S = 10.0
-"""How long shared storage may take to show one node what another has made."""
+"""Seconds that shared storage may take to show one node what another has made."""
 ABANDONED_AFTER_S = 24 * 3600.0
 """The age at which a copy that was begun counts as left behind."""
 State = Literal["complete", "absent", "damaged"]

@@ -78,8 +78,7 @@ def read(directory: Path, tensors: Sequence[ShardedTensor], metadata: Metadata) 
 
 
 class _Reader(FileSystemReader):
-    """Reads the tensors of a checkpoint whose description is known: each rank that opens it for itself costs the storage one
-    more read of a file that grows with the ranks, and runs what the pickle says.
+    """Reads the tensors of a checkpoint of a known description, which rank 0 alone has read without running its pickle.
 
     Of a stored tensor that it needs a part of, it reads from that part's first element to its last. torch reads all of it, and
     so would each of the ranks that share a tensor, where another layout has written it whole.
@@ -154,7 +153,7 @@ def _begin(directory: Path, rank: int) -> None:
 
 
 def _by_name(tensors: Sequence[ShardedTensor]) -> dict[str, LocalShardsContainer]:
-    """What this rank is to write, as torch's planner takes it."""
+    """Return the tensors that this rank writes, as torch's planner takes them."""
     found = defaultdict(list)
     for tensor in tensors:
         if is_main_replica(tensor.replica_id):
@@ -191,6 +190,6 @@ def _writing_errors(directory: Path) -> Iterator[None]:
 
 
 def _cause(failure: CheckpointException) -> BaseException:
-    """What went wrong on the first of the ranks that failed, the system's own error if there is one."""
+    """Return the error of the first rank that failed, the system's own if there is one."""
     errors = [error for error, _ in failure.failures.values()]
     return next((error for error in errors if isinstance(error, OSError)), errors[0])

@@ -68,7 +68,7 @@ def stored_shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
 
 
 def _tensors(model_chunks: Sequence[Any], prefix: str, content: Mapping[str, bool]) -> Iterator[tuple[Tensor, ShardedTensor]]:
-    """All that the model chunks hold: each parameter with views of it, one after another."""
+    """Return each parameter of the model chunks with views of it, one after another."""
     for model_chunk in model_chunks:
         state, _ = extract_sharded_tensors_and_factories(model_chunk.sharded_state_dict(prefix=prefix, metadata=dict(content)))
         for entry in nested_values(state):

@@ -1,4 +1,4 @@
-"""What can be found wrong with the trainer's options and model before anything is allocated."""
+"""Checks of the trainer's options and model before anything is allocated."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +93,7 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
 
 
 def _reference_family_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
-    """What Megatron's layers cannot be of the frozen model that is held beside the policy, where it is another."""
+    """Refuse a frozen model, held beside the policy, that Megatron's layers cannot be."""
     if context.reference is None or context.reference == context.model:
         return
     other = evolve(context, model=context.reference, reference=None)
@@ -232,7 +232,7 @@ def _converted_bytes(context: CheckContext, model: Mapping[str, Any] | None) -> 
 
 
 def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """Whether "auto" finds sizes. The driver of a cluster may have no GPU: the workers then find out whether they fit."""
+    """Refuse "auto" where no sizes fit. The driver of a cluster may have no GPU: the workers then check whether they fit."""
     if model is None or not any(getattr(config, name) == "auto" for name in AUTO_SIZES):
         return
     memories = device_memories() if context.device == "cuda" else None
@@ -263,8 +263,8 @@ def _reference(context: CheckContext, model: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _transformer_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """What Megatron itself finds wrong with its TransformerConfig, once the recipe's table is in it, for this model and for the
-    frozen one of [reference]."""
+    """Report what Megatron's TransformerConfig itself refuses of the recipe's table, for this model and the one of
+    [reference]."""
     if model is None or not config.transformer:
         return
     from rlcore_megatron.layouts.layout import ParallelLayout

@@ -38,7 +38,7 @@ def head_option_problems(context: CheckContext, config: MegatronConfig) -> Itera
 
 
 def head_problems(family: MegatronFamily, config: MegatronConfig, model: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """Why the head of the model whose config.json at `path` says this cannot train, where the recipe wants that."""
+    """Refuse a model, by its config.json at `path`, whose multi-token head cannot train, where the recipe wants one."""
     if not config.mtp:
         return
     found = model.get(NUM_HEADS)

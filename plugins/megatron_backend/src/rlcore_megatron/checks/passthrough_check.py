@@ -53,7 +53,8 @@ PRECISIONS = {
     "exp_avg_dtype": ("float32", "bfloat16", "float16"),
     "exp_avg_sq_dtype": ("float32", "bfloat16", "float16"),
 }
-"""What TransformerEngine's Adam keeps masters and moments in. Its 8 bits are no plain tensors, which could move to the host."""
+"""The dtypes of masters and moments in TransformerEngine's Adam. Its 8 bits are no plain tensors, which could move to the
+host."""
 NEEDS_PRECISION_AWARE = (*PRECISIONS, "store_param_remainders", "optimizer_cpu_offload")
 """Fields of OptimizerConfig that do nothing, or fail, without use_precision_aware_optimizer."""
 NEEDS_OFFLOAD = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d", "pin_cpu_grads", "pin_cpu_params")
@@ -66,7 +67,7 @@ DECAY_COURSES = ("constant", "linear", "cosine")
 def passthrough_problems(
     config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str, dims: ModelDims | None = None
 ) -> list[Problem]:
-    """All that is wrong with the four tables; `dims` are the model's, or None where they are not at hand yet.
+    """Return all problems of the four tables; `dims` are the model's, or None where they are not at hand yet.
 
     Imports Megatron where one of them says anything.
     """
@@ -98,7 +99,7 @@ def _combinations(setting: "_Setting", dims: ModelDims | None) -> Iterator[Probl
 
 @frozen(kw_only=True)
 class _Setting:
-    """What combinations are judged by."""
+    """The surroundings that combinations of options are judged by."""
 
     config: MegatronConfig
     device: Literal["cpu", "cuda"]
@@ -120,7 +121,7 @@ class _Setting:
 
 
 def _exchange_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    """How stages send each other what they have computed."""
+    """Check how stages exchange what they have computed."""
     wrong = partial(_value_problem, "transformer", table)
     if table.get("calculate_per_token_loss") is False:
         remedy = "Losses are divided by the step's global counts already; Megatron would divide them again, by its own"
@@ -145,7 +146,7 @@ def _exchange_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[
 
 
 def _engine_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
-    """What layers need to be TransformerEngine's for, and what these cannot be either."""
+    """Check options that need layers of TransformerEngine, and those that its layers lack."""
     wrong = partial(_value_problem, "transformer", table)
     if not setting.fused:
         for key in NEEDS_ENGINE:

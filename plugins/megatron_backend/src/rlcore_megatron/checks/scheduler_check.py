@@ -1,4 +1,4 @@
-"""What Megatron's own schedule of the learning rate cannot do in a run: its values against each other, and the run's length."""
+"""Checks of Megatron's own schedule of the learning rate: its values against each other, and the run's length."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from rlcore_megatron.layouts.layout_check import SECTION, option_problem
 from rlcore_megatron.setup.config import MegatronConfig
 
 OWN_NAMES = {"lr_warmup_steps": "warmup_steps", "lr_decay_style": "decay", "min_lr": "min_learning_rate_ratio"}
-"""What Megatron calls each field of `[schedule]`."""
+"""Megatron's name of each field of `[schedule]`."""
 
 
 @frozen(kw_only=True)
@@ -46,7 +46,7 @@ class Course:
 
 
 def course_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
-    """What Megatron would refuse in the first step, or would jump over. Of a table that is right for itself."""
+    """Refuse a table, right for itself, that Megatron would refuse in the first step or would jump over."""
     course, table = Course.of(context, config), config.scheduler
     if course is None:
         return

@@ -12,7 +12,7 @@ from attrs import frozen
 from rlcore.schema.constraints import Count, Positive
 from rlcore.spi import Problem
 from rlcore_megatron.families.family import NO_BIASES, REMEDY, SILU, MegatronFamily, well_formed
-from rlcore_megatron.families.latent_weights import LatentWeightTable
+from rlcore_megatron.families.weight_table import LatentWeightTable
 from rlcore_torchkit.architectures.modules import ModuleNames
 
 DEFAULTS: Mapping[str, Any] = {
@@ -143,8 +143,8 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _temperature(config: Mapping[str, Any]) -> dict[str, float]:
-    """What Megatron works out the factor of attention's scores from: (0.1 · mscale_all_dim · log(factor) + 1)² / √width, as
-    transformers does for every kind of scaled rotation."""
+    """Return the value that Megatron works out the factor of attention's scores from: (0.1 · mscale_all_dim · log(factor) + 1)²
+    / √width, as transformers does for every kind of scaled rotation."""
     rope = well_formed(_rope(config), ROPE_TYPES, {"factor": 1.0, "mscale_all_dim": 0.0})
     scales = _kind(config) != "default"
     return {
@@ -154,7 +154,7 @@ def _temperature(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _limits(own: Mapping[str, Any]) -> dict[str, int]:
-    """How many groups there are of experts, and how many a token chooses; nothing where it chooses all."""
+    """Return the number of groups of experts, and how many a token chooses; nothing where it chooses all."""
     if own["n_group"] == own["topk_group"]:
         return {}
     return {"moe_router_num_groups": own["n_group"], "moe_router_group_topk": own["topk_group"]}

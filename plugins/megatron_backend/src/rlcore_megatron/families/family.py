@@ -1,4 +1,4 @@
-"""What Megatron has to know of a family: its parameters, values of TransformerConfig, and what its layers cannot be."""
+"""The description of a family for Megatron: its parameters, values of TransformerConfig, and what its layers cannot be."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,8 @@ class MegatronFamily(Architecture):
     """Keys of config.json of which Megatron computes one value alone: that value, and what it is about. A config.json without
     such a key means that value."""
     windows: tuple[int | None, ...] = ()
-    """How many tokens each layer's queries see, their own and those before it; None for all. Empty where all layers see all."""
+    """The number of tokens that each layer's queries see, their own and those before it; None for all. Empty where all layers
+    see all."""
     has_sinks: bool = False
     """True where each head has a score of nothing, which takes its share of the softmax (arXiv:2309.17453; gpt-oss)."""
     has_all_biases: bool = False
@@ -49,7 +50,7 @@ class MegatronFamily(Architecture):
     has_multi_token_head: bool = False
     """True where files may have one layer more than the decoder: a head that predicts the token after the next."""
     score_width: float | None = None
-    """What products of queries and keys are divided by the root of; None for the width of a head."""
+    """Products of queries and keys are divided by its root; None for the width of a head."""
     score_cap: float | None = None
     """Scores s are cap · tanh(s / cap)."""
     logit_cap: float | None = None
@@ -83,7 +84,7 @@ class MegatronFamily(Architecture):
         return own or super().malformed_values(config, path)
 
     def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
-        """Why Megatron's layers cannot be those of the model whose config.json, at `path`, says this under Llama's keys."""
+        """Refuse a model whose config.json, at `path`, says under Llama's keys what Megatron's layers cannot be."""
         if self.windows and len(self.windows) != standard["num_hidden_layers"]:
             expected = f"{standard['num_hidden_layers']}, as num_hidden_layers says"
             yield Problem(path=path, found=f"layer_types of {len(self.windows)} layers", expected=expected)
@@ -104,7 +105,7 @@ class MegatronFamily(Architecture):
         return self.has_sinks or self.score_cap is not None
 
     def head_problems(self, path: str, head: Head) -> Iterator[Problem]:
-        """Why Megatron cannot train the model at `path` with this head."""
+        """Refuse a head that Megatron cannot train for the model at `path`."""
         if head == "value" and self.is_own:
             yield Problem(
                 path=path,
@@ -115,7 +116,6 @@ class MegatronFamily(Architecture):
 
 
 def well_formed(config: Mapping[str, Any], types: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a family's own keys to derive others from: the default where config.json has none or a malformed one, which
-    `malformed_values` tells."""
+    """Return the values of a family's own keys to derive others from, with defaults for missing and malformed ones."""
     bad = {problem.path.partition(".")[0] for problem in value_problems(config, types)}
     return {key: value if key in bad or config.get(key) is None else config[key] for key, value in defaults.items()}

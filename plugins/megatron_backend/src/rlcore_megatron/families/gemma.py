@@ -106,7 +106,7 @@ def _required() -> dict[str, tuple[Any, str]]:
 
 
 def _shared(name: str, class_name: str, own: Mapping[str, Any], kinds: list[str], **defaults: Any) -> dict[str, Any]:
-    """What both have in common, for layers of these `kinds`; the sizes in `defaults` are one's own."""
+    """Return the fields that both have in common, for layers of these `kinds`; the sizes in `defaults` are one's own."""
     return {
         "model_type": name,
         "class_name": class_name,

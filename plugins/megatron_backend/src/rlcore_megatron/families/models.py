@@ -1,15 +1,29 @@
-"""torchkit's checks and loading of models, for the installed families and those that Megatron computes beside them."""
+"""torchkit's checks and loading of models, for the installed families and those that Megatron computes besides."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from rlcore.spi import Problem
+from rlcore_megatron.families.deepseek_v3 import deepseek_v3
 from rlcore_megatron.families.family import MegatronFamily
-from rlcore_megatron.families.registry import FAMILIES
+from rlcore_megatron.families.gemma import gemma2, gemma3_text
+from rlcore_megatron.families.glm4_moe import glm4_moe
+from rlcore_megatron.families.gpt_oss import gpt_oss
 from rlcore_torchkit.adapters import lora_targets
 from rlcore_torchkit.architectures import registry
+from rlcore_torchkit.architectures.registry import Families
 from rlcore_torchkit.huggingface import model_check, models
+
+FAMILIES: Families = {
+    "deepseek_v3": deepseek_v3,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3_text,
+    "glm4_moe": glm4_moe,
+    "gpt_oss": gpt_oss,
+}
+"""By model_type: what makes the family from the content of a config.json."""
+
 
 load_config = partial(models.load_config, families=FAMILIES)
 standard_config = partial(models.standard_config, families=FAMILIES)

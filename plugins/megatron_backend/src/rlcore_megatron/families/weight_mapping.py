@@ -1,4 +1,4 @@
-"""Which tensors of Hugging Face's files each of Megatron's parameters is made of; imports no torch.
+"""Maps each of Megatron's parameters to tensors of Hugging Face's files; imports no torch.
 
 Our own tables rather than a bridge package: families have few forms of a layer, loading has to read slices, and what such
 packages demand of transformers' version would bind every other plugin of an installation.
@@ -19,7 +19,7 @@ from rlcore_megatron.families.weight_source import EMBEDDING, MULTI_TOKEN_HEAD, 
 from rlcore_megatron.families.weight_table import expert_name
 
 ADAPTERS = "adapters."
-"""What the names of adapters' parameters begin with."""
+"""Prefix of the names of adapters' parameters."""
 SHARED = (EMBEDDING, OUTPUT)
 """Parameters of the trunk that the files have again among those of the multi-token head."""
 _LAYER = re.compile(r"(?:decoder\.layers\.(\d+)|multi_token_head\.transformer_layer)\.(.+)")
@@ -45,7 +45,7 @@ class Names:
     tied: bool
     num_experts: int
     prefix: str = ""
-    """What names of parameters begin with: ADAPTERS, MULTI_TOKEN_HEAD, or nothing for the trunk's."""
+    """Prefix of parameters' names: ADAPTERS, MULTI_TOKEN_HEAD, or nothing for the trunk's."""
 
     @classmethod
     def of(cls, hf: Any, head: Head = "tokens") -> "Names":
@@ -64,8 +64,8 @@ class Names:
 
     @classmethod
     def of_multi_token_head(cls, hf: Any) -> "Names":
-        """The names of the head that predicts the token after the next, of a model that has one, with the copies of embedding
-        and output layer that files have beside it."""
+        """Return the names of the multi-token head of a model that has one, with the copies of embedding and output layer in
+        its files."""
         family, dims = architecture_of(hf), dims_of(hf)
         sources = list(family.table(family, dims).multi_token_head())
         return cls(
@@ -124,7 +124,7 @@ def _by_layer(sources: Sequence[Source]) -> Iterator[list[Source]]:
 
 
 def _hugging_face_order(layer: Sequence[Source], family: MegatronFamily) -> list[HfTensor]:
-    """Queries before keys, with their biases, unless attention is listed in order; all experts' gates before their other
+    """Sort queries before keys, with their biases, unless attention is listed in order; all experts' gates before other
     columns."""
     modules = family.modules
     attention = (modules.query, modules.key, modules.value, modules.output, modules.query_norm, modules.key_norm)

@@ -1,4 +1,4 @@
-"""What one of Megatron's parameters is made of: tensors of Hugging Face's files, and the order of its rows."""
+"""The source of one of Megatron's parameters: tensors of Hugging Face's files, and the order of its rows."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,7 @@ from rlcore.spi.weights import DtypeName
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 MULTI_TOKEN_HEAD = "multi_token_head."
-"""What the names of the multi-token head's parameters begin with."""
+"""Prefix of the names of the multi-token head's parameters."""
 
 
 @frozen(kw_only=True)
@@ -23,7 +23,7 @@ class Stack:
     shape: tuple[int, ...]
     expert: int
     part: int = 0
-    """Which of `num_parts` rows that take turns."""
+    """The first of the rows, of which each `num_parts`-th is the tensor's."""
     num_parts: int = 1
 
     def rows(self, wanted: slice) -> slice:
@@ -44,12 +44,12 @@ class HfTensor:
     tp_dim: Literal[0, 1] | None = None
     """The dimension that tensor ranks divide; None where each has all of it."""
     dtype: DtypeName | None = None
-    """What exports keep it in, whatever the others are cast to; None for one that is cast."""
+    """The dtype that exports keep it in, whatever the others are cast to; None for one that is cast."""
     fused: tuple[str, int, int] | None = field(default=None, eq=False)
-    """Where a file that keeps a layer's experts in one tensor has it: that tensor's name, the expert, and the first row."""
+    """Its place in a file that keeps a layer's experts in one tensor: that tensor's name, the expert, and the first row."""
 
     stack: "Stack | None" = None
-    """Where files, and exports with them, have it: in a tensor of all experts; then `name` is that of no tensor."""
+    """Its place in files, and exports with them, that have a tensor of all experts; `name` is then that of no tensor."""
 
     @property
     def file_name(self) -> str:
@@ -57,7 +57,7 @@ class HfTensor:
         return self.name if self.stack is None else self.stack.name
 
     def shard_shape(self, size: int) -> tuple[int, ...]:
-        """What one of `size` ranks has of it."""
+        """Return the shape of the part that one of `size` ranks has."""
         return tuple(length // size if dim == self.tp_dim else length for dim, length in enumerate(self.shape))
 
 
@@ -68,16 +68,18 @@ class Source:
     parameter: str
     """Megatron's name of it in a model that is not divided, with layers numbered through, experts too."""
     tensors: tuple[HfTensor, ...]
-    """What its rows are taken from: of each query group, or tensor rank, first some of the first tensor, then of the next."""
+    """The tensors that its rows are taken from: of each query group, or tensor rank, first some of the first tensor, then of
+    the next."""
     groups: int | None = None
     """Query groups that the rows are ordered by; None where each tensor rank has one run of every tensor."""
     layer: int | None = None
     expert: int | None = None
 
     def local_groups(self, size: int) -> int:
-        """How many of them each of `size` ranks has, or has a part of."""
+        """Return the number of groups that each of `size` ranks has, or has a part of."""
         return 1 if self.groups is None else max(1, self.groups // size)
 
     def splits_groups(self, size: int) -> bool:
-        """Whether several of `size` ranks share a query group, each a run of its rows, of queries, then key, then value."""
+        """Return whether several of `size` ranks share a query group, each a run of its rows, of queries, then key, then
+        value."""
         return self.groups is not None and self.groups < size

@@ -37,8 +37,8 @@ class WeightTable:
             yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, tp_dim=0))
 
     def multi_token_head(self) -> Iterator[Source]:
-        """The sources of the head that predicts the token after the next: in the files it is one layer more, with copies of the
-        embedding and the output layer."""
+        """Yield the sources of the multi-token head: in the files it is one layer more, with copies of embedding and output
+        layer."""
         dims, modules, layer = self.dims, self.family.modules, self.dims.num_layers
         for source in (*self.attention(layer), *self.experts(layer), *self.norms(layer)):
             within = source.parameter.removeprefix(f"decoder.layers.{layer}.")
@@ -57,7 +57,7 @@ class WeightTable:
             yield _source(shared, HfTensor(name=name, shape=(dims.vocab_size, size), tp_dim=0))
 
     def norms(self, layer: int) -> Iterator[Source]:
-        """Those before attention and before the MLP or the experts."""
+        """Yield the norms before attention and before the MLP or the experts."""
         modules = self.family.modules
         for ours, theirs in (("input", modules.input_norm), ("pre_mlp", modules.mlp_norm)):
             yield self.in_layer(layer, f"{ours}_layernorm.weight", theirs, (self.dims.hidden_size,))
@@ -156,3 +156,38 @@ def _source(parameter: str, tensor: HfTensor) -> Source:
 def expert_name(expert: int, linear: str, kind: str = "weight") -> str:
     """Megatron's name of an expert's parameter, in a layer."""
     return f"mlp.experts.local_experts.{expert}.{linear}.{kind}"
+
+
+@frozen
+class LatentWeightTable(WeightTable):
+    """Narrow projections, which each tensor rank has whole, norms behind them, and wide ones, of which it has its heads'."""
+
+    lists_attention_in_order: ClassVar[bool] = True
+
+    def attention(self, layer: int) -> Iterator[Source]:
+        """In the order of transformers' module."""
+        dims, modules, latent = self.dims, self.family.modules, self.dims.latent
+        assert latent is not None
+        hidden, heads = dims.hidden_size, dims.num_heads
+        if latent.query_rank is None:
+            yield self._projection(layer, "q_proj", modules.query, (heads * latent.key_width, hidden), 0)
+        else:
+            yield self._projection(layer, "q_down_proj", modules.query_down, (latent.query_rank, hidden))
+            yield self._norm(layer, "q", latent.query_rank)
+            yield self._projection(layer, "q_up_proj", modules.query_up, (heads * latent.key_width, latent.query_rank), 0)
+        shape = (latent.key_rank + latent.rotary_width, hidden)
+        yield self._projection(layer, "kv_down_proj", modules.key_value_down, shape)
+        yield self._norm(layer, "kv", latent.key_rank)
+        rows = heads * (latent.plain_width + latent.value_width)
+        yield self._projection(layer, "kv_up_proj", modules.key_value_up, (rows, latent.key_rank), 0)
+        yield self._projection(layer, "proj", modules.output, (hidden, heads * latent.value_width), 1)
+
+    def _projection(
+        self, layer: int, ours: str, theirs: str, shape: tuple[int, int], tp_dim: Literal[0, 1] | None = None
+    ) -> Source:
+        return self.in_layer(layer, f"self_attention.linear_{ours}.weight", theirs, shape, tp_dim)
+
+    def _norm(self, layer: int, kind: str, width: int) -> Source:
+        return self.in_layer(
+            layer, f"self_attention.{kind}_layernorm.weight", f"{self.family.modules.attention}.{kind}_a_layernorm", (width,)
+        )

@@ -1,4 +1,4 @@
-"""What "auto" chooses for the parallel sizes: the cheapest that divide model and ranks and fit on the devices."""
+"""Chooses the parallel sizes that are "auto": the cheapest that divide model and ranks and fit on the devices."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -19,7 +19,7 @@ class Choice:
 
     config: MegatronConfig
     reason: str
-    """Why these sizes, in a sentence; empty where nothing was to be chosen."""
+    """The reason for these sizes, in a sentence; empty where nothing was to be chosen."""
 
 
 @frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Which products are of 8 bits under `fp8`, by what the section says of Megatron's own fields; imports no Megatron."""
+"""The products in 8 bits under `fp8`, by the section's values of Megatron's own fields; imports no Megatron."""
 
 from attrs import evolve
 
@@ -7,7 +7,7 @@ from rlcore_torchkit.architectures.dims import ModelDims
 
 
 def wide_layers(config: MegatronConfig) -> tuple[int, int]:
-    """How many layers at the start and at the end of a model compute in bfloat16 all the same."""
+    """Return the number of layers at the start and at the end of a model that compute in bfloat16 all the same."""
     if not config.transformer.get("first_last_layers_bf16", False):
         return 0, 0
     at_start, at_end = (config.transformer.get(f"num_layers_at_{side}_in_bf16", 1) for side in ("start", "end"))
@@ -15,7 +15,8 @@ def wide_layers(config: MegatronConfig) -> tuple[int, int]:
 
 
 def weight_gradients_are_narrow(config: MegatronConfig) -> bool:
-    """Whether weights' gradients are products of 8 bits too: `fp8_wgrad` counts with delayed scaling alone, the default."""
+    """Return whether weights' gradients are products of 8 bits too: `fp8_wgrad` counts with delayed scaling alone, the
+    default."""
     is_delayed = config.transformer.get("fp8_recipe", "delayed") == "delayed"
     return not is_delayed or bool(config.transformer.get("fp8_wgrad", True))
 

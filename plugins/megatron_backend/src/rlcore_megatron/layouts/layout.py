@@ -1,4 +1,4 @@
-"""How the trainer's ranks are numbered and divided, as Megatron does it in the order "tp-cp-ep-dp-pp"; imports no torch."""
+"""Numbering and division of the trainer's ranks, in Megatron's order "tp-cp-ep-dp-pp"; imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -31,7 +31,7 @@ class ParallelLayout(RankGrid):
     expert_tensor: int = 1
     """Ranks of a stage that share each expert's columns."""
     reason: str = field(default="", eq=False)
-    """Why "auto" chose these sizes; empty where the recipe named them all."""
+    """The reason for the sizes that "auto" chose; empty where the recipe named them all."""
 
     @classmethod
     def of(
@@ -89,7 +89,7 @@ class ParallelLayout(RankGrid):
 
     @property
     def expert_rank(self) -> int:
-        """Which part of the experts this rank holds."""
+        """The part of the experts that this rank holds."""
         return self.rank // self.expert_tensor % self.expert
 
     @property
@@ -102,8 +102,8 @@ class ParallelLayout(RankGrid):
 
     @property
     def is_first_of_data_rank(self) -> bool:
-        """Whether this rank speaks for its data-parallel rank among those that hold the logits: tensor and context ranks repeat
-        its losses and metrics, and stages before the last have none."""
+        """True where this rank speaks for its data-parallel rank among those that hold the logits: tensor and context ranks
+        repeat its losses and metrics, and stages before the last have none."""
         return self.is_last_stage and self.tensor_rank == 0 and self.context_rank == 0
 
     @property

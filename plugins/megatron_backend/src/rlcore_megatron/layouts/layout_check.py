@@ -17,7 +17,7 @@ AUTO_SIZES = ("tensor_parallel", "expert_parallel", "context_parallel", "pipelin
 """Sizes that may be "auto"."""
 SIZES = (*AUTO_SIZES, "expert_tensor_parallel", "virtual_pipeline_parallel")
 FLOAT8_MULTIPLE = 16
-"""What float8 products want the sides of matrices to be multiples of."""
+"""Float8 products need matrices whose sides are multiples of this."""
 LARGEST_NAMED = 64
 
 

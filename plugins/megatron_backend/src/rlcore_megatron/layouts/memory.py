@@ -1,4 +1,4 @@
-"""How much of a GPU a layout takes, worked out from the model's sizes: an estimate to choose layouts by.
+"""Estimates the memory of a layout on a GPU from the model's sizes, to choose layouts by.
 
 Parameters as in Narayanan et al. (arXiv:2104.04473), activations as in Korthikanti et al. (arXiv:2205.05198) but with gated
 MLPs and fused attention, which keeps no scores but where there are sinks or caps. Norms and biases, a thousandth of the whole,
@@ -40,7 +40,7 @@ UNFUSED = 1.6
 
 @frozen(kw_only=True)
 class Workload:
-    """What a layout is chosen for."""
+    """The model, ranks and devices that a layout is chosen for."""
 
     world_size: int
     model: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Workload:
 
     @property
     def usable_bytes(self) -> int | None:
-        """What of a device can be planned with."""
+        """The bytes of a device that a layout may take."""
         return None if self.memory_bytes is None else int(self.memory_bytes * USABLE)
 
 
@@ -102,7 +102,7 @@ class Estimate:
 
 @frozen(kw_only=True)
 class Parameters:
-    """How many parameters a rank holds."""
+    """The number of parameters of a rank."""
 
     dense: float
     """Attention, MLPs, routers, embedding and output layer: the same on all data · context ranks."""
@@ -148,7 +148,7 @@ def adapter_parameters(dims: ModelDims, load: Workload) -> int:
 
 
 def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimate:
-    """What the fullest rank holds at the peak of a training step, the sizes in `config` all being numbers."""
+    """Estimate the fullest rank's memory at the peak of a training step, the sizes in `config` all being numbers."""
     item = ITEM_BYTES[load.dtype]
     without_head = evolve(config, mtp=False)
     config = config if load.trains else without_head

@@ -64,9 +64,8 @@ def _make_groups(layout: ParallelLayout, timeout_s: float) -> None:
 
 @contextmanager
 def _one_group_of_one() -> Iterator[None]:
-    """Let a rank have one group of itself alone, for every dimension of size 1 that Megatron makes one for; the others' are
-    passed over. Each would be a context of gloo, with threads, a socket and entries in the store.
-    """
+    """Let a rank make one group of itself alone, for every dimension of size 1. Each further one would be a context of gloo,
+    with threads, a socket and entries in the store."""
     new_group, made = dist.new_group, {}
 
     def shared(ranks: Sequence[int] | None = None, *, backend: str | None = None, **options: Any) -> Any:

@@ -6,7 +6,7 @@ from itertools import product
 from attrs import evolve
 
 from rlcore.spi import PlanContext, PlanOption
-from rlcore_megatron.families.registry import FAMILIES
+from rlcore_megatron.families.models import FAMILIES
 from rlcore_megatron.layouts.auto_layout import candidate_sizes, choose
 from rlcore_megatron.layouts.float8_share import weight_gradients_are_narrow, wide_layers
 from rlcore_megatron.layouts.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems
@@ -18,11 +18,10 @@ from rlcore_torchkit.trainer.trainer_plan import PlannedModel, crossing, planned
 MOST = 16
 """Most context ranks, and most stages, that a plan looks at."""
 EXCHANGE_BYTES = 2 * 2**30
-"""What a rank that exchanges tokens with others' experts has on its device beyond what all trainers have, also between steps:
-NCCL's buffers, and what the allocator keeps of segments in use. With all of it 13 GiB were beside weights and state of
-30B-A3B on four H200."""
+"""Bytes that an exchange of tokens with other ranks' experts takes on each device, also between steps: NCCL's buffers, and the
+allocator's segments in use. With them 13 GiB were beside weights and state of 30B-A3B on four H200."""
 FUSED, PLAIN = 1.0, 1.75
-"""What layers move, in relation to fused kernels, with and without TransformerEngine."""
+"""Memory traffic of layers, in relation to fused kernels, with and without TransformerEngine."""
 
 
 def plan(context: PlanContext, config: MegatronConfig) -> Sequence[PlanOption]:

@@ -1,4 +1,4 @@
-"""How many layers each part of a pipeline has; imports no torch."""
+"""Division of layers among the parts of a pipeline; imports no torch."""
 
 from rlcore_megatron.setup.config import MegatronConfig
 
@@ -19,7 +19,7 @@ def layers_of_parts(config: MegatronConfig, num_layers: int) -> tuple[int, ...]:
 
 
 def layer_numbers_of_stages(config: MegatronConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Which layers all parts of each stage have, counted from 0."""
+    """Return the layers of all parts of each stage, counted from 0."""
     parts, stages = layers_of_parts(config, num_layers), int(config.pipeline_parallel)
     runs = [range(sum(parts[:number]), sum(parts[: number + 1])) for number in range(len(parts))]
     return tuple(tuple(layer for run in runs[stage::stages] for layer in run) for stage in range(stages))

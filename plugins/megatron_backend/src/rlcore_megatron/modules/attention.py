@@ -176,7 +176,7 @@ class PackedRotary(nn.Module):
         config: Any,  # noqa: ARG002
         packed_seq_params: PackedBatch,
     ) -> PackedBatch:
-        """What `forward` gets: Megatron passes it on unread."""
+        """Return an argument of `forward`, which Megatron passes on unread."""
         return packed_seq_params
 
     def forward(self, batch: PackedBatch, **_: Any) -> Tensor:

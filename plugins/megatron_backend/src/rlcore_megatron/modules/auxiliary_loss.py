@@ -14,7 +14,7 @@ from attrs import frozen
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcore_megatron.layouts.parallel import Groups
 from rlcore_megatron.modules.packing import PackedBatch
@@ -196,3 +196,13 @@ def _shares(counts: Tensor) -> Tensor:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class BiasCorrectedRouter(PolicyRouter):
+    """A router whose bias for choosing experts, float32 [experts], is a parameter that no step moves. Megatron's own is a
+    buffer that it moves in every step, which would make answers depend on past batches."""
+
+    def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
+        super().__init__(config, pg_collection)
+        zeros = torch.zeros(self.num_experts, dtype=torch.float32, device=self.weight.device)
+        self.expert_bias = nn.Parameter(zeros, requires_grad=False)

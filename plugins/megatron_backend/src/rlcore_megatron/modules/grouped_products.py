@@ -1,4 +1,4 @@
-"""How TransformerEngine multiplies by the experts of a layer."""
+"""TransformerEngine's products by the experts of a layer."""
 
 import os
 

@@ -20,8 +20,7 @@ from rlcore_megatron.families.models import architecture_of, dims_of, standard_c
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.modules import latent_attention
 from rlcore_megatron.modules.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
-from rlcore_megatron.modules.auxiliary_loss import PolicyRouter
-from rlcore_megatron.modules.bias_corrected_router import BiasCorrectedRouter
+from rlcore_megatron.modules.auxiliary_loss import BiasCorrectedRouter, PolicyRouter
 from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
 from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.modules.multi_token_head import MultiTokenHead, logprobs_ahead
@@ -213,9 +212,8 @@ def mark_whole_weights(model_chunks: Sequence[nn.Module]) -> None:
 
 
 def _mend_biases_of_experts(model_chunks: Sequence[PolicyModel]) -> None:
-    """Megatron adds those of single experts in place, to what autograd knows as a view of something else; and with sequence
-    parallelism it adds up their gradients over tensor ranks once more than over the ranks that hold the same experts. Tensor
-    ranks divide the optimizer's state of experts as data ranks do: each has its own share of a norm."""
+    """Mend the biases of single experts: Megatron adds them in place to a view, adds up their gradients once too often under
+    sequence parallelism, and divides their norm otherwise than their state."""
     for model_chunk in model_chunks:
         for name, parameter in model_chunk.named_parameters():
             if ".experts." in name:

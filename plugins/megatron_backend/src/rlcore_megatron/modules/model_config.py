@@ -146,7 +146,7 @@ def rotary_frequencies(hf: Any) -> torch.Tensor:
 
 
 def score_scale(hf: Any) -> float:
-    """What products of queries and keys are multiplied by. YaRN lengthens rotated queries and keys (arXiv:2309.00071, section
+    """Return the factor of products of queries and keys. YaRN lengthens rotated queries and keys (arXiv:2309.00071, section
     3.4): here their product is, which is the same where whole heads are rotated."""
     width = architecture_of(hf).score_width or dims_of(hf).head_dim
     return float(width**-0.5 * scaled_frequencies(hf)[1] ** 2)

@@ -29,7 +29,7 @@ from rlcore_megatron.modules.rms_norm import PlainRMSNorm
 from rlcore_torchkit.head.logprobs import HeadLogprobs
 
 AHEAD = 2
-"""How many tokens before its target the hidden state is that a prediction is made from."""
+"""Tokens between the hidden state that a prediction is made from and its target."""
 
 
 class MultiTokenHead(MegatronModule):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from rlcore_torchkit.trainer.microbatch import Microbatch
 
 @frozen(kw_only=True, eq=False)
 class ForwardOptions:
-    """What the last stage makes of the hidden states."""
+    """Options of what the last stage computes from the hidden states."""
 
     temperature: float
     entropy: EntropyMode

@@ -33,7 +33,7 @@ class OutputNorm(PlainRMSNorm):
     """The norm of what attention or MLP gives, in the place where Megatron adds that to the residual."""
 
     def forward(self, *_: bool) -> Callable[..., Tensor]:  # type: ignore[override]
-        """What does both, which Megatron asks for by whether it trains and whether it fuses operations."""
+        """Compute both, which Megatron asks for by whether it trains and whether it fuses operations."""
         return self._add
 
     def _add(self, output_and_bias: tuple[Tensor, None], residual: Tensor, dropout: float) -> Tensor:  # noqa: ARG002 - it is 0

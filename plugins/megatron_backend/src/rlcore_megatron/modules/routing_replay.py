@@ -16,7 +16,7 @@ ComputeTopK = Callable[..., tuple[Tensor, Tensor]]
 
 
 class RouterReplay(ReplayedChoice):
-    """What a router asks for its choice, in the place of Megatron's own. S tokens of this rank, E experts, K of them chosen."""
+    """Takes the place of Megatron's own replay in a router. S tokens of this rank, E experts, K of them chosen."""
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, compute: ComputeTopK

@@ -1,4 +1,4 @@
-"""What Megatron's token dispatchers keep of the tokens that they sent last."""
+"""Frees tensors that Megatron's token dispatchers and TransformerEngine keep from one microbatch to the next."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,3 +27,11 @@ def _drop_tensors(keeper: object | None) -> None:
     for name, value in [] if keeper is None else list(vars(keeper).items()):
         if isinstance(value, Tensor) and name not in CONSTANTS:
             setattr(keeper, name, None)
+
+
+def drop_float8_copies(models: Sequence[Any]) -> None:
+    """Free the copies. The next pass makes them anew, as its first microbatch does in any case."""
+    for model in models:
+        for module in model.modules():
+            if copies := getattr(module, "_fp8_workspaces", None):
+                copies.clear()

@@ -71,8 +71,8 @@ def table_problems(table: Mapping[str, Any], cls: type, path: str) -> Iterator[P
 
 
 def recipe_type(annotation: Any) -> Any:
-    """The type of what a recipe writes for a field of this annotation: names for enums and dtypes. None where TOML has no value
-    for it, as for functions and objects."""
+    """Return the type of a recipe's value for a field of this annotation: names for enums and dtypes. None where TOML has
+    none."""
     if is_union(annotation):
         branches = [tp for option in get_args(annotation) if (tp := recipe_type(option)) is not None]
         return Union[tuple(branches)] if branches else None  # noqa: UP007  # the branches are known at run time

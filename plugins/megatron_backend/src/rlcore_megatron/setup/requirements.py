@@ -26,7 +26,7 @@ _ENGINE_DISTRIBUTIONS = ("transformer-engine", "transformer-engine-torch")
 
 
 def missing_requirement() -> str | None:
-    """Why Megatron cannot run here at all, with the command that helps, or None."""
+    """Name what keeps Megatron from running here at all, with the command that helps, or None."""
     return missing_torch() or _missing_megatron() or _broken_import()
 
 
@@ -48,7 +48,8 @@ def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda
 
 
 def broken_attention() -> str | None:
-    """Why the installed TransformerEngine cannot train, with what to install, where Megatron runs well without it; or None."""
+    """Name what keeps the installed TransformerEngine from training, and what to install, where Megatron runs without it; or
+    None."""
     return _misfit(NEEDS_NEWER_CUDNN, "nvidia-cudnn", "its attention needs a newer cuDNN for the backward pass")
 
 

@@ -17,7 +17,7 @@ Part: TypeAlias = Literal["policy", "head"]
 
 @frozen(kw_only=True, eq=False)
 class HeadGradients:
-    """What the optimizer steps by, in two parts; called on every rank."""
+    """The optimizer's gradients in two parts; called on every rank."""
 
     optimizer: MegatronOptimizer
     head: frozenset[int]

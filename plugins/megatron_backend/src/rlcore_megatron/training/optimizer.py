@@ -40,8 +40,7 @@ def distribute(models: Sequence[PolicyModel], config: MegatronConfig, transforme
 
 
 def _add_in_place(model: torch.nn.Module) -> None:
-    """Have TransformerEngine's products add weights' gradients to the buffers themselves, where each would be written, read and
-    added once more.
+    """Have TransformerEngine's products add weights' gradients to the buffers, which saves a write, a read and an addition.
 
     Megatron's `gradient_accumulation_fusion` does this too, but asks Apex for the output layer's, which is not its own here.
     """

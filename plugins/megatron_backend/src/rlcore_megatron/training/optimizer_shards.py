@@ -1,4 +1,4 @@
-"""What each rank holds of the optimizer's state, as tensors that Megatron's distributed checkpoints can divide anew.
+"""A rank's part of the optimizer's state, as tensors that Megatron's distributed checkpoints can divide anew.
 
 DistributedOptimizer lays all parameters end to end and cuts that into equal parts for the ranks that hold the same weights: of
 a parameter a rank has a run of elements in row-major order. Such a run consists of a few boxes, and boxes of the whole tensor
@@ -36,7 +36,7 @@ class Piece:
     offset: tuple[int, ...]
     """The offset of that tensor in the whole one."""
     first: int
-    """Where its first element is among those of this rank's parameter."""
+    """The index of its first element among those of this rank's parameter."""
     replica: tuple[int, ...]
     """Zeros on one of the ranks whose models have it."""
 
@@ -55,7 +55,7 @@ class Shard:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the optimizer keeps for it; empty before the first step."""
+        """The optimizer's state for it; empty before the first step."""
         found: dict[str, Any] = self.optimizer.state.get(self.key, {})
         return found
 
@@ -108,7 +108,7 @@ def _in_row(shape: Sequence[int], row: int, first: int, beyond: int) -> Iterator
 
 
 def shards_of(models: Sequence[Any], optimizer: MegatronOptimizer) -> list[Shard]:
-    """All that this rank holds, of the dense parameters' optimizer and of the experts'."""
+    """Return the shards of this rank, of the dense parameters' optimizer and of the experts'."""
     entries = _entries(models)
     return [shard for part in parts_of(optimizer) for shard in _shards_of_part(part, entries)]
 

@@ -1,4 +1,4 @@
-"""What the optimizer keeps, as float32, whatever it keeps it in: masters of the weights, and Adam's moments.
+"""Reads and writes the optimizer's state as float32, whatever it is kept in: masters of the weights, and Adam's moments.
 
 Its keys are float32 masters as a rule. With `use_precision_aware_optimizer` they are the bfloat16 weights themselves, and
 TransformerEngine's Adam keeps masters and moments in types that the recipe chooses. With `optimizer_cpu_offload` too, masters
@@ -73,7 +73,7 @@ def read(shard: Shard, name: str) -> Tensor:
 
 
 def write(shard: Shard, name: str, value: Tensor) -> None:
-    """What `read` has returned, and which has been filled since, to where it belongs; weights too, if they are masters'."""
+    """Put what `read` returned, filled since, where it belongs; weights too, if they are masters'."""
     key = shard.key.detach()
     optimizer: Any = shard.optimizer
     kept: Tensor | None = shard.state.get(name)

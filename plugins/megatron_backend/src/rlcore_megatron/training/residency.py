@@ -1,4 +1,4 @@
-"""Where the trainer's memory lives: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
+"""Moves the trainer's memory: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcore.spi import SetResidencyRequest
 from rlcore.spi.lifecycle import RESIDENT
-from rlcore_megatron.modules.float8_copies import drop_float8_copies
+from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_state import optimizers_of
 from rlcore_torchkit.distributed.residency import Residency, num_bytes, storages

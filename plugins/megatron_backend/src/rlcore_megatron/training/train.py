@@ -42,7 +42,7 @@ class Passes:
     device: torch.device
     head: Head = "tokens"
     mtp_loss_weight: float | None = None
-    """What the loss of the model's multi-token head is multiplied by; None where it has none."""
+    """The factor of the loss of the model's multi-token head; None where it has none."""
 
     @property
     def _replay(self) -> RoutingReplay:
@@ -112,7 +112,7 @@ class Passes:
         return self._without_gradient(microbatches, ForwardOptions(temperature=1.0, entropy="none"))[0]
 
     def _without_gradient(self, microbatches: Sequence[Microbatch], wanted: ForwardOptions) -> list[tuple[Float32Array, ...]]:
-        """What the last stage makes of each microbatch, by its rows, float32 [T] each, on every rank."""
+        """Return the last stage's results for each microbatch, by their rows, float32 [T] each, on every rank."""
         found: list[Tensor] = []
 
         def keep(_: Microbatch, is_filler: bool, result: Tensor) -> tuple[Tensor, Tensor, None]:

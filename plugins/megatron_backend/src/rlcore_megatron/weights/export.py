@@ -15,10 +15,9 @@ from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.families.weight_source import HfTensor, Source
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.parallel import Groups
-from rlcore_megatron.weights.exported import Exported
 from rlcore_megatron.weights.parameter_rows import row_ranges, rows_per_group, tensor_rank_and_size
-from rlcore_megatron.weights.shards import Part, parts_of, reader
-from rlcore_torchkit.refit.buckets import make_buckets
+from rlcore_megatron.weights.shards import Exported, Part, parts_of, reader
+from rlcore_torchkit.refit.digest import make_buckets
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
 Collective = Generator[dist.Work | None, None, list[Tensor]]
@@ -31,10 +30,10 @@ class _Held:
 
     parameter: Tensor
     adapters: Any
-    """What is merged into it; None where nothing is."""
+    """The adapters that are merged into it; None where none are."""
     groups: int
     rows: list[int]
-    """How many each of its source's tensors has in each group."""
+    """The number of rows of each of its source's tensors in each group."""
 
 
 class Exporter:
@@ -85,7 +84,7 @@ class Exporter:
         return self._specs[dtype]
 
     def parts(self) -> list[Part]:
-        """What this rank holds of them."""
+        """Return the parts of the tensors that this rank holds."""
         return parts_of(self._items, self._layout, self._share)
 
     def _make_items(self, names: Names) -> list[Exported]:
@@ -170,8 +169,8 @@ class Exporter:
         return flat
 
     def _find_parameters(self) -> dict[tuple[int, str], _Held]:
-        """The parameters that this rank holds: to look each up by its path, and to work out its rows, takes longer than all
-        that is then done with one of many small experts."""
+        """Return this rank's parameters, found once: to look each up for every tensor would cost more than copying a small
+        expert."""
         found: dict[tuple[int, str], _Held] = {}
         for item in self._items:
             if item.parameter is not None and item.parameter not in found:
@@ -275,7 +274,7 @@ class _Running:
 
 
 def _key(source: Source) -> int | str:
-    """What is on one stage as a whole."""
+    """Return the key of the stage: sources with one key are on one stage."""
     return source.parameter if source.layer is None else source.layer
 
 

@@ -20,8 +20,7 @@ from rlcore_torchkit.distributed.agreement import together
 from rlcore_torchkit.huggingface.safetensors_files import TensorFiles, open_tensors
 
 OUTPUT_WEIGHT = "lm_head.weight"
-"""Name of the output layer, which files may hold in any case: as a copy of a tied embedding, or where a head of values
-replaces it."""
+"""The output layer, which files may hold in any case: as a copy of a tied embedding, or where a head of values replaces it."""
 
 
 @torch.no_grad()

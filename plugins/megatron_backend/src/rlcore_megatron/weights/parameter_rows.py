@@ -16,7 +16,7 @@ def tensor_rank_and_size(source: Source, layout: ParallelLayout) -> tuple[int, i
 
 
 def source_shape(source: Source, size: int) -> tuple[int, ...]:
-    """What one of `size` tensor ranks has of the parameter."""
+    """Return the shape of the parameter on one of `size` tensor ranks."""
     if source.splits_groups(size):
         rows = sum(tensor.shape[0] for tensor in source.tensors) // size
     else:
@@ -59,6 +59,6 @@ def rows_of(parameter: Tensor, source: Source, rank: int, size: int) -> tuple[Te
 
 
 def rows_per_group(source: Source, rank: int, size: int) -> list[int]:
-    """How many of each of the source's tensors are in each group that rank `rank` of `size` has, one after another."""
+    """Return the number of rows of each of the source's tensors in each group of rank `rank` of `size`."""
     groups = source.local_groups(size)
     return [(found.stop - found.start) // groups for found in row_ranges(source, rank, size)]

@@ -6,11 +6,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import ShardSlice, TensorSpec
+from rlcore.spi import DtypeName, ShardSlice, TensorSpec
+from rlcore_megatron.families.weight_source import HfTensor, Source
 from rlcore_megatron.layouts.layout import ParallelLayout
-from rlcore_megatron.weights.exported import Exported
-from rlcore_megatron.weights.parameter_rows import row_ranges, tensor_rank_and_size
+from rlcore_megatron.weights.parameter_rows import largest_share, row_ranges, tensor_rank_and_size
 from rlcore_torchkit.refit.shard_sender import ReadParts
+
+
+@frozen(kw_only=True, eq=False)
+class Exported:
+    """One tensor of the export and who has it."""
+
+    tensor: HfTensor
+    source: Source
+    index: int
+    """The index of the tensor among the source's."""
+    stage: int
+    """The pipeline rank that sends it where it is gathered."""
+    expert_rank: int | None
+    """The expert-parallel rank that sends it then; None for what is no expert's."""
+    parameter: tuple[int, str] | None
+    """The number of the model chunk and the name of the parameter, on ranks that hold a share of it."""
+
+    def sent_shape(self, size: int) -> tuple[int, ...]:
+        """Return the shape that each of `size` tensor ranks sends: the same of all, whose end may mean nothing."""
+        return largest_share(self.source, self.index, size)
+
+    @property
+    def sender(self) -> tuple[int, int | None, DtypeName | None]:
+        """The sender, and the dtype of the tensor's own: tensors that are alike in these travel together."""
+        return self.stage, self.expert_rank, self.tensor.dtype
 
 
 @frozen(kw_only=True, eq=False)
@@ -44,7 +69,7 @@ def parts_of(items: Iterable[Exported], layout: ParallelLayout, share: Callable[
 
 
 def box_of(item: Exported, layout: ParallelLayout) -> ShardSlice:
-    """Where in its tensor of the files this rank's share belongs."""
+    """Return the place of this rank's share in its tensor of the files."""
     (rank, size), tensor = tensor_rank_and_size(item.source, layout), item.tensor
     places = [row_ranges(item.source, rank, size)[item.index]]
     for dim, length in enumerate(tensor.shard_shape(size)[1:], 1):

@@ -1,4 +1,4 @@
-"""What a refit will bring, announced before the first byte of it, and what the model's checkpoint consists of."""
+"""The announcement of a refit, made before its first byte, and the tensors of the model's checkpoint."""
 
 import copy
 from collections import Counter
@@ -9,11 +9,11 @@ from attrs import frozen
 
 from rlcore.schema.listing import listed
 from rlcore.spi import DtypeName, LoraSpec, RefitError, TensorSpec, WeightExport
-from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.adapters.lora import linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import adapter_shapes, is_adapter, targeted
 from rlcore_torchkit.architectures.decoders import is_image_model
 from rlcore_torchkit.huggingface.models import checkpoint_shapes
+from rlcore_torchkit.transformers_import import import_transformers
 
 _MAX_NAMED = 5
 

@@ -145,7 +145,7 @@ class Sender(ChannelSender):
     def __init__(self, options: ChannelOptions, device: torch.device) -> None:
         super().__init__(options, device)
         self.group: dict[str, Any] = {}
-        """What the receivers are made with, but for their ranks."""
+        """The options of the receivers, but for their ranks."""
         self._broadcasts: _Broadcasts | None = None
         self._started: dict[int, Future[torch.cuda.Event]] = {}
 

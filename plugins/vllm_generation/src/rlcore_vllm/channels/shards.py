@@ -49,14 +49,14 @@ class Route:
         self._key = secrets.token_hex(8)
         """In the names of its routes: to a trainer that knows them, a later one by the same port is another."""
         self._routes: dict[tuple[TensorSpec, ...], tuple[list[Needs], ShardRoute]] = {}
-        """What the ranks have told last of the tensors of each kind of refit, and the last route of these: adapters may travel
-        alone."""
+        """The parts that the ranks named last for the tensors of each kind of refit, and the last route of these: adapters may
+        travel alone."""
         self._num_made = 0
         self._planned: set[str] = set()
 
     def to(self, specs: tuple[TensorSpec, ...], told: Sequence[Needs | None]) -> ShardRoute:
-        """To every rank the parts that it needs, None where they are those of the last such refit; to one of them what
-        none needs. Another route where that has changed."""
+        """Return the route to every rank for the parts that each needs, None standing for those of the last such refit; one
+        rank also takes what none needs. The route changes where the parts do."""
         known, last = self._routes.get(specs, ([{} for _ in self.ranks], None))
         needs = [before if now is None else now for before, now in zip(known, told, strict=True)]
         if last is not None and needs == known:
@@ -72,7 +72,7 @@ class Route:
         return route
 
     def options(self, shards: ShardExport) -> list[dict[str, Any]]:
-        """What the receivers of each replica are made with, in plain containers."""
+        """Return the options of each replica's receivers, in plain containers."""
         replicas = [rank.replica for rank in self.ranks]
         shared = {
             "address": self._address,
@@ -82,8 +82,8 @@ class Route:
         return [shared | {"first_receiver": replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
     def layout(self, route: ShardRoute, shards: ShardExport) -> dict[str, Any]:
-        """What a refit by a route begins with, in plain containers: its name, whether changes alone may come and, where it is
-        new, what the trainer's ranks hold."""
+        """Return the beginning of a refit by a route, in plain containers: its name, whether changes alone may come and, where
+        it is new, the parts that the trainer's ranks hold."""
         content = {"route": route.name, "delta": shards.delta}
         if route.name not in self._planned:
             self._planned.add(route.name)
@@ -99,9 +99,9 @@ class Receiver(ChannelReceiver):
         self._routes: dict[tuple[TensorSpec, ...], tuple[str, ShardReceiver]] = {}
         """The last route by which such tensors came, and this rank's end of it."""
         self._kept: tuple[tuple[str, str], ShardCache] | None = None
-        """What has been taken last, by which route, and where it is."""
+        """The parts that were taken last, by which route, and where they are."""
         self.received_bytes = 0
-        """What the last `take_shards` has brought."""
+        """Bytes that the last `take_shards` brought."""
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:  # noqa: ARG002
         raise RefitError("refit: found a bucket of whole tensors by the channel shards; expected parts")

@@ -1,4 +1,4 @@
-"""What the generator cannot do, found before anything is allocated; imports neither torch, transformers nor vLLM."""
+"""Checks of the generator's options and model before anything is allocated; imports neither torch, transformers nor vLLM."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
-from rlcore.spi import CheckContext, LoraSpec, Note, Problem, find_channel
+from rlcore.spi import CheckContext, DtypeName, LoraSpec, Note, Problem, find_channel
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
@@ -30,8 +30,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 FLOAT8_CAPABILITY = (8, 9)
 """The lowest compute capability of CUDA devices that multiply float8."""
 LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
-"""Models, by model_type, whose experts and sinks vLLM's loader copies into parameters itself. Its layerwise reload, which
-brings weights to kernels that hold them in another form, then sees nothing come."""
+"""Models, by model_type, whose experts and sinks vLLM's loader copies past its layerwise reload, which then sees nothing
+come."""
 LATENT_SIZES = (320, 512, 576)
 """Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
 CPU_LATENT_SIZES = (576,)
@@ -39,13 +39,13 @@ CPU_LATENT_SIZES = (576,)
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models, by model_type, whose attention vLLM computes so."""
 READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
-"""What config.json has to say, by model_type, for vLLM to choose experts as transformers does without reading it."""
+"""Values of config.json, by model_type, with which vLLM chooses experts as transformers does without reading them."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]:
-    """What is wrong; where nothing is, what there is to know of samples in 8 bits, and of a share that nothing planned."""
+    """Return the problems; where there are none, notes on samples in 8 bits and on a share that nothing planned."""
     return problems_of(context, config) or [*float8_notes(context, config), *share_notes(context, config)]
 
 
@@ -89,7 +89,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     if dims is not None:
         problems += parallel_problems(dims, config.tensor_parallel)
     if context.generator_lora is not None:
-        problems += adapter_problems(context.generator_lora, context.device, dims)
+        problems += adapter_problems(context.generator_lora, context.device, context.model.dtype, dims)
     if context.replays_routing:
         problems += replay_problems(model, context.model.path, config)
     if context.device == "cpu" and dims is not None:
@@ -110,7 +110,7 @@ def follower_problems(config: VllmConfig, channel: str | None) -> Iterator[Probl
 
 
 def _drafters_layout_problems(config: VllmConfig, context: CheckContext) -> Iterator[Problem]:
-    """Where the drafter, which is spread and computed as the policy is, cannot be."""
+    """Refuse a drafter, which is spread and computed as the policy is, where it cannot be."""
     dims = drafter_dims(config)
     if config.speculative_model is None or dims is None:
         return
@@ -133,7 +133,7 @@ def _drafters_length_problems(config: VllmConfig, context: CheckContext) -> Iter
 
 
 def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
-    """What a config.json says that no family describes, under keys that nearly all models have; vLLM itself checks the rest."""
+    """Check a config.json that no family describes, by keys that nearly all models have; vLLM itself checks the rest."""
     malformed = list(value_problems(content))
     yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
     if malformed:
@@ -181,7 +181,8 @@ def _choice_problems(text: Mapping[str, Any], file: Path, config: VllmConfig) ->
 
 
 def reload_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
-    """What the first refit would refuse: packed or quantised weights of a model that is loaded past the layerwise reload."""
+    """Refuse packed or quantised weights of a model that vLLM loads past its layerwise reload, which the first refit would
+    refuse."""
     model_type = content.get("model_type")
     if model_type not in LOADED_PAST_RELOAD or context.channel is None:
         return
@@ -285,7 +286,7 @@ def _tokenizer_limit(directory: Path) -> int | None:
 
 
 def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem]:
-    """What cannot be divided among the devices of an engine. Fewer KV heads than devices are repeated, whole times."""
+    """Refuse sizes that the devices of an engine do not divide. Fewer KV heads than devices are repeated, whole times."""
     heads, kv_heads = dims.num_heads, dims.num_kv_heads
     width = dims.moe_intermediate_size if dims.num_experts else dims.intermediate_size
     found = f"{tensor_parallel}, with a model of "
@@ -300,8 +301,13 @@ def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem
         yield section_problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
 
 
-def adapter_problems(spec: LoraSpec, device: Literal["cpu", "cuda"], dims: ModelDims | None) -> Iterator[Problem]:
-    """Adapters that vLLM has no room for, or beside which it cannot compute experts."""
+def adapter_problems(
+    spec: LoraSpec, device: Literal["cpu", "cuda"], dtype: DtypeName, dims: ModelDims | None
+) -> Iterator[Problem]:
+    """Adapters that vLLM has no room or no kernels for."""
+    if device == "cuda" and dtype == "float32":
+        found = '"float32", with adapters apart, which vLLM computes in 16 bits alone on CUDA'
+        yield Problem(path="model.dtype", found=found, expected='"bfloat16"', remedy='Or set refit.adapters = "merged"')
     if device == "cpu" and dims is not None and dims.num_experts:
         found = "adapters apart from a model with experts, which vLLM on a CPU cannot compute beside them"
         yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy="Or choose another generator")
@@ -311,7 +317,7 @@ def adapter_problems(spec: LoraSpec, device: Literal["cpu", "cuda"], dims: Model
 
 
 def replay_problems(model: Mapping[str, Any], path: str, config: VllmConfig) -> Iterator[Problem]:
-    """What keeps vLLM from reporting the experts that tokens went to."""
+    """Refuse options with which vLLM does not report the experts of tokens."""
     yield from routing_problems(model, path)
     if not config.prefix_caching:
         remedy = "vLLM keeps the experts of tokens with its prefix cache. Or set rollout.replay_routing to false."

@@ -1,4 +1,4 @@
-"""What is wrong with a model that drafts, found before anything is allocated; imports neither torch, transformers nor vLLM."""
+"""Checks of a model that drafts, before anything is allocated; imports neither torch, transformers nor vLLM."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,13 +16,14 @@ from rlcore_vllm.setup.config import VllmConfig
 
 KEY, METHOD_KEY = "generator.vllm.speculative_model", "generator.vllm.speculative_method"
 RENAMES = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-"""What vLLM, where it finds it in the path of a draft model, takes for the name of another method."""
+"""Parts of a draft model's path by which vLLM takes it for one of another method."""
 MULTI_TOKEN_FAMILIES = ("deepseek_v3", "glm4_moe")
-"""Whose multi-token heads, layers behind the last, vLLM guesses with by the policy's own embedding and output layer."""
+"""Families with multi-token heads, layers behind the last, by which vLLM guesses with the policy's own embedding and output
+layer."""
 NUM_HEADS = "num_nextn_predict_layers"
 """The key of config.json."""
 SHARED_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size", NUM_HEADS)
-"""What a multi-token head and the policy have alike: vLLM builds the head by the policy's config.json."""
+"""Keys in which a multi-token head and the policy agree: vLLM builds the head by the policy's config.json."""
 
 
 def speculation_problems(config: VllmConfig, policy_path: str) -> Iterator[Problem]:
@@ -48,7 +49,7 @@ def speculation_problems(config: VllmConfig, policy_path: str) -> Iterator[Probl
 
 
 def drafter_problems(config: VllmConfig, context: CheckContext, policy: Mapping[str, Any]) -> Iterator[Problem]:
-    """Why the drafter cannot draft for the policy, whose config.json has this content."""
+    """Refuse a drafter that cannot draft for the policy, whose config.json has this content."""
     if not config.has_drafter:
         return
     policy_directory = expanded(context.model.path)

@@ -68,7 +68,7 @@ class Argument:
     name: str
     annotation: str
     types: tuple[type, ...] | None
-    """What a TOML value has to be; None where the annotation names more than plain types."""
+    """The types that a TOML value may have; None where the annotation names more than plain types."""
 
     def accepts(self, value: object) -> bool:
         """Return whether a TOML value can be meant. A truth value is no number."""

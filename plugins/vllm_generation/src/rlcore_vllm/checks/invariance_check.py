@@ -1,4 +1,4 @@
-"""What keeps an engine from computing each token by the same instructions in every batch; imports no torch."""
+"""Checks that an engine can compute each token by the same instructions in every batch; imports no torch."""
 
 from collections.abc import Iterator
 
@@ -15,13 +15,13 @@ OTHERWISE = {
     "speculative_ngram": 0,
     "speculative_model": None,
 }
-"""What other options have to be: with each of them other kernels compute."""
+"""The values that other options need: with others, other kernels compute."""
 DECIDED = ("attention_backend", "attention_config", "compilation_config", "hf_overrides", "optimization_level")
 """Arguments of the table `engine` that choose kernels, or change the model that they are for."""
 
 
 def batch_invariance_problems(context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
-    """All of them; none where the option is off."""
+    """Return all problems of the option; none where it is off."""
     if not config.batch_invariant:
         return
     remedy = f"Or set {OPTION} to false"

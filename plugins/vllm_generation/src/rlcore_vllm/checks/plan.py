@@ -46,12 +46,12 @@ GRAPHS_BYTES = 2 * 2**30
 CONTEXT_BYTES = 9 * 2**26
 """Bytes of the CUDA context that another rank of an engine has on a device, whose trainer's weights it maps: 520 to 560 MiB."""
 ASLEEP_BYTES = 5 * 2**29
-"""What a rank of an engine leaves on its device while it sleeps: between 1.4 and 3.0 GiB."""
+"""Bytes that a rank of a sleeping engine leaves on its device: between 1.4 and 3.0 GiB."""
 
 
 @frozen(kw_only=True)
 class Engine:
-    """What one rank of an engine holds and reads."""
+    """The memory and traffic of one rank of an engine."""
 
     dims: ModelDims
     ranks: int
@@ -89,7 +89,7 @@ class Engine:
 
 
 def plan(context: PlanContext, config: VllmConfig) -> Sequence[PlanOption]:
-    """An engine of each size that divides the devices of a machine and the model; the section's own where that one is asked
+    """Return an engine of each size that divides the model and a machine's devices, or the section's own where that is asked
     for."""
     dims = planned_model(context.model).dims
     if context.as_configured:
@@ -158,8 +158,7 @@ def _memory(context: PlanContext, engine: Engine, config: VllmConfig) -> dict[st
 
 
 def context_bytes(context: PlanContext, ranks: int) -> int:
-    """Bytes of the contexts of an engine's other ranks on a device that they share with a trainer, awake or asleep. They are no
-    part of what vLLM is given."""
+    """Return the bytes of the CUDA contexts of an engine's other ranks on a device that they share with a trainer."""
     return (ranks - 1) * CONTEXT_BYTES if context.is_shared else 0
 
 
@@ -200,8 +199,8 @@ def generation_seconds(context: PlanContext, engine: Engine, config: VllmConfig,
 
 
 def kept_seconds(context: PlanContext, engine: Engine, most: float, ages: Sequence[float]) -> float:
-    """Seconds in which an engine reads anew what had not ended when the weights changed; `ages` are the tokens that samples of
-    each step under way have by now."""
+    """Return the seconds in which an engine reads anew what had not ended at the refit; `ages` are the tokens of samples so
+    far."""
     of_engine = _num_of_engine(context, engine)
     kept = [(_num_alive(context, engine, age), age) for age in ages if age > 0]
     total = 0.0

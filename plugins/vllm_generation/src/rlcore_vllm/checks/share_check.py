@@ -1,5 +1,4 @@
-"""Whether what the section gives engines of a device's memory is enough, and is there; imports neither torch, transformers nor
-vLLM."""
+"""Checks the engines' share of a device's memory; imports neither torch, transformers nor vLLM."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,13 +16,13 @@ SECTION, SHARE = "generator.vllm", "gpu_memory_utilization"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
 AUTO_IS = '"auto", which is '
 BESIDE_TRAINER = (
-    'Others on the device keep the rest: set residency.offload_trainer to "state" or "all", have what else is there take less, '
+    'Others on the device keep the rest: set offload.trainer to "state" or "all", have what else is there take less, '
     "or take more devices"
 )
 
 
 def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
-    """What "auto" is where no run has put a number in its place; devices that have less to give at the moment."""
+    """Report the share that "auto" is where no run has put a number in its place, and devices that have less to give now."""
     if context.device != "cuda":
         return
     config = with_devices(config, context.generator_devices)
@@ -43,7 +42,7 @@ def share_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
 
 
 def _reasons(context: CheckContext, config: VllmConfig) -> Iterator[str]:
-    """Why "auto" is what `memory_share` says."""
+    """Explain the share that `memory_share` takes for "auto"."""
     is_alone = context.channel is None or find_channel(context.channel).reach == "separate"
     yield "engines have their devices to themselves" if is_alone else "what the trainer keeps is not known"
     if not keeps_copies(context):
@@ -61,8 +60,8 @@ def _reasons(context: CheckContext, config: VllmConfig) -> Iterator[str]:
 def memory_problems(
     dims: ModelDims, context: CheckContext, config: VllmConfig, memories: Sequence[int] | None
 ) -> Iterator[Problem]:
-    """A model, or one sequence of its KV cache, that does not fit what the section gives an engine. Only a lower bound is
-    known here: vLLM measures activations when it starts."""
+    """Refuse a model, or one sequence of its KV cache, that an engine's share cannot hold. Activations are left out here: vLLM
+    measures them when it starts."""
     if "cpu_offload_gb" in config.engine:
         return  # the sizes are then others, and the section's keys not what decides
     size, longest = _engine_size(dims, context.model.dtype, config), context.max_sequence_length
@@ -123,7 +122,7 @@ def _engine_size(dims: ModelDims, dtype: DtypeName, config: VllmConfig) -> Model
 
 
 def _share_remedy(context: CheckContext, share: float) -> str:
-    """What to do where engines need this share of a device and have less."""
+    """Name the remedy where engines need this share of a device and have less."""
     is_shared = context.channel is not None and find_channel(context.channel).reach != "separate"
     if SHARE in context.planned_options and is_shared:
         return BESIDE_TRAINER

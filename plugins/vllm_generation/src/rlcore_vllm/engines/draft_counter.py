@@ -6,15 +6,15 @@ from rlcore.spi import DraftCounts
 
 
 class DraftCounter:
-    """Hears from vLLM's scheduler of each guess that was judged, in the place of vLLM's SpecDecodingStats: it keeps these only
-    together with statistics for a log and for Prometheus."""
+    """Counts the guesses that vLLM's scheduler judges, in the place of SpecDecodingStats, which vLLM keeps for its log
+    alone."""
 
     def __init__(self, scheduler: Any) -> None:
         self._found = DraftCounts()
         scheduler.make_spec_decoding_stats = self._observe
 
     def take(self) -> DraftCounts:
-        """What was counted since the last time."""
+        """Return the counts since the last time."""
         found, self._found = self._found, DraftCounts()
         return found
 

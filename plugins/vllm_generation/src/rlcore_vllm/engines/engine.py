@@ -346,7 +346,7 @@ def _failure() -> str:
 
 
 def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:
-    """How many of the tokens there are up to the one that completes a stop string; None where none does."""
+    """Count the tokens up to the one that completes a stop string; None where none does."""
     for index, token in enumerate(tokens):
         if detokenizer.update([token], False) is not None:
             return index + 1

@@ -1,4 +1,4 @@
-"""What vLLM finds and leaves around it: environment variables, and the state of the process that it runs in.
+"""The surroundings of vLLM: environment variables, and the state of the process that it runs in.
 
 An engine in the trainer's process is what a run on a CPU takes by default, alone and on each rank of a cluster: it starts much
 sooner than in a process of its own. vLLM takes the process that it runs in to be its own, so what it changes there is put back.
@@ -34,7 +34,7 @@ _REPLACED: tuple[tuple[Any, str], ...] = (
     *((torch.cuda, name) for name in ("Event", "Stream", "current_stream", "set_stream", "stream")),
     *((torch.Tensor, name) for name in ("pin_memory", "record_stream")),
 )
-"""What vLLM replaces in torch on CPU, some of it when it is imported; its engines need it, the trainer does not."""
+"""Parts of torch that vLLM replaces on CPU, some when it is imported; its engines need them, the trainer does not."""
 
 
 def engine_variables(settings: EngineSettings) -> dict[str, str]:
@@ -89,6 +89,15 @@ def omp_threads_bind(num_ranks: int) -> str:
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(num_ranks))
 
 
+_FROZEN_BY_PYTHON = gc.get_freeze_count()
+"""Python 3.12 keeps some objects of its own from collections."""
+
+
+def is_frozen() -> bool:
+    """Return whether this process keeps objects from collections."""
+    return gc.get_freeze_count() > _FROZEN_BY_PYTHON
+
+
 class RunningEngine:
     """vLLM's LLMEngine with its core in this process. While it runs in the trainer's process, torch keeps what vLLM replaced in
     it; all else is as it was, and torch too once `stop` returns."""
@@ -99,7 +108,7 @@ class RunningEngine:
     def __init__(self, settings: EngineSettings) -> None:
         """Start; what vLLM raises passes through. ContractError where an engine lives in the trainer's process already."""
         self._settings, self._in_process = settings, settings.in_process
-        self._host_was_frozen = settings.in_process and gc.get_freeze_count() > 0
+        self._host_was_frozen = settings.in_process and is_frozen()
         if not self._in_process:
             os.environ.update(engine_variables(settings))
             with _without_collections(settings):
@@ -134,13 +143,14 @@ class RunningEngine:
             core.shutdown()
         del core
         versions.forget_layers()
+        versions.forget_compiled()
         self._collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     def _collect(self) -> None:
-        """Free what is left of it: vLLM's parts refer to each other, and some still hold memory of its allocator. What the host
-        keeps from such searches vLLM has given back to them."""
+        """Free what is left of the engine, whose parts refer to each other, and keep what the host kept from garbage
+        collection."""
         gc.collect()
         if self._host_was_frozen:
             gc.freeze()
@@ -187,7 +197,7 @@ def _build(settings: EngineSettings) -> Any:
 
 
 def _clean_up() -> None:
-    """What is left of an engine that did not start."""
+    """Free what is left of an engine that did not start."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     cleanup_dist_env_and_memory()
@@ -195,8 +205,7 @@ def _clean_up() -> None:
 
 @contextlib.contextmanager
 def _without_collections(settings: EngineSettings) -> Iterator[None]:
-    """On a CPU, let vLLM's calls of gc.collect do nothing: it looks through all that it has imported five times while an engine
-    starts and three times while it ends, half a second each. What is left is collected once, after the end."""
+    """On a CPU, disable vLLM's calls of gc.collect, eight an engine of half a second each. One collection follows the end."""
     if settings.device != "cpu" or settings.tensor_parallel > 1:  # ranks are forked, and would never collect
         yield
         return
@@ -230,7 +239,7 @@ def _default_group_kept(is_hosts: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Where this process is one of several ranks, let vLLM find a default group of one, of which it makes its own.
+    """Let vLLM find a default group of one, of which it makes its own, where this process is one of several ranks.
 
     With the real one every rank's engine would have to start, and to start anew after a failure, together with all others.
     """
@@ -259,7 +268,7 @@ def _host_kept() -> Iterator[None]:
     dtype, num_threads, set_num_threads = torch.get_default_dtype(), torch.get_num_threads(), torch.set_num_threads
     excepthook, start_method = sys.excepthook, multiprocessing.get_start_method(allow_none=True)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    was_frozen = gc.get_freeze_count() > 0
+    was_frozen = is_frozen()
     with torch.random.fork_rng(devices=devices):
         try:
             yield

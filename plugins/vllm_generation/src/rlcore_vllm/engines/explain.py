@@ -4,6 +4,8 @@ import re
 
 SHORTER = "lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`"
 _GIB = r"([\d.]+)\s*GiB"
+_PORT = r"Address already in use|EADDRINUSE"
+_PORT_IS_TAKEN = "a port is taken that the engine's processes need to find each other"
 _DISTURBED = rf"Error in memory profiling\. Initial free memory {_GIB}, current free memory {_GIB}"
 _KNOWN = {
     _DISTURBED: (
@@ -23,7 +25,7 @@ _KNOWN = {
     rf"Free memory on device (\S+) \(([\d.]+)/{_GIB}\) on startup is less than desired GPU memory utilization "
     rf"\(([\d.]+), {_GIB}\)": (
         "{1} of {2} GiB are free on {0}; generator.vllm.gpu_memory_utilization = {3} asks for {4} GiB. "
-        "Lower it, set residency.offload_trainer where the trainer is on that device, or end what else uses it"
+        "Lower it, set offload.trainer where the trainer is on that device, or end what else uses it"
     ),
     rf"Available memory on node \d+ \(([\d.]+)/{_GIB}\) on startup is less than desired CPU memory utilization "
     rf"\(([\d.]+), {_GIB}\)": (
@@ -37,7 +39,7 @@ _KNOWN = {
     ),
     r"OutOfMemoryError|CUDA out of memory|CUDA Error: out of memory": (
         "the device's memory ran out. Lower generator.vllm.gpu_memory_utilization where something else needs the device too, "
-        "set residency.offload_trainer where that is the trainer, lower generator.vllm.max_num_seqs or "
+        "set offload.trainer where that is the trainer, lower generator.vllm.max_num_seqs or "
         "generator.vllm.max_num_batched_tokens, or spread the model with generator.vllm.tensor_parallel"
     ),
     r"max_model_len \((\d+)\) is greater than the derived max_model_len \((\w+=[\d.]+)": (
@@ -49,15 +51,13 @@ _KNOWN = {
     r"Model architectures \['(\w+)'.*? (?:are|is) not supported": (
         "this version of vLLM does not support the architecture {0}: choose another generator or model"
     ),
-    r"Address already in use|EADDRINUSE": (
-        "a port is taken that the engine's processes need to find each other: start again, or end what holds it"
-    ),
+    _PORT: f"{_PORT_IS_TAKEN}: start again, or end what holds it",
 }
 """Pattern to explanation, with the pattern's groups by their numbers from 0; the more telling first."""
 
 
 def explain(error_text: str) -> str | None:
-    """What a known error of an engine means and which key of the recipe changes it; None for any other error."""
+    """Explain a known error of an engine, with the key of the recipe that changes it; None for any other error."""
     for pattern, explanation in _KNOWN.items():
         match = re.search(pattern, error_text, re.DOTALL)
         if match is not None:
@@ -66,5 +66,5 @@ def explain(error_text: str) -> str | None:
 
 
 def is_passing(error_text: str) -> bool:
-    """Return whether the cause of a known error has gone by the time that it is seen."""
-    return re.search(_DISTURBED, error_text) is not None
+    """Return whether another start may succeed: memory is measured anew, and vLLM takes another free port."""
+    return re.search(f"{_DISTURBED}|{_PORT}|{re.escape(_PORT_IS_TAKEN)}", error_text) is not None

@@ -9,7 +9,8 @@ from rlcore_vllm.engines import versions
 
 
 def image_features(llm: Any, request_id: str, prompt: Sequence[int], files: Sequence[bytes]) -> Sequence[Any]:
-    """What vLLM computes of the images of a prompt, whose first placeholders stand for them. `request_id` is no other prompt's.
+    """Compute vLLM's features of the images of a prompt, whose first placeholders stand for them. `request_id` is no other
+    prompt's.
 
     vLLM puts placeholders into prompts itself. It is given one for each image, and has to come to the prompt that the trainer
     sees: ContractError where it does not.
@@ -24,8 +25,8 @@ def image_features(llm: Any, request_id: str, prompt: Sequence[int], files: Sequ
 
 
 def one_placeholder_each(prompt: Sequence[int], token: int, num_images: int) -> list[int]:
-    """The prompt with one placeholder in place of each of its first `num_images` rows of them; what the policy has said behind
-    these stays."""
+    """Return the prompt with one placeholder for each of its first `num_images` rows of placeholders; later ones are the
+    policy's."""
     shown: list[int] = []
     num_rows, last = 0, None
     for current in prompt:

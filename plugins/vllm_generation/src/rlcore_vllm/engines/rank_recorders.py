@@ -17,7 +17,7 @@ from rlcore_vllm.engines.sampling_masks import MaskRecorder
 from rlcore_vllm.setup.memory import recorder_ended
 
 Order = tuple[str, str, tuple[Any, ...]]
-"""What is asked of a recorder: "logprobs" or "masks", its method, and the arguments."""
+"""An order to a recorder: "logprobs" or "masks", its method, and the arguments."""
 METHOD = "rlcore_record"
 """The method of the worker that carries orders out."""
 
@@ -57,8 +57,8 @@ class RankRecorders:
 
 
 class RankCalls:
-    """Calls from the engine to the recorders of one rank. What needs no answer is kept, and told in one call before the next
-    step or with the next order that has an answer."""
+    """Calls from the engine to the recorders of one rank. Orders without an answer wait for the next step or the next order
+    with one."""
 
     def __init__(self, executor: Any) -> None:
         """`executor` is vLLM's, of several processes."""
@@ -153,7 +153,7 @@ class RemoteMasks:
         self._calls.note("masks", "expect", request)
 
     def fetch(self, requests: Sequence[RecordedRequest]) -> list[SamplingMask]:
-        """What was noted of each request, which has ended; nothing of it is kept."""
+        """Return the notes on each request, which has ended; nothing of it is kept."""
         if not requests:
             return []
         found: list[SamplingMask] = self._calls.ask("masks", "fetch", list(requests))

@@ -42,7 +42,7 @@ def can_record(runner: Any) -> bool:
 
 
 def most_bytes(runner: Any) -> int:
-    """What a recorder of this runner may take of the device; 0 where there will be none."""
+    """Return the most bytes of the device that a recorder of this runner may take; 0 where there will be none."""
     return recorder_bytes(runner.max_num_reqs, runner.max_model_len) if can_record(runner) else 0
 
 
@@ -58,7 +58,7 @@ class LogprobRecorder:
         self._expected: dict[str, int] = {}
         """Requests that are going to be fetched, with the positions that they may fill."""
         self._kept: dict[str, Tensor] = {}
-        """What was recorded for a request in slots that it has given up, float32 [positions], by request."""
+        """The record of a request in slots that it has given up, float32 [positions], by request."""
         self._sample, self._remove = runner.sampler.sample, runner._remove_request
         self._signature = inspect.signature(self._sample)
         replace_sample(runner.sampler, self._sample_and_record)
@@ -120,7 +120,7 @@ class LogprobRecorder:
         return row[first : first + one.num_tokens]
 
     def _row(self, request: str) -> Tensor | None:
-        """All that was recorded for a request. After a preemption it goes on in another slot, from where it was."""
+        """Return the whole record of a request. After a preemption it goes on in another slot, from where it was."""
         earlier = self._kept.get(request)
         if request not in self._states.req_id_to_index or self._table is None:
             return earlier

@@ -27,8 +27,8 @@ def move(llm: Any, *, weights: bool, cache: bool, discard_weights: bool) -> None
 
 
 def held_bytes(worker: Any, in_process: bool) -> int:
-    """What a worker holds: on CUDA all that its process has on the device, and where that is the trainer's process too, weights
-    and KV cache alone; on CPU weights and KV cache."""
+    """Return the bytes that a worker holds: on CUDA all that its process has on the device, but weights and KV cache alone
+    where that is the trainer's process too; on CPU weights and KV cache."""
     if worker.device.type == "cuda":
         own = None if in_process else _process_bytes(worker.device)
         return _allocated_bytes(in_process) if own is None else own

@@ -1,4 +1,4 @@
-"""Which experts vLLM says that tokens went to, as the result states it.
+"""The experts that vLLM reports for tokens, as a result has them.
 
 Shapes: T tokens of a sample with its prompt, L layers, K experts of a token.
 """

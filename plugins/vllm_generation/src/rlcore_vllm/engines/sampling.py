@@ -16,7 +16,7 @@ SMALLEST_TEMPERATURE = 1e-5
 
 @frozen(kw_only=True, eq=False)
 class Samples:
-    """What one engine is asked for: S samples, each with its prompt. Travels between processes."""
+    """A request to one engine: S samples, each with its prompt. Travels between processes."""
 
     prompts: RaggedTokens
     """P prompts."""
@@ -46,7 +46,7 @@ class Event:
     finished: Sequence[FinishedSample] = ()
     is_last: bool = False
     error: RlcoreError | None = None
-    """Why the call failed."""
+    """The error that the call failed with."""
 
 
 def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: bool) -> Any:

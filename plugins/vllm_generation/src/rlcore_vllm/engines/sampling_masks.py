@@ -1,4 +1,4 @@
-"""Which tokens each token was sampled among, read off beside vLLM's sampler: what it has cut is -inf in its processed logits.
+"""Records the tokens that each token was sampled among, beside vLLM's sampler, whose processed logits are -inf for those cut.
 
 vLLM's own report of this needs a top-k, and is not in all versions that serve. For both of its model runners; each step in
 which somebody wants to know waits for the device once.
@@ -23,8 +23,8 @@ def truncates(sampling: SamplingParams) -> bool:
 
 
 class MaskRecorder:
-    """The kept tokens of requests that are expected, by the position of the token that was sampled among them. A request that
-    vLLM takes off the device and computes anew samples no position twice that counts: the last one noted does."""
+    """Records the kept tokens of expected requests by the position of the sampled token. Of a position that a preempted request
+    samples again, the last record counts."""
 
     def __init__(self, runner: Any) -> None:
         """Watch the sampler of a worker's model runner."""
@@ -39,7 +39,7 @@ class MaskRecorder:
         self._kept[request] = {}
 
     def fetch(self, requests: Sequence[RecordedRequest]) -> list[SamplingMask]:
-        """What was noted of each request, which has ended; nothing of it is kept."""
+        """Return the notes on each request, which has ended; nothing of it is kept."""
         return [self._fetch(one) for one in requests]
 
     def forget(self, requests: Iterable[str]) -> None:

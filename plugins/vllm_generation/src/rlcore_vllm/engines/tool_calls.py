@@ -9,8 +9,7 @@ from rlcore_vllm.engines import versions
 
 
 def tool_parser(name: str, model: ModelSpec) -> ParseToolCalls | None:
-    """vLLM's parser of this name for a model's tokenizer; None where vLLM has none. Of a call that it cannot read, most of its
-    parsers make text."""
+    """Return vLLM's parser of this name for a tokenizer, or None. Most parsers return a call that they cannot read as text."""
     versions.import_without_torchao()
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tokenizers import get_tokenizer

@@ -1,4 +1,4 @@
-"""Where vLLM's versions 0.26 to 0.33 differ, and every name in its inside that the engine reaches for."""
+"""Differences between vLLM 0.26 and 0.33, and every internal name of vLLM that the engine uses."""
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rlcore.transformers_import import import_transformers, without_torchao
+from rlcore_torchkit.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.engines.draft_counter import DraftCounter
 from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls, RemoteLogprobs, RemoteMasks
 from rlcore_vllm.engines.recorder import LogprobRecorder, most_bytes, record
@@ -37,8 +37,7 @@ ADAPTERS_ID = 1
 def make_request(
     request_id: str, prompt: list[int], params: Any, *, adapters: bool = False, features: Sequence[Any] | None = None
 ) -> Any:
-    """An EngineCoreRequest, of an engine whose requests have adapters or not; later versions have more fields, all with
-    defaults. `features` are those of the prompt's images."""
+    """Return an EngineCoreRequest with or without adapters; `features` are those of the prompt's images."""
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine import EngineCoreRequest
 
@@ -148,17 +147,17 @@ def zero_new_blocks() -> None:
 
 
 def draft_counter(core: Any) -> DraftCounter | None:
-    """What counts the guesses that the scheduler judges; None where no tokens are guessed."""
+    """Return the counter of the guesses that the scheduler judges; None where no tokens are guessed."""
     return DraftCounter(core.scheduler) if core.vllm_config.speculative_config is not None else None
 
 
 def rank_calls(llm: Any) -> RankCalls | None:
-    """What reaches the recorders of an engine of several ranks; None where its one rank is in this process."""
+    """Return the calls to the recorders of an engine of several ranks; None where its one rank is in this process."""
     return RankCalls(llm.model_executor) if llm.vllm_config.parallel_config.world_size > 1 else None
 
 
 def logprob_recorder(llm: Any, calls: RankCalls | None) -> Logprobs | None:
-    """What keeps log-probabilities on the device, on CUDA where the model runner allows it."""
+    """Return the recorder that keeps log-probabilities on the device, on CUDA where the model runner allows it."""
     config = llm.vllm_config
     if config.device_config.device_type != "cuda":
         return None
@@ -169,7 +168,7 @@ def logprob_recorder(llm: Any, calls: RankCalls | None) -> Logprobs | None:
 
 
 def mask_recorder(llm: Any, calls: RankCalls | None) -> Masks:
-    """What notes the tokens that others are sampled among."""
+    """Return the recorder of the tokens that others are sampled among."""
     if calls is not None:
         return RemoteMasks(calls)
     recorder: MaskRecorder = llm.collective_rpc(lambda worker: MaskRecorder(worker.model_runner))[0]
@@ -177,8 +176,8 @@ def mask_recorder(llm: Any, calls: RankCalls | None) -> Masks:
 
 
 def leave_room_for_recorder(worker: Any = None) -> None:
-    """Have the worker class, vLLM's for CUDA, count what the recorder will take among what is not left for the KV cache. Of
-    several ranks that sample one alone records, but the cache is as large on each as where there is least room."""
+    """Have vLLM's worker for CUDA subtract the recorder's memory from the KV cache, on every rank, since all have caches of one
+    size."""
     worker = worker or importlib.import_module("vllm.v1.worker.gpu_worker").Worker
     if hasattr(worker, "rlcore_measured"):
         return
@@ -215,8 +214,8 @@ def copy_messages() -> None:
 
 
 def fork_ranks() -> None:
-    """Have the ranks of an engine on a CPU forked from the engine's process, which has imported what each of them takes 10 s of
-    a core to import. vLLM spawns them, since OpenMP reads which cores it may use when it is loaded; forked ones are told."""
+    """Fork the ranks of an engine on a CPU from its process, which saves each 10 s of imports. OpenMP is told their cores
+    afterwards."""
     from vllm.v1.executor import multiproc_executor as executor
 
     if "libiomp" in os.environ.get("LD_PRELOAD", "") or hasattr(executor, "rlcore_begin"):
@@ -241,8 +240,7 @@ def bind_threads() -> None:
 
 
 def replace_kernels_once() -> None:
-    """On a CPU vLLM looks in every module for Triton's kernels whenever an engine starts, to put others in their place. Let the
-    second engine of a process find them replaced: modules that come later import the replacements."""
+    """Have vLLM search for Triton's kernels on a CPU once a process, and not whenever an engine starts."""
     try:
         from vllm.triton_utils import dispatcher
     except ImportError:  # in versions that have none
@@ -259,8 +257,8 @@ def replace_kernels_once() -> None:
 
 
 def judge_guesses_on_cpu() -> None:
-    """Where guessed tokens are judged on a CPU, 0.32 writes the temperature, top-k and top-p of each of them into a copy, and
-    reads memory that nothing was written to; and it fails in a step that has none."""
+    """Replace functions of the sampler that fail where guessed tokens are judged on a CPU: 0.32 writes the temperature, top-k
+    and top-p of each into a copy, reads memory that nothing was written to, and fails in a step without guesses."""
     from vllm.v1.sample import rejection_sampler
 
     def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> torch.Tensor:
@@ -279,8 +277,7 @@ def judge_guesses_on_cpu() -> None:
 
 
 def read_drafters_weights() -> None:
-    """A model that drafts is loaded in the way that its own configuration says: vLLM would take the policy's, which may be to
-    make weights up until the trainer sends them."""
+    """Load a drafter as its own configuration says; vLLM would take the policy's, which may make weights up."""
     from vllm.config.utils import replace
     from vllm.v1.spec_decode.draft_model import DraftModelProposer as Proposer
 
@@ -305,8 +302,8 @@ def keep_sampler_eager() -> None:
 
 
 def keep_sampler_off_global_generator(seed: int) -> None:
-    """On CPU the sampler draws from torch's global generator in each step, whether it uses the numbers or not, and so would
-    change what the trainer draws from it. Give it one of its own."""
+    """On CPU, give the sampler a generator of its own: it would draw from torch's global one, and change the trainer's
+    numbers."""
     from vllm.v1.sample.ops import topk_topp_sampler
 
     generator = torch.Generator().manual_seed(seed)
@@ -327,7 +324,7 @@ def without_weights(parameters: Set[str], reported: Set[str]) -> set[str]:
 
 
 def keeps_checkpoint_form(quant_method: Any) -> bool:
-    """Whether, on CUDA, this method of a layer leaves its weights as they were loaded, and keeps nothing made from them.
+    """Return whether, on CUDA, a layer's method leaves its weights as they were loaded, and keeps nothing made from them.
 
     Read in the sources of 0.26 and 0.32. Of the kernels for experts only Triton's take them as they are.
     """
@@ -341,8 +338,7 @@ def keeps_checkpoint_form(quant_method: Any) -> bool:
 
 
 def keep_scales_exact() -> None:
-    """On Hopper, whose products with DeepGEMM take scales of any size, vLLM rounds those of blocks up to powers of two and the
-    weights a second time, unless it is told otherwise."""
+    """On Hopper, keep vLLM from rounding scales of blocks to powers of two, unless the variable is set."""
     from vllm.platforms import current_platform
 
     if current_platform.is_device_capability_family(90):
@@ -369,8 +365,8 @@ def put_to_sleep(executor: Any, tags: set[str], discard_weights: bool) -> None:
 
 
 def import_constants() -> None:
-    """Before an engine starts on CUDA: FlashInfer has tensors among its constants. Those made while vLLM loads a model lie in
-    the memory that sleeps, outlive the engine there, and keep vLLM from starting another in the process."""
+    """Import FlashInfer before an engine starts on CUDA: its constants would lie in the memory that sleeps, and outlive the
+    engine."""
     with contextlib.suppress(ImportError):
         importlib.import_module("flashinfer")
 
@@ -380,16 +376,27 @@ kept_allocators: list[Any] = []
 
 
 def keep_allocators() -> None:
-    """Before an engine ends: vLLM drops the allocators of its memory pools then, and torch would call into a freed one for what
-    of the pools is freed later, such as the sampler's states."""
+    """Keep the allocators of vLLM's memory pools beyond an engine's end: torch calls them for tensors that are freed later."""
     cumem = sys.modules.get("vllm.device_allocator.cumem")
     if cumem is not None and cumem.CuMemAllocator.instance is not None:
-        kept_allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
+        for entries in cumem.CuMemAllocator.instance.allocator_and_pools.values():  # a list for each tag from 0.32 on
+            kept_allocators.extend(allocator for _, allocator in (entries if isinstance(entries, list) else [entries]))
 
 
 def forget_layers() -> None:
-    """After an engine has ended: vLLM's layerwise reload keeps what it knows of a layer by a weak key, but that refers to the
-    layer, so that the weights would never be freed. A process has one engine at a time."""
+    """Clear the records of vLLM's layerwise reload after an engine's end: they refer to the layers, and would keep the
+    weights."""
     layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
     if layerwise is not None:
         layerwise.LAYERWISE_INFO.clear()
+
+
+def forget_compiled() -> None:
+    """After an engine has ended: the hooks by which torch.compile hands vLLM the code of a compiled model refer to the model,
+    so that its weights and its cache would never be freed."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    if convert_frame is None:
+        return
+    hooks = convert_frame._bytecode_hooks
+    for number in [number for number, hook in hooks.items() if hook.__module__ == "vllm.compilation.wrapper"]:
+        del hooks[number]

@@ -1,4 +1,4 @@
-"""What vLLM's batch-invariant mode leaves to the batch, computed by kernels that the trainer has too.
+"""Batch-invariant kernels, which the trainer has too, for what vLLM's own mode leaves to the batch.
 
 Its sum of a layer's output and the residual is fused with the norm behind it in a kernel that is launched otherwise for fewer
 rows, with other results. And its product for logits in float32 is a library's, which chooses tiles by the number of rows.

@@ -56,7 +56,7 @@ class Loader:
         initialize_layerwise_reload(self._model)
 
     def keep_rest(self) -> None:
-        """What is not loaded stays as it is, where tensors are loaded directly: no parameter then lacks weights."""
+        """Keep what is not loaded as it is, where tensors are loaded directly: no parameter then lacks weights."""
         self._loaded = None
 
     def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[ShardSlice]]:
@@ -202,12 +202,14 @@ def _tied_heads(model: nn.Module) -> list[Any]:
 
 
 def _is_padding(layer: nn.Module) -> bool:
-    """Whether all rows of an embedding on this rank are beyond a vocabulary that is smaller than what vLLM pads it to."""
+    """Return whether all rows of an embedding on this rank are beyond a vocabulary that is smaller than what vLLM pads it
+    to."""
     return isinstance(layer, VocabParallelEmbedding) and layer.shard_indices.num_org_elements == 0
 
 
 def _optional_parameters(model: nn.Module) -> set[str]:
-    """What a checkpoint need not bring: scales of attention layers, and what processing makes, such as scales of weights.
+    """Return the names that a checkpoint may lack: scales of attention layers, and what processing makes, such as scales of
+    weights.
 
     Biases are no such thing, though 0.32 does not note them before the first load.
     """

@@ -50,8 +50,8 @@ class Copy:
         return tensor.as_strided(self.destination.shape, self.stride, tensor.storage_offset() + self.offset)
 
     def region(self, name: str, shape: torch.Size) -> ShardSlice:
-        """Where the part lies in a contiguous tensor of this shape: exactly, if it is a slice of it in each dimension; else the
-        rows that it has elements of."""
+        """Return the place of the part in a contiguous tensor of this shape: exactly, if it is a slice of it in each dimension;
+        else the rows that it has elements of."""
         steps = [(size - 1, stride) for size, stride in zip(self.destination.shape, self.stride, strict=True) if size > 1]
         start = _index(self.offset, shape)
         stop = _index(self.offset + sum(count * stride for count, stride in steps), shape)
@@ -62,13 +62,13 @@ class Copy:
 
 @mutable(kw_only=True, eq=False)
 class Noted:
-    """What became of one tensor."""
+    """The record of one tensor's load."""
 
     shape: torch.Size
     dtype: torch.dtype
     copies: list[Copy] = field(factory=list)
     parameters: set[str] = field(factory=set)
-    """Where something was copied to."""
+    """The parameters that something was copied to."""
     is_copied_alone: bool = True
     """True where a loader has done nothing else with it."""
     _needed: list[ShardSlice] | None = None
@@ -82,14 +82,14 @@ class Noted:
 
 @frozen(kw_only=True, eq=False)
 class _Plan:
-    """All that is done with tensors of these names, in one order; kept, since buckets are cut as in the load before."""
+    """All copies of tensors of these names, in one order; kept, since buckets are cut as in the load before."""
 
     noted: list[Noted]
     parameters: frozenset[str]
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
     calls: list[tuple[list[Tensor], list[tuple[int, Copy]]]]
-    """What is copied in one call: destinations, and of each the number of the tensor and the part of it."""
+    """The copies of one call: destinations, and of each the number of the tensor and the part of it."""
 
     @classmethod
     def of(cls, noted: list[Noted]) -> "_Plan":
@@ -123,7 +123,7 @@ class _Plan:
 
 
 class WeightLoadPlan:
-    """What one model's loaders were seen to do."""
+    """The record of one model's loads."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -131,8 +131,8 @@ class WeightLoadPlan:
         self._made: set[str] = set()
         """Parameters to which loaders wrote what was no tensor's part, or that they read."""
         self._reported: set[str] | None = set()
-        """Parameters that loaders report though nothing was copied there, such as a head's on a rank that has none of its
-        rows; None where they report nothing at all."""
+        """Parameters that loaders report without a copy, such as a head's on a rank without rows; None where they report
+        nothing."""
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._earlier_plans: dict[tuple[str, ...], _Plan] = {}
         """By the names in a bucket, from the load before; `_plans` are from this load. Older ones are dropped."""
@@ -152,8 +152,8 @@ class WeightLoadPlan:
         return self._known(name, tensor.shape, tensor.dtype) is not None and tensor.is_contiguous()
 
     def needs(self, specs: Iterable[TensorSpec]) -> dict[str, list[ShardSlice]]:
-        """The parts that are copied of each tensor that can be loaded without the loaders, maybe none; of all others, which
-        are not among the keys, the whole is needed."""
+        """Return the copied parts of each tensor that the plan can load, maybe none; of others, which have no key, the whole is
+        needed."""
         found = dict[str, list[ShardSlice]]()
         for spec in specs:
             noted = self._known(spec.name, torch.Size(spec.shape), getattr(torch, spec.dtype))
@@ -163,8 +163,8 @@ class WeightLoadPlan:
         return found
 
     def load(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
-        """Copy what earlier loads have shown how to copy, and leave the rest to the model's loaders, which show it. Returns the
-        names of the parameters that have got something, or None where the loaders report none."""
+        """Copy by the plan, and let the model's loaders load the rest, which extends the plan. Returns the names of the
+        parameters that have got something, or None where the loaders report none."""
         names: set[str] | None
         names, others = self._load_known(weights)
         if others:
@@ -194,7 +194,7 @@ class WeightLoadPlan:
         return set(plan.parameters), others
 
     def _plan_of(self, names: tuple[str, ...]) -> _Plan | None:
-        """What was done with these before, if it is what has been noted of them last."""
+        """Return the plan of the load before, if it still is what has been noted of these names last."""
         plan = self._earlier_plans.get(names)
         if plan is None or not self._made.isdisjoint(plan.parameters):
             return None
@@ -204,7 +204,7 @@ class WeightLoadPlan:
         return plan
 
     def _load_watched(self, weights: Weights, load_weights: LoadWeights) -> set[str] | None:
-        """What the model's loaders answer."""
+        """Run the model's loaders, and note what they do; returns their answer."""
         given = _Given(weights)
         if not self._is_fixed or not given.lie_apart:
             return load_weights(iter(weights))
@@ -301,8 +301,8 @@ class _Watch(TorchDispatchMode):
             self._make(arguments)
 
     def _make(self, tensors: Sequence[Tensor]) -> None:
-        """Loaders go on from what these hold, or fill them, also with constants: memory of weights that were discarded in a
-        sleep holds those no more."""
+        """Mark the parameters that loaders read or fill with constants: a plan cannot restore these after a sleep that discards
+        weights."""
         self._made |= {owner for tensor in tensors if tensor.numel() and (owner := self._owners.find(tensor)) is not None}
 
     def _spoil_given(self, tensors: Sequence[Tensor]) -> None:
@@ -314,15 +314,15 @@ class _Watch(TorchDispatchMode):
 
 
 def _moves_experts(layer: nn.Module) -> bool:
-    """Whether vLLM moves a layer's experts between ranks to balance their load: they are elsewhere at the next refit. Some
-    models say so themselves; of the others the layer of the experts' weights does."""
+    """Return whether vLLM moves a layer's experts between ranks to balance their load: they are elsewhere at the next refit.
+    Some models say so themselves; of the others the layer of the experts' weights does."""
     config: Any = getattr(layer, "moe_config", None)
     parallel = getattr(config, "moe_parallel_config", None)
     return bool(getattr(layer, "enable_eplb", False) or getattr(parallel, "enable_eplb", False))
 
 
 def _index(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Where the element is that so many others lie before."""
+    """Return the index of the element that so many others lie before."""
     found = []
     for extent in reversed(shape):
         found.append(offset % extent)
@@ -331,8 +331,8 @@ def _index(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _stays_in_dimensions(steps: Iterable[tuple[int, int]], start: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a view that begins at `start` goes on, in each dimension of its own, within one of the tensor's. `steps` are how
-    often it does and by how many elements."""
+    """Return whether a view that begins at `start` goes on, in each dimension of its own, within one of the tensor's. `steps`
+    are how often it does and by how many elements."""
     reached, strides = list(start), [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     for count, stride in steps:
         if stride == 0:

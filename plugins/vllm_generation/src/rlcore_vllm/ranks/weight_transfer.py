@@ -28,7 +28,7 @@ from rlcore_vllm.ranks.loading import Loader
 
 BACKEND = "rlcore"
 _COLUMNS = ("names", "shapes", "dtypes", "kept", "lora")
-"""What of a manifest is the same in each refit."""
+"""Keys of a manifest that are the same in each refit."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ConnectInfo(WeightTransferInitInfo):
 
     channel: str
     options: dict[str, Any]
-    """What the channel's Receiver is made with."""
+    """The options of the channel's Receiver."""
 
 
 @dataclass
@@ -67,13 +67,13 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         """Copies of A and B that the refit has brought, until they are put in place."""
         self._specs: dict[str, TensorSpec] = {}
         self._known: tuple[list[Any], tuple[TensorSpec, ...]] | None = None
-        """What was announced last, as it came, and its specs, once they have been compared with the model."""
+        """The last announcement, as it came, and its specs, once they have been compared with the model."""
         self._digests: dict[str, int] = {}
         self._shard_digest: int | None = None
         self.received_bytes = 0
-        """What the last sharded refit has brought this rank."""
+        """Bytes that the last sharded refit brought this rank."""
         self._told: dict[tuple[TensorSpec, ...], dict[str, list[ShardSlice]]] = {}
-        """What the sender knows of what this rank reads."""
+        """The parts that this rank has told the sender that it reads."""
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:
         self._disconnect()
@@ -85,8 +85,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._digests = {}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Unlike vLLM's own, without waiting for the device: the channel waits where it reuses memory, the digests before
-        a bucket is loaded, and finish_weight_update for everything."""
+        """Receive one message without waiting for the device, as vLLM's own does: channel, digests and finish_weight_update
+        wait."""
         self.receive_weights(self.parse_update_info(update_info))
 
     @torch.no_grad()
@@ -109,8 +109,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._connected().end()
 
     def needs(self) -> Needs | None:
-        """The parts that this rank reads of the tensors that are announced, each by where it starts and stops; of a tensor that
-        is not named it reads the whole. None where that is what it has told last of such tensors, since it was connected."""
+        """Return the [start, stop] of the parts that this rank reads of each announced tensor; others are read whole. None
+        where nothing has changed since it was last asked."""
         specs = self._announced().specs
         found = {} if self.loader is None else self.loader.needs(specs)
         if self._told.get(specs) == found:

@@ -1,4 +1,4 @@
-"""What rlcore adds to vLLM's worker in each rank of an engine. vLLM imports this file there by `worker_extension_cls`."""
+"""Extends vLLM's worker in each rank of an engine. vLLM imports this file there by `worker_extension_cls`."""
 
 import os
 import socket
@@ -59,7 +59,7 @@ class WorkerExtension:
             return {"failed": traceback.format_exc().strip()}
 
     def rlcore_record(self, rank: int, orders: Sequence[Order]) -> dict[str, Any]:
-        """What an engine of several ranks asks of the recorders of one of them; the others have none."""
+        """Carry out the orders of an engine of several ranks to the recorders of one of them; the others have none."""
         if self.rank != rank:
             return {}
         if self._rlcore_recorders is None:
@@ -103,7 +103,7 @@ class WorkerExtension:
 
 
 def _describe(device: torch.device, rank: int) -> dict[str, Any]:
-    """What a channel has to know to reach this rank."""
+    """Describe this rank to channels."""
     rank_info: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "rank": rank, "device": device.type}
     if device.type == "cuda":
         rank_info["uuid"] = str(torch.cuda.get_device_properties(device).uuid)

@@ -44,8 +44,7 @@ class Followers:
         return evolve(export, buckets=self._written(export))
 
     def push(self) -> None:
-        """Bring every follower to the weights that passed. One that cannot be brought there is a warning, or, if followers are
-        required, part of a RefitError."""
+        """Bring every follower to the weights. A failure is a warning, or part of a RefitError where followers are required."""
         if self._manifest is None:
             return
         try:
@@ -85,7 +84,7 @@ class Followers:
             self._sender.end()
 
     def _update(self, address: str) -> str | None:
-        """Why one follower could not be brought to the weights, or None."""
+        """Bring one follower to the weights; returns why that failed, or None."""
         assert self._manifest is not None
         # A follower's URL is its own address, so no proxy of the environment applies. The machine's certificates do.
         timeout, certificates = self._config.refit_timeout_s, ssl.create_default_context()
@@ -105,8 +104,8 @@ class Followers:
         return None
 
     def _transfer(self, server: "_Server", manifest: Manifest) -> None:
-        """Send everything and compare what each rank acknowledges. A server that was touched and not completed stays paused:
-        what it would generate came from no version at all."""
+        """Send everything and compare the acknowledgements. A server that got a part stays paused: it would generate by no
+        version."""
         try:
             server.workers("begin", manifest.to_wire())
             for bucket in self._buckets:
@@ -161,7 +160,7 @@ class _Server:
             raise RefitError("it did not drop its caches. It stays paused until a refit succeeds")
 
     def label(self, weight_version: int) -> None:
-        """What GET /weight_info says, where this version of vLLM has it."""
+        """Set the version that GET /weight_info shows, where this version of vLLM has it."""
         try:
             self.post("/update_weight_version", {"new_version": str(weight_version)})
         except _NotFoundError:

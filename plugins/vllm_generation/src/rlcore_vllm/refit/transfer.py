@@ -23,7 +23,7 @@ _ABANDON_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 GRACE_S = 2.0
-"""How much later than a replica that watches itself: its own error holds its last lines."""
+"""Seconds by which this gives up later than a replica that watches itself, whose own error holds its last lines."""
 
 
 class Transfer:
@@ -42,11 +42,10 @@ class Transfer:
         self._route: Route | None = None
         self._rendezvous = context.rank_info.rendezvous
         self.sent_bytes: int | None = None
-        """What the last `send` took; None where the channel does not count it."""
+        """Bytes that the last `send` took; None where the channel does not count them."""
 
     def send(self, export: spi.WeightExport, delta: spi.Delta = "off") -> dict[str, int]:
-        """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
-        acknowledged.
+        """Load the export into every engine; returns the digests that every rank of every replica has acknowledged.
 
         RefitError, naming tensors, where one is missing, unknown, repeated, of another shape or changed on the way; WorkerError
         where a replica died or did not answer in time. After either the engines hold a mixture: they have to be restarted, or
@@ -156,7 +155,8 @@ class Transfer:
             sender.acknowledged(index)
 
     def _acknowledged(self, weight_version: int, claimed: dict[str, int]) -> dict[str, int]:
-        """What all ranks hold; RefitError unless that is one version, with the digests that the trainer named."""
+        """Return the digests that all ranks hold; RefitError unless that is one version, with the digests that the trainer
+        named."""
         for replica, ranks in zip(self._replicas, self._receivers.start_all("finish", {}).wait(), strict=True):
             for rank, answer in enumerate(ranks):
                 by_whom = f"acknowledged by replica {replica.name}, rank {rank}"
@@ -218,7 +218,7 @@ class Pending:
         self._timeout_s = timeout_s
 
     def wait(self, check: Callable[[], None] = lambda: None) -> list[list[dict[str, Any]]]:
-        """What every rank of every replica answers; `check` is called now and then and may raise.
+        """Return the answer of every rank of every replica; `check` is called now and then and may raise.
 
         RefitError where a rank refused, WorkerError where a replica died or does not answer in time; of several, the first.
         """

@@ -24,8 +24,8 @@ class BackgroundRestart:
         self._is_under_way = self._has_ended = False
 
     def begin(self, claim: Callable[[], Restart]) -> None:
-        """Call `claim` while `changing` is held, and have a thread do what it returns; nobody waits for a restart that is under
-        way. An engine that does not start is missing in the next refit, which tells of it and tries again."""
+        """Call `claim` while `changing` is held, and run its result in a thread. An engine that does not start fails the next
+        refit, which starts it again."""
         with self._lock:
             if self._has_ended:
                 return

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -14,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore.files import private
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.engines.environment import child_environment
 from rlcore_vllm.engines.explain import explain
 from rlcore_vllm.replicas.host import HostManager, HostOrder
 from rlcore_vllm.setup.settings import EngineSettings
+from rlcore_workers.logged_process import LoggedProcess
+from rlcore_workers.process import ending
 
-NUM_LOG_LINES = 30
 START_POLL_S = 0.02
 LOOK_S = 1.0
 """Most seconds that a time counts in which this process itself stood still: no engine is late by it."""
@@ -33,22 +32,14 @@ class Child:
     def __init__(self, name: str, settings: EngineSettings, devices: tuple[int, ...], log_file: Path) -> None:
         """Begin to start it."""
         self._name = name
-        self._log_file = log_file
         # A name in Linux's abstract namespace: a file would outlive processes that are killed.
         address = f"\0rlcore-vllm-{secrets.token_hex(16)}"
         self._order = HostOrder(settings=settings, address=address, authkey=secrets.token_bytes(32), parent=os.getpid())
         self._killed_because: str | None = None
         self._host: Any = None
-        with open(log_file, "ab", opener=private) as log:
-            self._log_start = log.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlcore_vllm.replicas.host"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=child_environment(settings, devices),
-                start_new_session=True,  # so that ^C reaches the driver alone, and that one signal ends vLLM's workers too
-            )
+        command = [sys.executable, "-m", "rlcore_vllm.replicas.host"]
+        environment = child_environment(settings, devices)
+        self.process = LoggedProcess(command, log_file, env=environment, stdin=subprocess.PIPE)
 
     def await_engine(self, timeout_s: float) -> None:
         """Wait until the engine is ready; WorkerError where it ends before, or is not ready in time."""
@@ -74,8 +65,8 @@ class Child:
         return self._host is not None and self._killed_because is None and self.process.poll() is None
 
     def call(self, function: Callable[[Any], Any], what: str, timeout_s: float, key: str | None = None) -> Any:
-        """function(host), in this thread. WorkerError where the process dies, or takes too long, for which it is killed; `key`
-        of the recipe's section says how long that is."""
+        """Return function(host), called in this thread. WorkerError where the process dies or is killed after `timeout_s`,
+        which is the recipe's `key`."""
 
         try:
             with limited(timeout_s, partial(self.expire, what, timeout_s, key)):
@@ -87,7 +78,7 @@ class Child:
         except (EOFError, OSError) as error:
             raise self._death() from error
         except Exception as error:
-            raise WorkerError(f"{self._name} failed in {what}: {error}\n{self._output_note()}") from error
+            raise WorkerError(f"{self._name} failed in {what}: {error}\n{self.process.last_lines()}") from error
 
     def expire(self, what: str, timeout_s: float, key: str | None = None) -> None:
         """Kill it, since it takes too long."""
@@ -99,40 +90,25 @@ class Child:
         self._kill("was ended as it started, since its generator is closed")
 
     def with_output(self, error: WorkerError) -> WorkerError:
-        """An error of the engine, with the process's last words."""
-        return WorkerError(f"{self._name}: {error}\n{self._output_note()}")
+        """An error of the engine, with the process's last lines of output."""
+        return WorkerError(f"{self._name}: {error}\n{self.process.last_lines()}")
 
     def end(self) -> None:
         """Kill what is left of it: itself, and what vLLM has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill_group()
         self.process.wait()
 
     def _kill(self, reason: str) -> None:
         if self.process.poll() is None:
             self._killed_because = reason
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill_group()
 
     def _death(self, when: str = "") -> WorkerError:
-        code = self.process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = ending(self.process.wait())
         reason = self._killed_because or f"ended {f'{when} ' if when else ''}with {how}"
-        explanation = explain(self._output()) if when else None
+        explanation = explain(self.process.output()) if when else None
         cause = f": {explanation}" if explanation else ""
-        return WorkerError(f"{self._name} {reason}{cause}. {self._output_note()}")
-
-    def _output_note(self) -> str:
-        lines = self._output().splitlines()[-NUM_LOG_LINES:]
-        if not lines:
-            return f"Its output is in {self._log_file}, where it wrote nothing"
-        return "\n".join([f"Its output is in {self._log_file}.", "Its last lines:", *lines])
-
-    def _output(self) -> str:
-        with contextlib.suppress(OSError), self._log_file.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read().decode(errors="replace")
-        return ""
+        return WorkerError(f"{self._name} {reason}{cause}. {self.process.last_lines()}")
 
 
 @contextlib.contextmanager

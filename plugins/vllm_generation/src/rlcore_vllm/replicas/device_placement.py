@@ -21,8 +21,8 @@ class DevicePlacement:
         """Engines that are being started, or that did not start."""
 
     def move(self, *, weights: bool, cache: bool, discard_weights: bool) -> dict[int, Future[int]]:
-        """Have all engines hold weights and KV cache on the device (True) or not. What those that are there hold then, in bytes
-        and by their numbers; it is known when this returns."""
+        """Put weights and KV cache of all engines on the device, or take them off; returns the bytes that each engine there
+        then holds."""
         with self._lock:
             self._weights, self._cache = weights, cache
             there = [engine for engine in range(len(self._replicas)) if engine not in self._absent]
@@ -35,8 +35,8 @@ class DevicePlacement:
 
     @contextmanager
     def starting(self, engines: Sequence[int], *, discard_weights: bool) -> Iterator[None]:
-        """These engines start in the block. They are brought to where the others are, and count among them; where it raises,
-        those that have started do."""
+        """Engines start in the block and are then moved to where the others are; where it raises, those that have started
+        are."""
         self.leave(engines)
         try:
             yield

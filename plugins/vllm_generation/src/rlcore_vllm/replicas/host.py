@@ -21,7 +21,7 @@ from rlcore_workers.descendants import end_with
 
 @frozen(kw_only=True)
 class HostOrder:
-    """What the parent sends to the standard input, pickled."""
+    """The parent's message to the standard input, pickled."""
 
     settings: EngineSettings
     address: str
@@ -62,7 +62,7 @@ class Host:
         call.add_done_callback(end)
 
     def collect(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call, waiting for the first up to `timeout_s`."""
+        """Return the events since the last call, waiting for the first up to `timeout_s`."""
         events: list[Event] = []
         with contextlib.suppress(queue.Empty):
             events.append(self._events.get(timeout=timeout_s))

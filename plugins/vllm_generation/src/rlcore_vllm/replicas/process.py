@@ -3,31 +3,31 @@
 import contextlib
 import itertools
 import logging
-import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.spi import DraftCounts, RlcoreError, WorkerError
+from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.engines.explain import is_passing
 from rlcore_vllm.engines.sampling import Samples
 from rlcore_vllm.engines.unfinished import Deliver, settle
 from rlcore_vllm.replicas.child import Child
+from rlcore_vllm.replicas.replica import Replica
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import EngineSettings
+from rlcore_workers.logged_process import new_log_file
 
 logger = logging.getLogger(__name__)
 COLLECT_S = 1.0
 """Most seconds that one call waits for samples to end."""
 CLOSE_TIMEOUT_S = 30.0
 NUM_STARTS = 3
-"""How often an engine is started at most, where another process disturbs its start."""
+"""Most starts of an engine whose start another process disturbs."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class _Call:
     began: float = field(factory=time.monotonic)
 
 
-class ProcessReplica:
+class ProcessReplica(Replica):
     """An engine in a child process, whose output goes to a log file. Its calls but generate are made one after another."""
 
     is_local = False
@@ -51,14 +51,7 @@ class ProcessReplica:
         self.devices = devices
         self._settings = settings
         self._config = config
-        if log_directory is None:
-            # Not removed, since errors name it.
-            descriptor, file = tempfile.mkstemp(prefix=f"rlcore-{name}-", suffix=".log")
-            os.close(descriptor)
-            self.log_file = Path(file)
-        else:
-            log_directory.mkdir(parents=True, exist_ok=True)
-            self.log_file = log_directory / f"{name}.log"
+        self.log_file = new_log_file(log_directory, name)
         self._numbers = itertools.count()
         self._child: Child | None = None
         self._starting: Child | None = None
@@ -167,18 +160,6 @@ class ProcessReplica:
         if known is not None:
             self._submit("cancel", number)
 
-    def begin_update(self) -> Future[None]:
-        return self._submit("begin_update")
-
-    def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
-        return self._submit("call_workers", method, dict(kwargs))
-
-    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
-        return self._submit("end_update", weight_version)
-
-    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
-        return self._submit("set_residency", weights, cache, discard_weights)
-
     def restart(self) -> None:
         """Start the engine anew, in the same process if that still answers, which spares the imports."""
         if self._child is not None and self._child.is_usable:
@@ -202,11 +183,11 @@ class ProcessReplica:
         self._end()
         self._in_order.shutdown(wait=False)
 
-    def _submit(self, method: str, *arguments: Any) -> Future[Any]:
+    def _submit(self, method: str, *arguments: Any, **options: Any) -> Future[Any]:
         """A call that the host carries out after those before it: buckets of a refit must not overtake each other."""
         child = self._child
         return self._in_order.submit(
-            self._call, child, lambda host: getattr(host, method)(*arguments), method, "refit_timeout_s"
+            self._call, child, lambda host: getattr(host, method)(*arguments, **options), method, "refit_timeout_s"
         )
 
     def _call(self, child: Child | None, function: Callable[[Any], Any], what: str, key: str) -> Any:

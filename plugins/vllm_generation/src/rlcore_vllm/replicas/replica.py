@@ -1,9 +1,10 @@
-"""One engine wherever it lives: what transfer and backend know of it."""
+"""One engine, in this process or in another, as transfer and backend use it."""
 
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore_vllm.engines.engine import Engine
@@ -13,7 +14,7 @@ from rlcore_vllm.engines.unfinished import Deliver
 from rlcore_vllm.setup.settings import EngineSettings
 
 
-class Replica(Protocol):
+class Replica(ABC):
     """An engine. Futures end in WorkerError where it died or took too long; all is as after a start once `restart` returns."""
 
     name: str
@@ -22,39 +23,53 @@ class Replica(Protocol):
     is_local: ClassVar[bool]
     """True where it lives in this process."""
 
+    @abstractmethod
     def start(self) -> None:
         """Start the engine; WorkerError where that fails or takes too long."""
 
+    @abstractmethod
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         """Sample; `deliver` gets the samples that ended, from any thread, and must be quick. Cancelling drops the rest."""
 
+    @abstractmethod
     def cut(self, calls: Sequence[Future[None]]) -> None:
         """End calls of `generate`: their samples are delivered as ABORTED with the tokens that they have."""
 
     def begin_update(self) -> Future[None]:
         """Pause: no token is sampled until end_update."""
+        return self._submit("begin_update")
 
     def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
         """Call a method of vLLM's worker (or of its extension class) on every rank: one result each."""
+        return self._submit("call_workers", method, dict(kwargs))
 
     def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
         """Drop what was computed under the old weights and go on; later tokens carry this version. What was guessed since the
         update before, None where no tokens are guessed."""
+        return self._submit("end_update", weight_version)
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
-        """Return whether weights and KV cache are on the device; returns the bytes that are."""
+        """Put weights and KV cache on the device or take them off it; returns the bytes that are there then."""
+        return self._submit("set_residency", weights=weights, cache=cache, discard_weights=discard_weights)
 
+    @abstractmethod
     def restart(self) -> None:
         """End the engine, whatever state it is in, and start another, which holds no weights that count."""
 
+    @abstractmethod
     def give_up(self) -> None:
         """End a start that is under way in another thread: only `close` comes after it."""
 
+    @abstractmethod
     def close(self) -> None:
         """Free everything. May be called again."""
 
+    @abstractmethod
+    def _submit(self, method: str, *arguments: Any, **options: Any) -> Future[Any]:
+        """Call a method of the engine, behind the calls before it."""
 
-class LocalReplica:
+
+class LocalReplica(Replica):
     """An engine in this process."""
 
     is_local = True
@@ -86,18 +101,6 @@ class LocalReplica:
     def cut(self, calls: Sequence[Future[None]]) -> None:
         self.engine.cut(calls)
 
-    def begin_update(self) -> Future[None]:
-        return self.engine.begin_update()
-
-    def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
-        return self.engine.call_workers(method, kwargs)
-
-    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
-        return self.engine.end_update(weight_version)
-
-    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
-        return self.engine.set_residency(weights=weights, cache=cache, discard_weights=discard_weights)
-
     def restart(self) -> None:
         self.close()
         self.start()
@@ -109,3 +112,7 @@ class LocalReplica:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    def _submit(self, method: str, *arguments: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = getattr(self.engine, method)(*arguments, **options)
+        return done

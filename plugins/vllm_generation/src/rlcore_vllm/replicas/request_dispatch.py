@@ -13,15 +13,14 @@ PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
 
 STICKINESS = 0.125
-"""How much more an engine may have to do than another one, as a share of that, and still be given a conversation that it has
-had."""
+"""Surplus of work, as a share of another engine's, with which an engine is still given a conversation that it has had."""
 
 
 def dispatch(
     request: GenerateRequest, limits: Int64Array, busy: Sequence[int], places: Mapping[int, int] = MappingProxyType({})
 ) -> list[Samples]:
-    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample, `busy` the work that
-    each engine has already, and `places` the engines that conversations have been on.
+    """Return each engine's part of the samples; `limits` int64 [S] are their most tokens, `busy` the engines' work so far,
+    `places` the engines of conversations.
 
     Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least,
     or to that which has had its conversation, where that has little more to do.

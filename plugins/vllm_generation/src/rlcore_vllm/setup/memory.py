@@ -1,4 +1,4 @@
-"""How much memory a model needs, worked out from its sizes."""
+"""Estimates of a model's memory in an engine, from its sizes."""
 
 from attrs import frozen
 
@@ -9,17 +9,17 @@ from rlcore_torchkit.architectures.dims import ModelDims
 LARGEST_SHARE = 0.92
 """Most of a device that an engine is given: what it takes beside its share, contexts and graphs, needs a place too."""
 UNPLANNED_SHARE = 0.5
-"""What engines get of a device that they share with a trainer of which no estimate is known, or that they have to themselves
-with copies of weights of unknown size."""
+"""The share of a device for engines beside a trainer of which no estimate is known, or beside copies of weights of unknown
+size."""
 UNPLANNED_BOTH = 0.25
-"""What they get of one with both."""
+"""The share of a device that has both."""
 CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
 """Tokens of one block of the KV cache, vLLM's defaults."""
 
 
 @frozen(kw_only=True)
 class ModelSize:
-    """What one rank of an engine holds, in bytes."""
+    """The size of one rank of an engine, in bytes."""
 
     weights: int
     kv_per_token: int

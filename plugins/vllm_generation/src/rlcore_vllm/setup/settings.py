@@ -1,4 +1,4 @@
-"""What one engine is started with: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
+"""The settings of one engine: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from rlcore_vllm.setup.speculation import num_guessed, speculative_arguments
 
 GIB = 2**30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for the largest rank; adapters of a smaller one are filled up with zeros."""
+"""The largest ranks that vLLM takes; adapters of a smaller one are filled up with zeros."""
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
 more after it divides them by the temperature."""
@@ -140,22 +140,21 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
 
 
 def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
-    """Most tokens of a step. Left to vLLM it would be 2,048, and an engine of more sequences than that would not start. Where a
-    model drafts, vLLM leaves it one of them for each sequence."""
+    """Return the most tokens of a step, at least one for each sequence. Where a model drafts, vLLM takes one more for each."""
     drafted = config.max_num_seqs if config.has_drafter else 0
     return drafted + max(config.max_num_batched_tokens, config.max_num_seqs, longest_prompt)
 
 
 def invariant_arguments(config: VllmConfig, *, eager: bool) -> dict[str, Any]:
-    """What makes an engine compute by kernels that the trainer can compute by; nothing where it need not."""
+    """Return the arguments that make an engine compute by the trainer's kernels; nothing where it need not."""
     if not config.batch_invariant:
         return {}
     return {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
 
 
 def image_arguments(model: ModelSpec) -> dict[str, Any]:
-    """What vLLM needs for a model that reads images, by its config.json here or, of a model on the Hub, where the driver has
-    fetched it; nothing for any other model."""
+    """Return the arguments for a model that reads images, by its config.json, local or fetched by the driver; nothing for
+    others."""
     file = _config_file(model)
     content = None if file is None else read_object(file)
     if not isinstance(content, dict) or not reads_images(content):
@@ -186,7 +185,7 @@ def _config_file(model: ModelSpec) -> Path | None:
 
 
 def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
-    """What makes vLLM leave room for one set of adapters beside the layers that have one, and no others."""
+    """Return the arguments that make vLLM leave room for one set of adapters beside the layers that have one, and no others."""
     import torch
 
     from rlcore_torchkit.adapters.lora import linear_layers_of
@@ -202,7 +201,8 @@ def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
 
 
 def _names_graphs(config: VllmConfig) -> bool:
-    """Whether the section's own table says for which batches graphs are captured, beside which vLLM takes no other sizes."""
+    """Return whether the section's own table names the batches that graphs are captured for, beside which vLLM takes no other
+    sizes."""
     compilation = config.engine.get("compilation_config")
     tables = (config.engine, compilation if isinstance(compilation, Mapping) else {})
     return any(not GRAPH_SIZES.isdisjoint(table) for table in tables)
@@ -216,11 +216,10 @@ def _overrides(config: VllmConfig) -> dict[str, Any]:
 
 
 def capture_sizes(config: VllmConfig) -> list[int]:
-    """Batch sizes, in tokens, that CUDA graphs are captured for: up to one step of all sequences, and up to `max_num_seqs`
-    tokens of prompts beside them, but no more than a step may have. A batch above the largest is launched kernel by kernel:
-    with a model of experts it took 110 ms for 34. Four between a power of two and the next, as each takes 0.1 s to capture, and
-    closer ones above all sequences: while samples wait, nearly every step has one's prompt, of which little is not in the
-    cache."""
+    """Return the batch sizes, in tokens, of CUDA graphs: up to one step of all sequences, and up to `max_num_seqs` tokens of
+    prompts beside them. Larger batches are launched kernel by kernel, which took 110 ms for 34 with a model of experts. There
+    are four sizes between a power of two and the next, as each takes 0.1 s to capture, and closer ones above all sequences,
+    where most steps lie while samples wait."""
     max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
@@ -237,9 +236,9 @@ def capture_sizes(config: VllmConfig) -> list[int]:
 
 
 def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:
-    """The share of a device for all of its engines. "auto" is a number by the time that a run starts, unless nothing was there
-    to plan it by: it then depends on whether a trainer can be on the device, which the channel of refits tells, less copies of
-    weights by the device that this process sees and the model's config.json; far less where it does not find these."""
+    """Return the share of a device for all of its engines. Where nothing planned "auto", it depends on whether the channel lets
+    a trainer be on the device, and on the size of copies of weights, by the device and the model's config.json; it is far
+    smaller where these are not known."""
     if config.gpu_memory_utilization != "auto":
         return config.gpu_memory_utilization
     is_alone = context.channel is None or find_channel(context.channel).reach == "separate"
@@ -258,7 +257,7 @@ def keeps_copies(context: GeneratorContext | CheckContext) -> bool:
 
 
 def copies_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float | None:
-    """What copies of weights have of the smallest device of engines; None where that or the model is not known here."""
+    """Return the share of copies of weights on the engines' smallest device; None where that or the model is not known here."""
     memories, file = device_memories() or [], _config_file(context.model)
     devices = (0,) if config.devices is None else config.devices
     content = None if file is None else read_object(file)

@@ -19,9 +19,9 @@ LOST = frozenset(
         capabilities.ADAPTER_REFIT,
     }
 )
-"""What goes without where tokens are guessed."""
+"""Capabilities that are lost where tokens are guessed."""
 LOST_TO_DRAFTERS = frozenset({capabilities.DISCARD_WEIGHTS})
-"""What goes without besides where a model drafts: no refit brings its weights again."""
+"""Capabilities that are lost besides where a model drafts: no refit brings its weights again."""
 
 
 def num_guessed(config: VllmConfig) -> int:
@@ -45,7 +45,7 @@ def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
 
 
 def lost_capabilities(config: VllmConfig) -> frozenset[str]:
-    """What a section's speculation takes away."""
+    """Return the capabilities that a section's speculation takes away."""
     if not num_guessed(config):
         return frozenset()
     return LOST | LOST_TO_DRAFTERS if config.has_drafter else LOST

@@ -22,6 +22,6 @@ class NewPlugin:
         return ResetResult(observation=Observation(text=row["prompt"]), state=row["answer"])
 
     async def step(self, state, turn):
-        """What an answer earns. An episode of several turns returns the next observation and done=False."""
+        """Reward an answer. An episode of several turns returns the next observation and done=False."""
         right = turn.text.strip() == state
         return StepResult(reward=float(right), done=True, success=right)
