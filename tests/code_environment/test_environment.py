@@ -56,7 +56,7 @@ def test_rewards(program, credit, reward):
     assert result.reward == reward
     assert result.success is (reward == 1.0)
     assert result.done
-    assert result.metrics == {"answered": 1.0, "program_timed_out": 0.0}
+    assert result.metrics == {"answered": 1.0, "program_timed_out": 0.0, "answered_object": 0.0}
 
 
 def test_a_response_without_a_block_is_no_answer():

@@ -1,6 +1,9 @@
 """Values as JSON, and what a program may send in their place."""
 
 import json
+from collections import deque
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from fractions import Fraction
 from itertools import count
 
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore_code.judge import OBJECT
 from rlcore_code.questions import is_right, pack, unpack
 
 HASHABLE = st.recursive(
@@ -58,10 +62,58 @@ def test_iterators_come_back_without_their_end():
     assert next(unpack(pack(count()))) == 0
 
 
-@pytest.mark.parametrize("value", [object(), [object()], {1: len}, Fraction(1, 3)])
-def test_other_objects_are_no_answers(value):
-    with pytest.raises(TypeError, match="no plain data"):
-        pack(value)
+VALUES = [
+    *(Fraction(1, 3), Decimal("1.10"), date(2024, 2, 29), time(1, 2), datetime(2024, 2, 29, 1, 2, 3, 4), timedelta(-1, 5)),
+    deque([1, "a"]),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_of_the_standard_library_come_back(value):
+    found = unpack(json.loads(json.dumps(pack(value))))
+    assert found == value
+    assert type(found) is type(value)
+
+
+class Node:
+    def __init__(self, items=()):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("condition", "right"),
+    [
+        ("_0 is not None and _0 != None", (True, True, True)),
+        ("_0", (False, True, True)),
+        ("not _0", (True, False, False)),
+        ("callable(_0)", (False, False, True)),
+        ("type(_0).__name__ == 'Node'", (True, True, False)),
+        *(
+            (text, (False, False, False))
+            for text in ("_0 == 3", "_0 != 3", "_0 in [3]", "[_0] == [3]", "_0 in {3}", "_0.items")
+        ),
+        ("len(_0) == 0", (False, False, False)),
+    ],
+)
+def test_of_an_object_its_truth_is_known_and_no_value(condition, right):
+    for value, expected in zip((Node(), Node([1]), Node.__len__), right, strict=True):
+        line = json.dumps({"value": pack(value)})
+        assert OBJECT in line
+        assert is_right({"lines": [line], "condition": condition, "modules": []}, "") is expected
+
+
+@pytest.mark.parametrize("value", [object(), [object()], {1: len}, datetime(2024, 1, 1, tzinfo=UTC)])
+def test_objects_are_seen_at_any_depth(value):
+    assert OBJECT in json.dumps(pack(value))
+    assert OBJECT not in json.dumps(pack(OBJECT))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +131,9 @@ def test_other_objects_are_no_answers(value):
         '{"value": {"int": 3}}',
         '{"value": {"complex": [1, 2, 3]}}',
         '{"value": {"list": 1}}',
+        '{"value": {"object": [1, true, true]}}',
+        '{"value": {"value": ["os", "system", ["true"]]}}',
+        '{"value": {"value": ["fractions", "Fraction", [1, 0]]}}',
     ],
 )
 def test_what_is_no_answer_is_wrong(line):
@@ -117,6 +172,8 @@ def test_conditions_are_of_answers_and_the_setup(condition, setup, right):
         ({1, 2}, {2, 1}, False, True),
         (b"x", b"x", False, True),
         ("3", 3, True, False),
+        (Fraction(3), 3, True, False),
+        (Fraction(3), 3, False, True),
     ],
 )
 def test_values_are_compared_as_python_or_json_has_them(value, expected, is_json, right):

@@ -15,12 +15,16 @@ from rlcore.cli.main import cli
 from rlcore.installed import is_installed
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.timeline import read_timeline
 from rlcore.run.rollout.episode_group import EpisodeGroup
 from rlcore.run.rollout.saved_rollouts import loads as load_rollouts
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest
 from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.run_state import run_state
+from rlcore.run.storage.saved_run import SavedRun
 from rlcore.run.storage.saver import read_rollouts
+from rlcore.run.storage.schedule_file import rewind_schedule
 from rlcore.run.train import train
 from rlcore.serialization import dumps
 from rlcore.spi import CheckpointError, RlcoreError
@@ -266,3 +270,72 @@ def test_a_manifest_that_names_no_possible_file_is_damage(run: Path) -> None:
     assert checkpoint is not None
     assert checkpoint.name == "step-000001"
     assert "is damaged and passed over" in notes[0]
+
+
+def _changed(value: Any) -> Iterator[Any]:
+    """Yield a JSON value without each of its parts, and with each replaced by values of other types, at every depth."""
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else range(min(len(value), 2))
+        for key in keys:
+            copy: Any = value.copy()
+            del copy[key]
+            yield copy
+            for other in (None, True, -1, 1.5, 10**30, "x", "", [], {"a": 1}, *_changed(value[key])):
+                copy = value.copy()
+                copy[key] = other
+                yield copy
+
+
+def _damaged(content: bytes, *, is_json: bool) -> Iterator[bytes]:
+    """Yield a file's content cut off, flipped and shortened at many places, and with each part of its JSON changed."""
+    size = len(content)
+    for place in sorted({size * share // 12 for share in range(12)}):
+        yield content[:place]
+        yield content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
+        yield content[:place] + content[place + 5 :]
+    yield content + content
+    yield b"null\n" + content
+    lines = content.splitlines() if is_json else []
+    for number in {0, len(lines) - 1} if is_json else ():
+        for changed in _changed(json.loads(lines[number])):
+            yield b"\n".join([*lines[:number], json.dumps(changed).encode(), *lines[number + 1 :], b""])
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "status.json .lock": lambda run: run_state(RunDirectory(path=run)),
+    "recipe.toml summary.json metrics.jsonl": lambda run: [
+        getattr(SavedRun.find(run), name) for name in ("recipe", "summary", "metrics")
+    ],
+    ".parquet _SHA256SUMS": lambda run: (SavedRun.find(run).samples(), SavedRun.find(run).answers()),
+    "timeline.jsonl": lambda run: read_timeline(run / "timeline.jsonl"),
+    "schedule.jsonl": lambda run: rewind_schedule(run / "schedule.jsonl", 1),
+    "environment.json": lambda run: RunDirectory(path=run).versions,
+    "checkpoints .last-saved": lambda run: newest(RunDirectory(path=run), lambda note: None),
+    LOOP_STATE: lambda run: read_loop_state(run / LAST),
+}
+"""The readers of files, by parts of their names."""
+MOST = 60
+
+
+def error_of(read: Callable[[Path], object], run: Path) -> str:
+    """Return the message of the RlcoreError that a reader raises; "" where it raises none."""
+    try:
+        read(run)
+    except RlcoreError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_reader_of_a_damaged_file_returns_or_names_it(run: Path, file: str) -> None:
+    path = run / file
+    whole, is_json = path.read_bytes(), Path(file).suffix in (".json", ".jsonl")
+    if file.endswith(".json"):
+        whole = json.dumps(json.loads(whole)).encode()
+    readers = [read for names, read in READERS.items() if any(part in file for part in names.split())]
+    contents = [*_damaged(whole, is_json=is_json)]
+    for content in contents[:: len(contents) // MOST + 1]:
+        path.write_bytes(content)
+        for said in [error_of(read, run) for read in readers]:
+            assert path.name in (said or path.name), f"{content!r:.300}: {said}"
+    assert readers

@@ -1,6 +1,9 @@
 """Marks choose the cases that `make test` leaves out. Tests that find planted faults always run."""
 
+import subprocess
+import sys
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +105,24 @@ def test_each_part_of_a_name_is_in_one() -> None:
         "tp2/llama/packed",
         "pp2/qwen3/unpacked",
     ]
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "distributed"])
+def test_what_passed_in_one_environment_is_left_out_in_another(options: tuple[str, ...], tmp_path: Path) -> None:
+    folder = Path(__file__).parent
+    (tmp_path / "conftest.py").write_text((folder.parent / "conftest.py").read_text())
+    (tmp_path / "support").symlink_to(folder.parent / "support")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_passes(): pass\n"
+        "def test_skips(): pytest.skip('has none')\n@pytest.mark.xfail\ndef test_not(): assert 0\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-qp", "no:cacheprovider", *options]
+
+    def run(option: str) -> str:
+        return subprocess.run([*command, option, "noted"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "1 passed, 1 skipped, 1 xfailed" in run("--note-passed")
+    assert (tmp_path / "noted").read_text() == "test_it.py::test_passes\n"
+    later = run("--without")
+    assert "1 xfailed" in later
+    assert "passed" not in later

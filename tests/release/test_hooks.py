@@ -13,16 +13,15 @@ HOOKS = {
     for repository in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     for hook in repository["hooks"]
 }
-LINT = re.findall(
-    r"^\t\$\(BIN\)/(.*)", (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0], re.MULTILINE
-)
+LINT = re.findall(r"^lint-\w+:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+LINES = re.findall(r"^\t\$\(BIN\)/(.*)", "".join(LINT), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("name", "command"), [("ruff-format", "ruff format --check"), ("ruff-check", "ruff check"), ("mypy", "mypy $$(")]
 )
 def test_a_hook_runs_what_lint_runs(name: str, command: str) -> None:
-    (line,) = (line for line in LINT if line.startswith(command))
+    (line,) = (line for line in LINES if line.startswith(command))
     words = shlex.split(HOOKS[name]["entry"])
     called = words[-1] if words[0] == "bash" else HOOKS[name]["entry"]
     assert called.startswith(f".venv/bin/{' '.join(command.split()[:-1]) or command}")

@@ -168,6 +168,8 @@ ATTACKS = {
     "stops": "os.kill(os.getppid(), signal.SIGSTOP)",
     "kills": "os.kill(os.getppid(), signal.SIGKILL)",
     "kills its group": "os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)",
+    "kills both": "both = [os.getppid(), int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])]\n"
+    "if os.fork() == 0:\n    if os.fork(): os._exit(0)\n    [os.kill(one, signal.SIGKILL) for one in both]",
     "signals": "[os.kill(os.getppid(), number) for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM)]",
     "starts anew all the time": "while os.fork() == 0: time.sleep(0.001)\nos._exit(0)",
     "starts anew at once": "while os.fork() == 0: pass\nos._exit(0)",

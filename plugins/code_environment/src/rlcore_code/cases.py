@@ -223,6 +223,10 @@ def _read_assert(text: str, known: set[str], callers: Callers, functions: Contai
         raise ValueError(f"found {text!r:.80}, where {split.judges_itself} is the program's; expected {expected}")
     if not split.questions or split.is_bound:
         raise ValueError(f"found {text!r:.80}; expected calls of the program's functions, outside comprehensions and lambdas")
+    try:
+        compile(ast.unparse(condition), "condition", "eval")
+    except SyntaxError as error:
+        raise ValueError(f"found {text!r:.80}; expected a condition that stands outside of functions ({error})") from error
     match condition:
         case ast.Compare(left=ast.Name(id="_0"), ops=[ast.Eq()], comparators=[right]) if len(split.questions) == 1:
             try:

@@ -48,6 +48,15 @@ _SIZES = {"abs", "any", "bool", "float", "int", "len", "max", "min", "round", "s
 """Functions that pass on how large their argument is."""
 _LIBRARY_VALUES = {"approx", "array", "date", "datetime", "defaultdict", "deque", "timedelta"}
 """Names in small letters by which libraries construct values."""
+_SHOWING = {
+    *("abs", "bool", "callable", "dict", "dir", "float", "frozenset", "getattr", "hasattr", "hash", "int", "isinstance", "len"),
+    *("list", "next", "repr", "round", "set", "sorted", "str", "sum", "tuple", "type", "vars"),
+}
+"""Builtin functions that make data of an object. The program applies them to objects that it constructs."""
+_OF_CODE = {"ast", "asyncio", "dataclasses", "dis", "gc", "inspect", "traceback", "types", "weakref"}
+"""Modules whose functions take functions, classes, coroutines or objects."""
+_OF_OBJECTS = {"id", "issubclass"}
+"""Builtin functions of the same kind."""
 
 
 class Questions(ast.NodeTransformer):
@@ -92,6 +101,7 @@ class Questions(ast.NodeTransformer):
         for comparison in ast.walk(condition):
             if isinstance(comparison, ast.Compare):
                 sides = [comparison.left, *comparison.comparators]
+                self._look_at_objects(comparison, sides)
                 is_equality = all(isinstance(one, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)) for one in comparison.ops)
                 finds_measures = not is_equality or any(map(_is_falsy, sides))
                 for call in filter(self._is_programs, _leaves(*sides, through=_SIZES)):
@@ -100,6 +110,40 @@ class Questions(ast.NodeTransformer):
                         or self._constructs(call, [one for one in sides if one is not call])
                     ):
                         self.judges_itself = ast.unparse(call.func)
+
+    def _look_at_objects(self, comparison: ast.Compare, sides: Sequence[ast.expr]) -> None:
+        """Set `judges_itself` where the program's objects or constants are compared with each other, or answers by identity."""
+        leaves = list(_leaves(*sides))
+        given = [one for one in leaves if isinstance(one, ast.Attribute) and self._is_constant_of_class(one)]
+        is_identity = any(isinstance(one, (ast.Is, ast.IsNot)) for one in comparison.ops)
+        if all(map(self._is_object, leaves)) or (given and any(map(self._asks, sides))):
+            self.judges_itself = ast.unparse((given or leaves)[0])
+        elif is_identity and all(map(self._is_programs, sides)):
+            self.judges_itself = ast.unparse(comparison)
+
+    def _is_object(self, node: ast.AST) -> bool:
+        """Return whether an expression constructs an object of the program, by the name's capital, or combines such objects."""
+        match node:
+            case ast.BinOp(left=left, right=right):
+                return self._is_object(left) and self._is_object(right)
+            case ast.UnaryOp(operand=operand):
+                return self._is_object(operand)
+        return isinstance(node, ast.Call) and self._is_programs(node) and _begins_with_capital(node.func)
+
+    def _is_constant_of_class(self, node: ast.AST) -> bool:
+        links = list(_chain(node))
+        return self._is_programs(node) and links[-1].id[:1].isupper() and not any(isinstance(one, ast.Call) for one in links)
+
+    def _shows_object(self, node: ast.AST) -> bool:
+        """Return whether a chain reads data of the program's objects: an operation on them, or a builtin function of one."""
+        root, _ = _root(node)
+        if isinstance(root, (ast.BinOp, ast.UnaryOp)):
+            return self._is_object(root)
+        calls = [one for one in _chain(node) if isinstance(one, ast.Call)]
+        match calls:
+            case [*_, ast.Call(func=ast.Name(id=name), args=[one, *others], keywords=[])] if name in _SHOWING - self._bound:
+                return self._is_object(one) and not any(map(self._asks, others))
+        return False
 
     def handed_over(self, condition: ast.expr, callers: Callers, functions: Container[str]) -> str:
         """Return a function or class of the program that the condition names without a call; empty without one.
@@ -166,6 +210,11 @@ class Questions(ast.NodeTransformer):
         if isinstance(root, ast.Name) and isinstance(above, ast.Attribute) and root.id in sys.stdlib_module_names - self._known:
             self.modules.add(root.id)
             self._known = self._known | {root.id}
+        is_of_code = isinstance(root, ast.Name) and root.id in _OF_OBJECTS | (_OF_CODE & self.modules)
+        if is_of_code and isinstance(node, ast.Call) and any(map(self._is_programs, _given(node))):
+            self.judges_itself = ast.unparse(node)  # answers are plain data
+        if isinstance(node, ast.expr) and self._shows_object(node):
+            return self._question(node)
         if isinstance(node, ast.expr) and self._is_programs(node):
             if not _asks_plain_data(node):
                 return self._question(node)
@@ -174,7 +223,14 @@ class Questions(ast.NodeTransformer):
                 node.args = [self.visit(one) for one in node.args]
                 node.keywords = [self.visit(one) for one in node.keywords]
                 return node
-        return self.generic_visit(node)
+        return super().visit(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """Refuse calls of the program in a function, which may never be called, or be called for its error."""
+        num_questions = len(self.questions)
+        visited = self.generic_visit(node)
+        self.is_bound |= len(self.questions) > num_questions
+        return visited
 
     def _question(self, node: ast.expr) -> ast.Name:
         match node:

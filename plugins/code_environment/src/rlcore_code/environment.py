@@ -44,7 +44,11 @@ class CodeEnvironment:
             reward=1.0 if right else credit * verdict.num_passed / len(state),
             done=True,
             success=right,
-            metrics={"answered": 1.0, "program_timed_out": float(verdict.timed_out)},
+            metrics={
+                "answered": 1.0,
+                "program_timed_out": float(verdict.timed_out),
+                "answered_object": float(verdict.answered_object),
+            },
         )
 
     def _observation(self, row: spi.Row) -> spi.Observation:

@@ -20,14 +20,17 @@ from rlcore_code.sandbox import Execution, Sandbox
 SCRIPT = Path(questions.__file__).read_text(encoding="utf-8")
 
 VALUE = '{"value": '
+OBJECT = '{"object": '
+"""Beginning of an answer, or of a part of it, that is no plain data."""
 
 
 @frozen(kw_only=True)
 class Verdict:
-    """The number of tests that a program passed, and whether its time ran out."""
+    """The number of tests that a program passed, whether its time ran out, and whether an answer was no plain data."""
 
     num_passed: int
     timed_out: bool
+    answered_object: bool
 
 
 class Judge:
@@ -38,6 +41,7 @@ class Judge:
         self._deadline = monotonic() + wall_time_s
         self._to_the_end = to_the_end
         self._timed_out = False
+        self._answered_object = False
 
     async def judge(self, program: str, cases: Cases) -> Verdict:
         """Run the tests up to the first that fails, or all of them with `to_the_end`."""
@@ -49,7 +53,7 @@ class Judge:
                 break
         if (cases.values or cases.asserts) and (all(passed) or self._to_the_end):
             passed += await self._judge_functions(program, cases)
-        return Verdict(num_passed=sum(passed), timed_out=self._timed_out)
+        return Verdict(num_passed=sum(passed), timed_out=self._timed_out, answered_object=self._answered_object)
 
     async def _judge_functions(self, program: str, cases: Cases) -> list[bool]:
         tests = [*cases.values, *cases.asserts]
@@ -57,6 +61,7 @@ class Judge:
         request = json.dumps({"sources": [cases.given_setup, program], "questions": asked})
         answers = iter(await self._lines({"main.py": SCRIPT, "request.json": request}, len(asked)))
         answered = [[next(answers) for _ in test.questions] for test in tests]
+        self._answered_object = any(OBJECT in line for lines in answered for line in lines)
         verdicts = [_verdict(test, lines) for test, lines in zip(tests, answered, strict=True)]
         if not self._to_the_end and False in verdicts:
             verdicts = verdicts[: verdicts.index(False) + 1]

@@ -10,6 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -18,13 +19,23 @@ MAX_JSON_INT = 2**63
 
 MAX_ITEMS = 100_000
 """Most items of an iterator that are answered: it may have no end."""
+_VALUES = {
+    ("collections", "deque"): lambda value: [[*value]],
+    ("decimal", "Decimal"): lambda value: [str(value)],
+    ("fractions", "Fraction"): lambda value: [value.numerator, value.denominator],
+    ("datetime", "date"): lambda value: [value.year, value.month, value.day],
+    ("datetime", "time"): lambda value: [value.hour, value.minute, value.second, value.microsecond],
+    ("datetime", "datetime"): lambda value: [*value.timetuple()[:6], value.microsecond],
+    ("datetime", "timedelta"): lambda value: [value.days, value.seconds, value.microseconds],
+}
+"""The arguments that make a value of each of these classes of the standard library, none of which is imported for it."""
 _VIEWS = ((type({}.keys()), "keys"), (type({}.values()), "values"), (type({}.items()), "items"))
 
 
 def pack(value: Any) -> Any:
     """Return a value in types of JSON, with numpy's arrays as lists and the first MAX_ITEMS of an iterator.
 
-    TypeError where it holds anything but plain data.
+    Of any other object it holds the class's name, whether it is true, and whether it can be called.
     """
     if value is None or isinstance(value, (bool, float, str)):
         return value
@@ -48,7 +59,30 @@ def pack(value: Any) -> Any:
         return {"bytes": value.hex()}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return pack(value.tolist())
-    raise TypeError(f"a {type(value).__name__} is no plain data")
+    if (made := _VALUES.get((type(value).__module__, type(value).__name__))) and getattr(value, "tzinfo", None) is None:
+        return {"value": [type(value).__module__, type(value).__name__, [pack(one) for one in made(value)]]}
+    return {"object": [type(value).__name__, bool(value), callable(value)]}
+
+
+class Opaque:
+    """Stands for an object of the program, which has no value in another process: comparing it is an error."""
+
+    is_true = True
+
+    def __bool__(self) -> bool:
+        return self.is_true
+
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return False
+        raise TypeError("an object of another process is compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _opaque(name: str, is_true: bool, is_callable: bool) -> Opaque:
+    methods = {"is_true": is_true, **({"__call__": lambda self: _refuse(self)} if is_callable else {})}
+    return type(name, (Opaque,), methods)()
 
 
 def unpack(packed: Any) -> Any:
@@ -72,6 +106,11 @@ def unpack(packed: Any) -> Any:
         return dict(map(unpack, content)).items()
     if name == "bytes":
         return bytes.fromhex(content)
+    if name == "object":
+        return _opaque(*content)
+    if name == "value":
+        module, kind, arguments = content
+        return getattr(import_module(module), kind)(*map(unpack, arguments)) if (module, kind) in _VALUES else _refuse(content)
     return {"list": list, "tuple": tuple, "set": frozenset, "iterator": iter}[name](map(unpack, content))
 
 
@@ -125,7 +164,9 @@ def as_json(value: Any) -> Any:
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         return json.loads(json.dumps(value, default=_refuse))
-    if isinstance(value, (frozenset, bytes, complex)) or (isinstance(value, float) and not math.isfinite(value)):
+    if not (value is None or isinstance(value, (bool, int, float, str))) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         return _refuse(value)
     return value
 

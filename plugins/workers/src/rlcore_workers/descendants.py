@@ -1,8 +1,9 @@
 """Find and kill all descendants of a process, through their parents in /proc. Sessions of their own hide none of them.
 
 The file is a script, too: `python -I -S descendants.py PARENT COMMAND...` runs a program under a supervisor. The supervisor
-kills all descendants of the program as soon as the program or the supervisor's own parent ends. The script has no access to
-installed packages, so this file imports the standard library alone.
+kills all descendants of the program as soon as the program or the supervisor's own parent ends. With `--guard MARK` in place of
+a command it starts none: once its parent ends, it kills what still has the mark in its environment, such as a program that has
+killed its supervisors. The script has no access to installed packages, so this file imports the standard library alone.
 """
 
 import ctypes
@@ -11,9 +12,11 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
@@ -27,6 +30,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a supervisor with its program, where they are not ignored."""
 UNCHANGED = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT, *range(32, 34)}
 """Signals that a supervisor does not ignore. The C library keeps 32 and 33 to itself."""
+MARK = "RLCORE_PROGRAM"
+"""Variable of the environment that marks a supervised program and all that it starts."""
 ENDED = frozenset("ZXx")
 """States of a process or thread that has ended, in /proc/PID/stat."""
 
@@ -47,6 +52,36 @@ def supervised(command: Sequence[str]) -> list[str]:
     signals ENDING.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def marked() -> dict[str, str]:
+    """Return a variable for a supervised program's environment, by which `end_marked` and this process's guard find it."""
+    return {MARK: f"{_guarded(os.getpid())}-{uuid.uuid4().hex}"}
+
+
+@cache
+def _guarded(process: int) -> str:
+    """Start the guard of this process, and return the beginning of the marks that it looks for."""
+    run = f"{process}-{uuid.uuid4().hex}"
+    nothing = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+    command = [sys.executable, "-I", "-S", __file__, str(process), "--guard", run]
+    os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing, setsid=True)
+    return run
+
+
+def end_marked(mark: str) -> None:
+    """Kill the processes whose environment has a mark that begins with `mark`, until none lives."""
+    assignment, deadline = f"{MARK}={mark}".encode(), time.monotonic() + END_S
+    found = {0}
+    while found and time.monotonic() < deadline:
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile, or is another user's
+                if any(one.startswith(assignment) for one in (folder / "environ").read_bytes().split(b"\0")):
+                    found.add(int(folder.name))
+        for process in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
 
 
 def end_with(parent: int) -> None:
@@ -155,6 +190,13 @@ def main(arguments: Sequence[str]) -> None:
 
     The outer one ends what is left where the program kills or stops the inner one, its parent.
     """
+    if arguments[1] == "--guard":
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        while os.getppid() == int(arguments[0]):
+            time.sleep(PARENT_POLL_S)
+        end_marked(arguments[2])
+        return
     _supervise(int(arguments[0]), lambda: _supervise(os.getppid(), lambda: _become(arguments[1:])))
 
 

@@ -21,6 +21,11 @@ def test_a_last_line_that_only_lacks_its_end_counts(tmp_path: Path) -> None:
     assert len(read_metrics_file(tmp_path / "metrics.jsonl")) == 2
 
 
+def test_steps_are_in_order_whatever_the_order_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(STEPS.splitlines()[::-1]) + b"\n")
+    assert [record["step"] for record in read_metrics_file(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
 def test_a_later_line_adds_to_the_figures_of_its_step(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(
         STEPS.replace(b"NaN", b"0.5") + b'{"step": 2, "loss": 0.25}\n{"step": 1, "eval/a": 3}\n'

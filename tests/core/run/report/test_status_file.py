@@ -105,3 +105,12 @@ def test_a_damaged_status_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"status\.json"):
         read_status(tmp_path / "status.json")
+
+
+@pytest.mark.parametrize("name", ["step", "num_steps"])
+def test_no_status_has_a_negative_step(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "status.json"
+    StatusFile(path).close(None)
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: -1}))
+    with pytest.raises(CheckpointError, match=rf"status\.json\.{name}: .*-1"):
+        read_status(path)

@@ -56,6 +56,14 @@ def test_a_process_that_is_killed_is_seen_to_be_gone(directory: RunDirectory) ->
     assert (dead.state, dead.exit_code, dead.error, dead.left_s) == ("killed", 1, None, None)
 
 
+@pytest.mark.parametrize("text", ["", "?", "process"])
+def test_a_run_goes_on_whose_lock_has_another_text(directory: RunDirectory, text: str) -> None:
+    with directory.locked():
+        (directory.path / ".lock").write_text(text)
+        assert run_state(directory).state == "running"
+    assert run_state(directory).state == "ended"
+
+
 def test_a_run_on_another_machine_is_told_by_its_lock(directory: RunDirectory) -> None:
     lock = directory.path / ".lock"
     lock.write_text("process 1 on elsewhere\n")

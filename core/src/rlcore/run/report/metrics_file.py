@@ -17,7 +17,7 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics_file(path: Path) -> list[dict[str, float]]:
-    """Return the record of each step. An incomplete last line is ignored; a missing file gives [].
+    """Return the record of each step, in order. An incomplete last line is ignored; a missing file gives [].
 
     Raises CheckpointError that names every line which is not a step's figures.
     """
@@ -39,7 +39,7 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
     merged: dict[int, dict[str, float]] = {}
     for record in records:
         merged.setdefault(int(record["step"]), {}).update(record)
-    return list(merged.values())
+    return [merged[step] for step in sorted(merged)]
 
 
 def _parse(line: bytes) -> dict[str, float] | str:

@@ -12,7 +12,7 @@ from attrs import asdict, define, evolve, field, frozen
 
 from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import message_of
-from rlcore.schema.constraints import Finite
+from rlcore.schema.constraints import Count, Finite
 from rlcore.schema.printable import class_name
 from rlcore.secrets import masked
 from rlcore.spi import InterruptedRun, RlcoreError
@@ -43,9 +43,9 @@ class Status:
     process: int
     host: str
     started: Finite
-    step: int
+    step: Count
     """Steps that are done."""
-    num_steps: int
+    num_steps: Count
     """Steps that the run is to have; 0 while it is being set up."""
     phase: str
     phase_since: Finite

@@ -58,7 +58,7 @@ def run_state(directory: RunDirectory) -> RunState:
     lock = directory.path / ".lock"
     owner = _owner(lock)
     # Before the files, so that a run that ends meanwhile has not been killed.
-    is_held = bool(owner) and _is_held(lock, owner)
+    is_held = _is_held(lock, owner)
     status = read_status(directory.status_file)
     records = directory.read_metrics()
     state: Literal["running", "complete", "interrupted", "failed", "killed", "ended"]
@@ -71,7 +71,7 @@ def run_state(directory: RunDirectory) -> RunState:
         state = "ended"
     else:
         state = "killed" if status.state == "running" else status.state
-    if state == "killed" and (_owner(lock) != owner or (bool(owner) and _is_held(lock, owner))):
+    if state == "killed" and (_owner(lock) != owner or _is_held(lock, owner)):
         return run_state(directory)  # it is the status of a run that has begun since the lock was looked at
     return RunState(state=state, status=status, owner=owner, last=records[-1] if records else {})
 

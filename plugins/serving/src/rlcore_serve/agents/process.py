@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.secrets import child_environment, masked
 from rlcore.spi import PluginError, RewardError
-from rlcore_workers.descendants import NOT_STARTED, supervised
+from rlcore_workers.descendants import MARK, NOT_STARTED, end_marked, marked, supervised
 from rlcore_workers.process import ending
 
 MAX_BYTES = 64 * 2**10
@@ -26,6 +26,7 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     Its environment is that of `child_environment` with `variables`. All processes that it has started end with it. RewardError
     where it fails, or prints no JSON there; PluginError where it does not start.
     """
+    variables = {**variables, **marked()}
     starting = asyncio.create_task(_start(command, variables))
     try:
         program = await asyncio.shield(starting)
@@ -37,6 +38,8 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     try:
         program.write(text)
         await program.has_exited.wait()
+        if program.exit_code == -signal.SIGKILL:  # maybe the supervisors, by a program that goes on
+            await asyncio.to_thread(end_marked, variables[MARK])
     finally:
         program.end()
         # Shielded, since the process has to be waited for although the episode is over.
