@@ -51,7 +51,7 @@ def test_the_highest_priority_is_used(add, priority: int, used: str) -> None:
 )
 def test_what_is_not_usable_is_listed_with_its_reason(add, options, reason: str) -> None:
     add(**options)
-    with pytest.raises(PluginError, match=r"found no usable tokenizer.*pip install 'rlcore\[tokenizer\]'") as caught:
+    with pytest.raises(PluginError, match=r"tokenizer.*pip install 'rlcore\[tokenizer\]'") as caught:
         text_backend("tokenizer")
     assert "acme" in str(caught.value)
     assert reason in str(caught.value)
@@ -60,7 +60,7 @@ def test_what_is_not_usable_is_listed_with_its_reason(add, options, reason: str)
 @pytest.mark.parametrize("role", ["tokenizer", "renderer"])
 def test_without_any_the_error_names_what_installs_one(monkeypatch, role) -> None:
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "rlcore-text")
-    with pytest.raises(PluginError, match=rf"no usable {role}.*in rlcore\.{role}s\. Run: pip install 'rlcore\[tokenizer\]'"):
+    with pytest.raises(PluginError, match=rf"rlcore\.{role}s.*pip install 'rlcore\[tokenizer\]'"):
         text_backend(role)
 
 

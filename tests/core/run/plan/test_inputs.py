@@ -67,7 +67,7 @@ def test_a_run_without_what_reads_its_text_says_what_installs_it(
     for found in (renderer, tokenizers):
         found.cache_clear()
     with (
-        pytest.raises(PluginError, match=rf"no usable {role}.*pip install 'rlcore\[tokenizer\]'"),
+        pytest.raises(PluginError, match=rf"{role}.*pip install 'rlcore\[tokenizer\]'"),
         load_inputs(plan, tokenizer),
     ):
         pass
