@@ -4,6 +4,7 @@
 
 A change is what the checkout has and BASE (origin/main) has not, uncommitted and untracked files included. It reaches a test by
 imports, by the names of plugins in recipes, and by FOLDERS, for files that nothing imports. `tests/policy` is always run.
+Nearly all whole runs name some plugins, such as `grpo`: of these a change within plugins runs EVERYDAY.
 """
 
 import ast
@@ -35,6 +36,10 @@ FOLDERS = {
     ".github/": ("tests/release",),
 }
 """Folders of the tests of files that nothing imports, by how a path begins."""
+WHOLE_RUNS = "tests/system"
+EVERYDAY = tuple(f"{WHOLE_RUNS}/test_{name}.py" for name in ("cluster", "failing_runs", "kill_and_resume", "learning", "lora"))
+"""Whole runs for a change within plugins that more than MOST files of them name."""
+MOST = 15
 AUTO = ("rlcore_fsdp2.provider", "rlcore_transformers.provider")
 """Plugins that a recipe gets on a CPU without naming any."""
 COMMAND_LINE = "rlcore.cli.main"
@@ -86,6 +91,10 @@ class Graph:
             reached |= new
             waiting += new
         tests = {path for path in reached if path in self._tests and path.name.startswith("test_")}
+        whole_runs = {path for path in tests if path.is_relative_to(WHOLE_RUNS)} - files
+        is_within_plugins = all(path.startswith(("plugins/", "tests/")) and not path.startswith(WHOLE_RUNS) for path in changed)
+        if len(whole_runs) > MOST and is_within_plugins:
+            tests -= whole_runs - {PurePosixPath(path) for path in EVERYDAY}
         found.update(str(path) for path in tests if not any(path.is_relative_to(folder) for folder in found))
         return sorted(folder for folder in found if (self._root / folder).exists())
 

@@ -37,6 +37,10 @@ LONGEST = (
     "ray_execution",
     "fsdp2_backend",
     "megatron_backend",
+    "strangers",
+    "serving",
+    "docs",
+    "code_environment",
 )
 """Folders whose files take up to minutes each, the one first whose one file takes a quarter of an hour."""
 

@@ -29,8 +29,8 @@ def registered():
     return importlib.import_module("mutants").MUTANTS
 
 
-def run_suite(directory):
-    """For each mutant, how many cases of its check ran and which of them failed, with the messages."""
+def run_suite(directory, names=()):
+    """For each mutant, or those of these names, how many cases of its check ran and which of them failed, with the messages."""
     report = directory / "report.xml"
     options = [
         "-q",
@@ -43,7 +43,8 @@ def run_suite(directory):
         "addopts=",
         f"--junitxml={report}",
     ]
-    command = [sys.executable, "-m", "pytest", str(HERE / "mutant_suite.py"), *options]
+    suite = str(HERE / "mutant_suite.py")
+    command = [sys.executable, "-m", "pytest", *([f"{suite}::{name}" for name in names] or [suite]), *options]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=directory, env=os.environ, timeout=500)
     assert finished.returncode == 1, finished.stdout[-3000:] + finished.stderr[-3000:]
     found = {}

@@ -27,6 +27,7 @@ class TestFakeTrainer(FakeTrainerConformance):
     """The kit's optimizer."""
 
 
+@pytest.mark.wide  # the kit's checks of the optimizer vary these options one by one
 class TestFakeTrainerOptimizer(FakeTrainerConformance):
     """With every option of the optimizer in effect."""
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytestmark = pytest.mark.wide  # `make mutants` runs them too; tests/conformance/test_mutants.py has some of every other part
 SUITES = ("routing_mutant_suite", "lora_mutant_suite")
 BASES = ("WrongGenerator", "WrongTrainer")
 

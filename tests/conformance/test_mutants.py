@@ -14,10 +14,13 @@ MUTANTS = {name: mutant.killed_by for name, mutant in registered().items()}
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    return run_suite(tmp_path_factory.mktemp("mutants"))
+def outcomes(request, tmp_path_factory):
+    """Those of the mutants that this session tries."""
+    cases = (item for item in request.session.items if item.path == request.path and hasattr(item, "callspec"))
+    return run_suite(tmp_path_factory.mktemp("mutants"), [case.callspec.params["mutant"] for case in cases])
 
 
+@pytest.mark.wide(sample=24)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_kit_fails_the_mutant(outcomes, mutant):
     outcome = outcomes[mutant]
@@ -36,6 +39,7 @@ def test_mutants_fail_by_what_the_kit_checks(outcomes):
     assert not wrong
 
 
+@pytest.mark.wide  # takes all of them
 def test_the_table_says_what_kills_each(outcomes):
     lines = table(outcomes)
     assert lines[-1] == f"{len(MUTANTS)} of {len(MUTANTS)} mutants of the conformance kit are killed"

@@ -80,6 +80,8 @@ def collected(request: Any, test: str) -> list[Mapping[str, Any]]:
 
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe", "llama")
 PRELOADED += [
+    "pyarrow.compute",
+    "pandas",  # pyarrow imports it with its first array
     *(f"transformers.models.{architecture}.modeling_{architecture}" for architecture in ARCHITECTURES),
     "fsdp2_context_parallel_cases",
     "fsdp2_decoder_cases",

@@ -145,7 +145,7 @@ def test_an_answer_has_a_time_limit(opened: Open) -> None:
 
     answer = unless([late])
     stub = Stub(answer=lambda body: found() if callable(found := answer(body)) else found)
-    assert opened(stub, timeout_s=0.3).generate(request(1)).tokens.tolist() == [100] * 3
+    assert opened(stub, timeout_s=1.0).generate(request(1)).tokens.tolist() == [100] * 3
 
 
 def test_no_more_are_asked_for_at_once_than_there_are_places(opened: Open) -> None:

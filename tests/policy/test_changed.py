@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ..changed import Graph, changed_files  # type: ignore[import-not-found]
+from ..changed import EVERYDAY, MOST, Graph, changed_files  # type: ignore[import-not-found]
 
 FILES = {
     "core/src/rlcore/__init__.py": "",
@@ -67,6 +67,16 @@ def root(tmp_path: Path) -> Path:
 def test_a_change_reaches_tests_by_imports_and_by_names_in_recipes(root: Path, changed: str, reached: str) -> None:
     expected = {"tests/policy", *(f"tests/{name}.py" for name in reached.split())}
     assert Graph(root).reached_tests([changed]) == sorted(expected)
+
+
+def test_of_many_whole_runs_that_name_a_plugin_the_everyday_ones_run(root: Path) -> None:
+    names = [*EVERYDAY, *(f"tests/system/test_{number}.py" for number in range(MOST))]
+    for name in names:
+        (root / name).write_text('RECIPE = "trainer.name=fast"\nfrom .system_support import run')
+    plugin, support = "plugins/fast/src/rlcore_fast/weights.py", "tests/system/system_support.py"
+    assert Graph(root).reached_tests([plugin]) == sorted([*EVERYDAY, "tests/fast/test_steps.py", "tests/policy"])
+    assert {*names, "tests/system/test_fast.py"} < set(Graph(root).reached_tests([support]))
+    assert set(names) < set(Graph(root).reached_tests([plugin, "core/src/rlcore/run/loop.py"]))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def none_stopped_for_long() -> Iterator[None]:
     thread.join()
 
 
+@pytest.mark.wide  # a planted fault keeps one
 @pytest.mark.usefixtures("none_stopped_for_long")
 @pytest.mark.parametrize(
     ("role", "hook", "calls"),

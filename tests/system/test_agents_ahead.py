@@ -103,6 +103,7 @@ def logprobs(policy: torch.nn.Module, tokens: torch.Tensor) -> NDArray[np.float6
     return np.concatenate([np.zeros(1), found[:, 0].numpy()])
 
 
+@pytest.mark.wide(keep=["function"])
 @pytest.mark.parametrize("kind", ["function", "command"])
 def test_each_token_has_the_log_probability_of_the_weights_that_it_names(tmp_path: Path, kind: str) -> None:
     WEIGHTS.clear()

@@ -236,7 +236,7 @@ class EngineKiller(threading.Thread):
 APART = ("cluster.gpus_per_node=3", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
 
 
-@pytest.mark.wide(keep=["trainer1"])
+@pytest.mark.wide  # tests/torchkit and tests/vllm_generation/channels send and take parts, on two ranks too
 @pytest.mark.parametrize("trainer", [(), ("trainer.name=megatron", "trainer.megatron.tensor_parallel=2")])
 def test_parts_of_two_ranks_to_an_engine_apart(workplace: Workplace, math: tuple[Path, Path], trainer: tuple[str, ...]) -> None:
     """No figure changes, those by which the engine's log-probabilities are compared with the ranks' among them."""

@@ -127,6 +127,7 @@ def poison(site: Site) -> None:
 # Environments
 
 
+@pytest.mark.wide(keep=["raises-parts0"])  # the others in tests/core/run/rollout
 @pytest.mark.parametrize(
     ("failure", "parts"),
     [
@@ -148,6 +149,7 @@ def test_a_reward_that_fails_ends_the_run_and_costs_no_step(workplace: Workplace
     assert read_metrics(mended) == read_metrics(whole)
 
 
+@pytest.mark.wide(keep=["hangs"])
 @pytest.mark.parametrize("failure", ["raises", "hangs", "nan"])
 @pytest.mark.usefixtures("judge")
 def test_a_reward_that_fails_is_masked_and_counted(workplace: Workplace, failure: str) -> None:
@@ -223,6 +225,7 @@ def state_of(run: Path, step: int) -> dict[str, Any]:
         return {name: tensors.get_tensor(name).tobytes() for name in tensors.keys()}  # noqa: SIM118
 
 
+@pytest.mark.wide(keep=["nan"])
 @pytest.mark.parametrize("how", ["nan", "metric"])
 @pytest.mark.usefixtures("poison")
 def test_a_loss_that_is_nan_is_refused_and_the_state_before_it_saved(workplace: Workplace, how: str) -> None:

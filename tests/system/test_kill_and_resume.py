@@ -117,6 +117,7 @@ def test_killed_in_a_step_or_while_saving_it_resumes_exactly(workplace: Workplac
     assert checkpoints(run) == checkpoints(whole), "nothing half-written is left"
 
 
+@pytest.mark.wide  # tests/system/test_python.py interrupts a run, tests/core/cli the command
 def test_stopped_by_ctrl_c_it_saves_and_says_how_to_go_on(workplace: Workplace) -> None:
     arguments = ("grpo.toml", *COMMON, "checkpoint.every_n_steps=0")
     run, whole = workplace.run("stopped"), workplace.run("whole")

@@ -89,6 +89,7 @@ def test_adapters_reach_the_generator_and_the_disk(
     assert set(others) == {of_model if adapters == "merged" else of_adapters}
 
 
+@pytest.mark.wide(keep=["fsdp2"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: Path, trainer: str) -> None:
     """They are its reference too, also where it is resumed when they are gone."""

@@ -81,6 +81,7 @@ def test_packages_pass_their_own_tests(python, workplace):
     assert all(f"TestNew{role.capitalize()}" in text for role in ROLES)
 
 
+@pytest.mark.wide  # tests/docs/test_plugin_examples.py trains with a package of the page's
 def test_they_train_the_demo(python, workplace):
     """Both of its runs, made short; the first step of GRPO finds right answers to learn from."""
     short = [argument for override in WARM_START for argument in ("--warm-start", override)]

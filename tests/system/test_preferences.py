@@ -142,6 +142,7 @@ def test_three_steps_are_those_of_an_independent_computation(
         torch.testing.assert_close(weights[name].double(), tensor.detach(), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.wide  # the steps themselves are held to an independent computation above
 def test_what_is_chosen_becomes_likelier_until_every_pair_is_right(place: Workplace) -> None:
     options = (
         "run.num_steps=30",

@@ -97,6 +97,7 @@ def assert_same(run: Path, other: Path) -> None:
     assert steps(run) == steps(other)
 
 
+@pytest.mark.wide(keep=["transformers"])
 @pytest.mark.parametrize("generator", [(), VLLM], ids=["transformers", "vllm"])
 def test_of_one_turn_it_is_the_run_to_rounding(train: Callable[..., Path], generator: tuple[str, ...]) -> None:
     """How many prompts the generator finds when it looks is chance in the run, and less than four rows are multiplied otherwise

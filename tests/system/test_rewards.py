@@ -102,6 +102,7 @@ def cancelling(place: Workplace) -> Path:
     return recipe
 
 
+@pytest.mark.wide(keep=["grpo"])
 @pytest.mark.parametrize("algorithm", ["grpo", "maxrl", "reinforce_pp_baseline", "rloo"])
 def test_parts_of_rewards_that_cancel_teach_nothing(place: Workplace, algorithm: str) -> None:
     options = ("algorithm.reinforce_pp_baseline.kl_coefficient=0.0",) if algorithm == "reinforce_pp_baseline" else ()

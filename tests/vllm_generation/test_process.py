@@ -242,6 +242,7 @@ def test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has(mo
     replica.close()
 
 
+@pytest.mark.wide  # above one dies in a call; tests/ray_execution has ranks that die in a stream
 def test_an_engine_that_dies_in_a_stream_ends_it(backend, two_models):
     """What the other engine has is delivered, what the dead one had is not, and the next stream needs a refit."""
     request = request_of(4, 280)

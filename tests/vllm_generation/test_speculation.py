@@ -179,7 +179,7 @@ def accepted(engine: VllmBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.wide(keep=["eagle-top_p", "eagle3-plain", "mtp-apart-top_p"])
+@pytest.mark.wide(keep=["eagle3-plain", "mtp-apart-top_p"])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -208,6 +208,7 @@ def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
     assert sum(accepted) > 1.3 * len(accepted)
 
 
+@pytest.mark.wide(keep=["draft_model"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", METHODS, scope="module")

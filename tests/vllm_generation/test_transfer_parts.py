@@ -128,6 +128,7 @@ def bytes_of(tensors):
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
+@pytest.mark.wide(keep=["a head of keys that both ranks have"])  # each starts an engine of two ranks
 @pytest.mark.parametrize(
     ("architecture", "changes", "share"),
     [
@@ -156,6 +157,7 @@ def test_each_rank_gets_what_it_reads(architecture, changes, share, trial_of):
     assert held != trial.held_of_loaders(1)
 
 
+@pytest.mark.wide(keep=["a part of each"])
 @pytest.mark.parametrize("parallel", [False, True], ids=["a part of each", "its own"])
 def test_each_rank_gets_of_experts_what_it_reads(parallel, trial_of):
     config = evolve(TWO_RANKS, engine={**ENGINE, "enable_expert_parallel": parallel})
@@ -170,6 +172,7 @@ def test_each_rank_gets_of_experts_what_it_reads(parallel, trial_of):
     assert held != trial.held_of_loaders(1)
 
 
+@pytest.mark.wide  # channels/test_shards.py sends changes alone, without engines
 def test_changes_alone_come_of_what_a_rank_reads(trial_of):
     trial, generator = trial_of("qwen3"), torch.Generator().manual_seed(0)
     tensors, received = trial.weights(0), []
@@ -183,6 +186,7 @@ def test_changes_alone_come_of_what_a_rank_reads(trial_of):
     assert max(*received[2], *received[3]) < 0.04 * whole
 
 
+@pytest.mark.wide  # tests/torchkit/test_shard_sender_delta.py has new receivers
 def test_an_engine_that_was_started_anew_gets_everything_and_then_what_it_reads(trial_of):
     trial = trial_of("qwen3")
     whole = bytes_of(trial.weights(0))
@@ -195,6 +199,7 @@ def test_an_engine_that_was_started_anew_gets_everything_and_then_what_it_reads(
     assert trial.held() == trial.held_of_loaders(4)
 
 
+@pytest.mark.wide  # channels/test_shards.py has the same, without engines
 def test_a_part_that_changed_on_the_way_is_not_loaded(trial_of, monkeypatch):
     """And the refit after it brings what is read again."""
     trial, exchange = trial_of("qwen3"), ProcessShardGroup.exchange

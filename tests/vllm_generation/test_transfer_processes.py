@@ -254,6 +254,7 @@ def test_weights_of_nan_leave_nothing_behind(replica, transfer_over, weights, as
     assert_holds(14)
 
 
+@pytest.mark.wide  # test_transfer.py has output layers of their own, on one rank
 def test_an_output_layer_of_its_own_of_which_the_second_rank_holds_nothing(tmp_path):
     """Beside an embedding of which it holds nothing either; the other tests' model has the two in one."""
     folder = make_model(tmp_path / "model", "qwen3", tied=False, alphabet=string.ascii_lowercase, **MODEL)

@@ -1,7 +1,9 @@
 """Find installed entry points and modules. Distributions with malformed entry points are left out with a warning."""
 
 import importlib.util
+import os
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -11,35 +13,9 @@ from itertools import accumulate
 from attrs import frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.spi.provider import ROLES
-
 FILE = "entry_points.txt"
-KINDS = (
-    *ROLES,
-    "observer",
-    "global_observer",
-    "architecture",
-    "importer",
-    "planner",
-    "chart",
-    "session_server",
-    "checkpoint_evaluator",
-    "command",
-    "channel",
-    "dataset",
-    "tokenizer",
-    "renderer",
-)
-"""Every kind of entry point: the roles of plugins, and what else a package may add."""
-
-
-def group_of(kind: str) -> str:
-    """Return the entry-point group of a kind."""
-    return f"rlcore.{kind}s"
-
-
-GROUPS = tuple(map(group_of, KINDS))
-"""Every group of rlcore's."""
+DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
+"""Environment variable with plugins to leave out, separated by commas: names, `role:name`s and names of distributions."""
 
 
 @frozen(kw_only=True)
@@ -137,3 +113,14 @@ def _malformation(distribution: Distribution, error: Exception) -> str:
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
     declared = distribution.metadata  # parsed anew each time it is asked for
     return declared["Name"] or "unknown", declared["Version"] or "unknown"
+
+
+def disabled_by_variable() -> list[str]:
+    """Return the plugins that the environment variable leaves out."""
+    return list(filter(None, map(str.strip, os.environ.get(DISABLE_VARIABLE, "").split(","))))
+
+
+def matching(specs: Iterable[str], role: str, name: str, distribution: str) -> set[str]:
+    """Return those of `specs` that name a plugin: by its name, `role:name` or its distribution."""
+    own = canonicalize_name(distribution)
+    return {spec for spec in specs if spec in (name, f"{role}:{name}") or (":" not in spec and canonicalize_name(spec) == own)}

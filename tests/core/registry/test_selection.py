@@ -264,7 +264,7 @@ def test_explain_says_usable_or_why_not_and_what_auto_takes(make_provider):
         make_provider("gpu", priority=80, devices=["cuda"]),
         make_provider("off", unavailable=lambda: "no"),
     )
-    rows = {row.entry.name: (row.usable, row.reason, row.auto) for row in explain(registry, "trainer", "cpu")}
+    rows = {row.entry.name: (row.is_usable, row.reason, row.auto) for row in explain(registry, "trainer", "cpu")}
     assert rows["best"] == (True, None, True)
     assert rows["off"] == (False, "no", False)
     assert rows["gpu"][0] is True
@@ -274,7 +274,7 @@ def test_explain_says_usable_or_why_not_and_what_auto_takes(make_provider):
 
 def test_explain_marks_duplicates_and_auto_error_says_why_nothing_is_taken(with_duplicate):
     rows = explain(discover(), "trainer", "cpu")
-    assert [(row.entry.name, row.usable, row.auto) for row in rows] == [
+    assert [(row.entry.name, row.is_usable, row.auto) for row in rows] == [
         ("other", True, False),
         ("twin", False, False),
         ("twin", False, False),

@@ -114,7 +114,7 @@ def test_each_state_is_called_the_same_everywhere(role, kind, text):
     assert line.partition("): ")[2].startswith(text)
     (row,) = explain(registry, role, "cpu")
     name, _, reason = text.partition(": ")
-    assert (row.kind, row.usable) == (name, False)
+    assert (row.kind, row.is_usable) == (name, False)
     listed = "\n".join(plugins_lines(registry, "cpu", 400))
     assert f"{name} (acme 1.0){f': {reason}' if reason else ''}" in listed
     (plain,) = plugins_json(registry, "cpu")["plugins"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi.arrays import gather_ragged, join_rows, offsets_of, put_rows, take_rows
+from rlcore.spi.arrays import gather_ragged, offsets_of, put_rows, take_rows
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
@@ -41,16 +41,3 @@ def test_rows_that_were_taken_go_back_to_their_places(lengths: list[int], data: 
     chosen = np.repeat(np.isin(np.arange(len(lengths)), indices), lengths)
     assert placed.dtype == column.dtype
     np.testing.assert_array_equal(placed, np.where(chosen, column, 0))
-
-
-@settings(deadline=None)
-@given(number=st.integers(0, 12), data=st.data(), dtype=st.sampled_from([np.bool_, np.int32, np.float32]))
-def test_rows_side_by_side_equal_a_loop_over_them(number: int, data: st.DataObject, dtype: type) -> None:
-    pieces = []
-    for _ in range(data.draw(st.integers(1, 4))):
-        offsets = offsets_of(data.draw(st.lists(st.integers(0, 5), min_size=number, max_size=number)))
-        pieces.append((np.random.default_rng(number).integers(0, 2**31, offsets[-1]).astype(dtype), offsets))
-    expected = [column[offsets[row] : offsets[row + 1]] for row in range(number) for column, offsets in pieces]
-    joined = join_rows(pieces)
-    assert joined.dtype == dtype
-    np.testing.assert_array_equal(joined, np.concatenate([np.empty(0, dtype), *expected]))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ROUTED_EXPERTS, ContractError, TokenBatch
-from rlcore.spi.arrays import gather_ragged, join_rows, offsets_of, take_rows
+from rlcore.spi.arrays import gather_ragged, offsets_of, take_rows
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
 
@@ -18,14 +18,11 @@ def column_of(lengths, shape=(3, 2)):
 
 @settings(deadline=None)
 @given(lengths=LENGTHS, data=st.data())
-def test_wide_rows_are_taken_and_joined_as_narrow_ones(lengths, data):
+def test_wide_rows_are_taken_as_narrow_ones(lengths, data):
     offsets, column = offsets_of(lengths), column_of(lengths)
     indices = np.asarray(data.draw(st.lists(st.integers(0, len(lengths) - 1), unique=True)), np.int64)
     taken = take_rows(column, offsets, indices)
     np.testing.assert_array_equal(taken, column[gather_ragged(offsets, indices)[0]])
-    joined = join_rows([(column, offsets), (column, offsets)])
-    twice = np.repeat(np.arange(len(lengths)), 2)
-    np.testing.assert_array_equal(joined, take_rows(column, offsets, twice))
 
 
 def batch_of(column):

@@ -21,6 +21,7 @@ from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import CheckpointConfig, Recipe
 from rlcore.registry.discovery import Registry
+from rlcore.run.checkpoint_evaluation import evaluated_run
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
@@ -101,6 +102,7 @@ from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import CheckpointConfig, Recipe
 from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
+from rlcore.run.checkpoint_evaluation import evaluated_run
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
@@ -114,9 +116,8 @@ recipe = Recipe(
     checkpoint_evaluation=measure,
 )
 directory, progress = RunDirectory(path=Path(sys.argv[1])), Progress()
-evaluations = CheckpointEvaluations(
-    recipe, directory, Sinks(progress), progress, PhaseClock(progress), InterruptGuard()
-)
+run = evaluated_run(recipe, directory, Sinks(progress), progress, PhaseClock(progress), InterruptGuard())
+evaluations = CheckpointEvaluations(run)
 evaluations.checkpoint_saved(1, lambda directory: directory.mkdir(parents=True))
 evaluations.ends()
 """
@@ -239,7 +240,7 @@ def evaluations_of(tmp_path: Path) -> Iterator[Callable[[str], CheckpointEvaluat
         )
         directory, progress = RunDirectory(path=tmp_path), progress or Progress()
         clock, guard = PhaseClock(progress), InterruptGuard()
-        made.append(CheckpointEvaluations(recipe, directory, Sinks(progress), progress, clock, guard))
+        made.append(CheckpointEvaluations(evaluated_run(recipe, directory, Sinks(progress), progress, clock, guard)))
         return made[-1]
 
     yield make

@@ -3,21 +3,21 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
 import click
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.commands import CommandEntry, commands
 from rlcore.registry.discovery import ObserverEntry, Registry, discover
-from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
+from rlcore.registry.entries import ChannelEntry, DataSourceEntry, Installed
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
-from rlcore.registry.states import MAX_REASON_CHARACTERS, Kind, PluginState, states_of
+from rlcore.registry.states import MAX_REASON_CHARACTERS, PluginState, states_of
 from rlcore.registry.version_compatibility import CORE
 from rlcore.schema.printable import printable
 from rlcore.spi.provider import ROLES, Provider
@@ -121,49 +121,41 @@ class _Listed:
 
 def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tuple[str, list[_Listed]]]:
     """Every kind of plugin of which some are installed, with them."""
-    for role in ROLES:
-        if rows := explain(registry, role, device):
-            yield role, [_listed_row(row) for row in rows]
-    if registry.channels:
-        yield "channel", [_listed_channel(state) for state in _channel_states(registry)]
-    if registry.data_sources:
-        yield "dataset", [_listed_source(state) for state in states_of(registry.data_sources)]
-    if registry.observer_entries:
-        yield "observer", [_listed_observer(state) for state in states_of(registry.observer_entries)]
-    if added:
-        yield "command", [_listed_command(state) for state in added]
+    kinds: dict[str, Iterable[_Listed]] = {
+        **{role: map(_listed_row, explain(registry, role, device)) for role in ROLES},
+        "channel": (_listed_state(state, details=[_channel_form(state.entry)]) for state in _channel_states(registry)),
+        "dataset": (_listed_state(state, details=[_source_form(state.entry)]) for state in states_of(registry.data_sources)),
+        "observer": map(_listed_observer, states_of(registry.observer_entries)),
+        "command": (_listed_state(state, details=[f"priority {state.entry.priority}"]) for state in added),
+    }
+    yield from ((kind, found) for kind, of_kind in kinds.items() if (found := list(of_kind)))
+
+
+def _listed_state(state: PluginState[Any], mark: str = "", usable: str = "usable", details: Sequence[str] = ()) -> _Listed:
+    """One plugin, with what is said of it where it is usable, and the parts of its first detail."""
+    entry: Installed = state.entry
+    detail = ", ".join(filter(None, (entry.origin, *details)))
+    if state.is_usable:
+        return _Listed(entry.name, mark, usable, {}, (detail,))
+    status = ": ".join(filter(None, (f"{state.kind} ({entry.origin})", state.reason)))
+    return _Listed(entry.name, mark, status, {"dim": True} if entry.disabled else {"fg": "red"}, (detail,))
 
 
 def _listed_row(row: Row) -> _Listed:
-    entry, provider = row.entry, row.entry.provider
-    origin, details = entry.origin, []
-    if provider is not None and entry.error is not None:  # its fields may hold anything
-        details.append(f"{origin}, SPI {_version(_spi_json(provider))}")
-    elif provider is not None:
-        details.append(f"{origin}, SPI {_version(provider.spi)}, priority {provider.priority}")
-        if provider.capabilities:
-            details.append(", ".join(sorted(map(str, provider.capabilities))))
-    style: dict[str, Any]
-    if row.usable:
-        status, style = "; ".join(filter(None, ("usable", row.reason))), {}
-    else:
-        status, style = _unusable(origin, row.kind, row.reason)
-    return _Listed(entry.name, "auto" if row.auto else "", status, style, tuple(details))
-
-
-def _unusable(origin: str, kind: Kind, reason: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the text and the style that show a plugin that is not usable."""
-    return ": ".join(filter(None, (f"{kind} ({origin})", reason))), {"dim": True} if kind == "disabled" else {"fg": "red"}
+    provider = row.entry.provider
+    details = [] if provider is None else [f"SPI {_version(_spi_json(provider))}"]
+    if provider is not None and row.entry.error is None:  # else its fields may hold anything
+        details.append(f"priority {provider.priority}")
+    listed = _listed_state(row, "auto" if row.auto else "", "; ".join(filter(None, ("usable", row.reason))), details)
+    if provider is None or row.entry.error is not None or not provider.capabilities:
+        return listed
+    return evolve(listed, details=(*listed.details, ", ".join(sorted(map(str, provider.capabilities)))))
 
 
 def _listed_observer(state: PluginState[ObserverEntry]) -> _Listed:
-    observer = state.entry
-    origin, mark = observer.origin, "global" if observer.is_global else ""
-    if not state.is_usable:
-        status, style = _unusable(origin, state.kind, state.reason)
-        return _Listed(observer.name, "" if observer.disabled else mark, status, style, ())
-    status = "in use in every run" if observer.is_global else "usable, by its name in observers.names"
-    return _Listed(observer.name, mark, status, {}, (origin,))
+    is_global = state.entry.is_global
+    usable = "in use in every run" if is_global else "usable, by its name in observers.names"
+    return _listed_state(state, "global" if is_global and not state.entry.disabled else "", usable)
 
 
 def _channel_states(registry: Registry) -> list[PluginState[ChannelEntry]]:
@@ -175,29 +167,18 @@ def _cost(entry: ChannelEntry) -> int | None:
     return None if entry.provider is None or entry.error is not None else entry.provider.cost
 
 
-def _listed_channel(state: PluginState[ChannelEntry]) -> _Listed:
-    channel = state.entry.provider
-    if not state.is_usable or channel is None:
-        return _listed_described(state, "")
-    form = f"cost {channel.cost}, reach {channel.reach}, devices {', '.join(sorted(channel.devices))}"
-    return _listed_described(state, form)
+def _channel_form(entry: ChannelEntry) -> str:
+    channel = entry.provider
+    if channel is None or entry.error is not None:
+        return ""
+    return f"cost {channel.cost}, reach {channel.reach}, devices {', '.join(sorted(channel.devices))}"
 
 
-def _listed_source(state: PluginState[DataSourceEntry]) -> _Listed:
-    source = state.entry.provider
-    if not state.is_usable or source is None:
-        return _listed_described(state, "")
-    return _listed_described(state, f"priority {source.priority}, {', '.join(sorted(source.suffixes)) or source.path}")
-
-
-def _listed_command(state: PluginState[CommandEntry]) -> _Listed:
-    return _listed_described(state, f"priority {state.entry.priority}")
-
-
-def _listed_described(state: PluginState[Any], form: str) -> _Listed:
-    entry: DescribedEntry = state.entry
-    status, style = ("usable", {}) if state.is_usable else _unusable(entry.origin, state.kind, state.reason)
-    return _Listed(entry.name, "", status, style, (", ".join(filter(None, (entry.origin, form))),))
+def _source_form(entry: DataSourceEntry) -> str:
+    source = entry.provider
+    if source is None or entry.error is not None:
+        return ""
+    return f"priority {source.priority}, {', '.join(sorted(source.suffixes)) or source.path}"
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -214,7 +195,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "devices": sorted(map(str, provider.devices)) if provider else None,
         "disabled": entry.disabled,
         "state": row.kind,
-        "usable": row.usable,
+        "usable": row.is_usable,
         "reason": row.reason,
         "auto": row.auto,
     }

@@ -7,7 +7,8 @@ from importlib import metadata
 import click
 
 from rlcore import __version__
-from rlcore.installed import GROUPS, distribution_of, installed_entry_points
+from rlcore.installed import distribution_of, installed_entry_points
+from rlcore.spi.provider import GROUPS
 from rlcore.spi.version import SPI_VERSION
 
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pluggy", "attrs", "cattrs")

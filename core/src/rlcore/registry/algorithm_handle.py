@@ -26,7 +26,6 @@ from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range, 
 from rlcore.spi.batch import GENERATION_LOGPROBS, GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.loss import LossSpec
-from rlcore.spi.weights import Head
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 """The state that an algorithm keeps between steps."""
@@ -163,29 +162,14 @@ _NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model"
 
 
 def _check_needs(needs: AlgorithmNeeds) -> None:
-    hints = get_type_hints(AlgorithmNeeds)
-    for name in ("source", "compares"):
-        _check_choice(f"needs.{name}", getattr(needs, name), get_args(hints[name]))
-    for name in (
-        "previous_logprobs",
-        "reference_logprobs",
-        "reference_model",
-        "reference_logprobs_in_rollouts",
-        "entropy",
-        "untruncated_sampling",
-        "margins",
-        "whole_groups",
-        "rewards",
-        "dynamic_sampling",
-        "critic",
-    ):
-        _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
+    for name, tp in get_type_hints(AlgorithmNeeds).items():
+        if choices := (False, True) if tp is bool else get_args(tp):
+            _check_choice(f"needs.{name}", getattr(needs, name), choices)
     if needs.reference_logprobs_in_rollouts and not (needs.reference_logprobs and needs.source == "rollouts"):
         raise ContractError(
             "needs.reference_logprobs_in_rollouts: found True without reference_logprobs, or without rollouts; "
             'expected it beside reference_logprobs = True and source = "rollouts"'
         )
-    _check_choice("needs.head", needs.head, get_args(Head))
     excluded = [name for name in _NEEDS_OF_TOKENS if getattr(needs, name)]
     if needs.head == "value" and (excluded or needs.source == "rollouts"):
         found = " and ".join([*excluded, *(['source = "rollouts"'] if needs.source == "rollouts" else [])])

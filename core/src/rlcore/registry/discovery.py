@@ -1,26 +1,21 @@
 """Find the installed plugins: every entry point of every role, with its provider or with its error."""
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from traceback import walk_tb
 from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
-from packaging.utils import canonicalize_name
 
-from rlcore.installed import GROUPS, core_entry_points, distribution_of, group_of, installed_entry_points
+from rlcore.installed import core_entry_points, disabled_by_variable, distribution_of, installed_entry_points, matching
 from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
 from rlcore.registry.states import named_state, states_of
 from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi.provider import ROLES, Provider, Role
+from rlcore.spi.provider import GROUPS, ROLES, Provider, Role, group_of
 from rlcore.time_limit import LateError
-
-DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
-"""Environment variable with further plugins to leave out, separated by commas."""
 
 
 @frozen(kw_only=True)
@@ -139,8 +134,7 @@ class _DisableList:
 
     def covers(self, entry: Installed) -> bool:
         """Return whether a plugin is disabled, and remember which specs named one."""
-        names = (entry.name, f"{entry.role}:{entry.name}")
-        hits = {spec for spec in self.specs if spec in names or _same_distribution(spec, entry.distribution)}
+        hits = matching(self.specs, entry.role, entry.name, entry.distribution)
         self.matched.update(hits)
         return bool(hits)
 
@@ -207,8 +201,7 @@ def _named(entry: type[AnyEntry], entry_point: EntryPoint, kind: str) -> AnyEntr
 
 def _disable_list(disable: Sequence[str]) -> _DisableList:
     """Return the list of these plugins and of those in the environment variable."""
-    from_environment = (spec.strip() for spec in os.environ.get(DISABLE_VARIABLE, "").split(","))
-    return _DisableList(tuple(dict.fromkeys([*disable, *filter(None, from_environment)])))
+    return _DisableList(tuple(dict.fromkeys([*disable, *disabled_by_variable()])))
 
 
 def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
@@ -268,7 +261,3 @@ def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
 
 def _sorted(entry_points: Iterable[EntryPoint]) -> list[EntryPoint]:
     return sorted(entry_points, key=lambda entry_point: (entry_point.name, *distribution_of(entry_point)))
-
-
-def _same_distribution(spec: str, distribution: str) -> bool:
-    return ":" not in spec and canonicalize_name(spec) == canonicalize_name(distribution)

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from rlcore.installed import group_of
 from rlcore.registry.discovery import load_group
 from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import PluginState, states_of
 from rlcore.spi.errors import PluginError
+from rlcore.spi.provider import group_of
 from rlcore.spi.sessions import SessionContext, SessionServer
 
 

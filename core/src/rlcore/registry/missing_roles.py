@@ -12,7 +12,7 @@ NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")
 
 def missing_roles(registry: Registry, device: Device) -> tuple[Role, ...]:
     """Return the roles of a run with rewards that no usable plugin fills."""
-    return tuple(role for role in NEEDED if not any(row.usable for row in explain(registry, role, device)))
+    return tuple(role for role in NEEDED if not any(row.is_usable for row in explain(registry, role, device)))
 
 
 def install_line(roles: tuple[Role, ...]) -> str | None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, cast
 
+from attrs import evolve
+
 from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import arguments_problem
 from rlcore.registry.plugin_errors import attributed, fault_of, in_time
@@ -34,6 +36,26 @@ def shared_kernels(entry: Entry, config: object) -> str | None:
     if not (found is None or isinstance(found, str)):
         raise PluginError(f"{entry.label}: shared_kernels returned {found!r:.60}; expected a name, or None")
     return found
+
+
+def num_devices(entry: Entry, config: object) -> int:
+    """Return the devices that one generator spans. PluginError where its provider raises."""
+    try:
+        with loading(f"`num_devices` of {entry.label}"):
+            return int(provider_of(entry).num_devices(config))
+    except BaseException as error:
+        raise PluginError(f"{entry.label}: its function `num_devices` raised {fault_of(error)}") from error
+
+
+def as_configured(entry: Entry, config: object) -> Entry:
+    """Return a backend's entry without the capabilities that its section takes away, or with the provider's error."""
+    provider = provider_of(entry)
+    try:
+        with loading(f"`disabled_capabilities` of {entry.label}"):
+            lost = provider.capabilities & frozenset(provider.disabled_capabilities(config))
+    except BaseException as error:
+        return evolve(entry, error=f"its function `disabled_capabilities` raised {fault_of(error)}")
+    return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost), taken_away=lost)
 
 
 def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCalls | None:

@@ -11,7 +11,7 @@ from rlcore.published_plugins import first_published, how_to_install, pip_line, 
 from rlcore.registry.discovery import Entry, Registry, load_entry
 from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
-from rlcore.registry.states import Kind, PluginState, named_state, states_of
+from rlcore.registry.states import PluginState, named_state, states_of
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
 from rlcore.spi.weights import DtypeName
@@ -24,21 +24,11 @@ State: TypeAlias = PluginState[Entry]
 
 
 @frozen(kw_only=True)
-class Row:
-    """One plugin's row in the listing."""
+class Row(PluginState[Entry]):
+    """One plugin's row in the listing. `reason` also says why "auto" passes over a usable one."""
 
-    entry: Entry
-    kind: Kind
-    """The word for its state."""
-    reason: str | None
-    """The reason why it is not usable, or why "auto" passes it over."""
     auto: bool
     """True where "auto" takes the plugin."""
-
-    @property
-    def usable(self) -> bool:
-        """True where a recipe may name the plugin."""
-        return self.kind == "usable"
 
 
 @frozen(kw_only=True)

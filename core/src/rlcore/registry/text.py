@@ -5,13 +5,13 @@ from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
-from rlcore.installed import group_of
-from rlcore.published_plugins import first_published, pip_line
+from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import load_group
 from rlcore.registry.entries import DescribedEntry
 from rlcore.registry.plugin_errors import attributed
 from rlcore.registry.states import states_of
 from rlcore.spi.errors import PluginError
+from rlcore.spi.provider import group_of
 from rlcore.spi.text import TextProvider
 
 
@@ -32,11 +32,9 @@ def text_backend(role: Literal["tokenizer", "renderer"]) -> Any:
     states = states_of(load_group(TextEntry, role))
     usable = [state.entry for state in states if state.is_usable]
     if not usable:
-        requirement = first_published(role)
-        remedy = f". Run: {pip_line([requirement])}" if requirement else ""
         listed = "".join(f"\n  - {state.entry.label} is {state.text}" for state in states)
-        expected = f"expected one in {group_of(role)}"
-        raise PluginError(f"found no usable {role}, which reads the text of a run; {expected}{remedy}{listed}")
+        expected = f"expected one in {group_of(role)}. {remedy_for(role)}"
+        raise PluginError(f"found no usable {role}, which reads the text of a run; {expected}{listed}")
     chosen = max(usable, key=lambda entry: entry.provider.priority)
     module, _, name = chosen.provider.backend.partition(":")
     with attributed("raised as it was built:", chosen.label):

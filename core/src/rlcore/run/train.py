@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
-from rlcore.run.checkpoint_evaluation import EvaluatedRun, checkpoint_evaluator
+from rlcore.run.checkpoint_evaluation import checkpoint_evaluator
 from rlcore.run.execution.backends import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.plan.inputs import load_inputs
@@ -64,16 +64,7 @@ def train(
             clock, guard = PhaseClock(recorded), InterruptGuard()
             with (
                 _open_sinks(prepared, directory.path, recorded) as sinks,
-                checkpoint_evaluator(
-                    EvaluatedRun(
-                        recipe=prepared.recipe,
-                        directory=directory,
-                        sinks=sinks,
-                        progress=recorded,
-                        clock=clock,
-                        guard=guard,
-                    )
-                ) as evaluations,
+                checkpoint_evaluator(prepared.recipe, directory, sinks, recorded, clock, guard) as evaluations,
                 execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
             ):
                 run = TrainingRun(

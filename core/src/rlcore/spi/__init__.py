@@ -47,7 +47,7 @@ NAMES = {
     ),
     "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
-    "observer": "CHECKPOINT_EVALUATOR_GROUP ObserverContext",
+    "observer": "CHECKPOINT_EVALUATOR_GROUP EvaluatedRun ObserverContext",
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (

@@ -100,17 +100,6 @@ def put_rows(parts: Sequence[AnyArray], offsets: Int64Array, indices: Int64Array
     return take_rows(values, offsets_of(lengths[order]), positions)
 
 
-def join_rows(pieces: Sequence[tuple[AnyArray, Int64Array]]) -> AnyArray:
-    """Ragged columns of one dtype, each [T_i] with offsets [N+1], side by side: row 0 of each in turn, then row 1 of each, …"""
-    if len(pieces[0][1]) == 1:
-        return pieces[0][0].copy()  # no rows; Arrow would make one
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    rows = [_rows(column, offsets) for column, offsets in pieces]
-    return _elements(pc.binary_join_element_wise(*rows, pa.scalar(b"", pa.large_binary())), pieces[0][0])
-
-
 def _rows(column: AnyArray, offsets: Int64Array) -> "pa.LargeBinaryArray":
     """Ragged rows as byte strings; a view."""
     import pyarrow as pa  # here, since it takes longer to import than all of the interface

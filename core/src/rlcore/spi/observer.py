@@ -1,5 +1,7 @@
-"""What an observer may have besides hooks: a context that it is built with."""
+"""What an observer is built with besides its hooks, and the run that a checkpoint evaluator measures."""
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,24 @@ from attrs import frozen
 CHECKPOINT_EVALUATOR_GROUP = "rlcore.checkpoint_evaluators"
 """Functions, called as function(EvaluatedRun) -> LoopObserver with a method `close`: what measures a run's checkpoints as the
 section `[checkpoint_evaluation]` says. A run uses the only one that is installed."""
+
+
+@frozen(kw_only=True, eq=False)
+class EvaluatedRun:
+    """The run whose checkpoints are measured, as a checkpoint evaluator sees it in the driver."""
+
+    recipe: Any
+    """The recipe, whose section `checkpoint_evaluation` is not None."""
+    directory: Path
+    """The run directory. The evaluator's files are in its folder `evaluations`."""
+    log: Callable[[int, Mapping[str, float]], None]
+    """Write the figures of a step's checkpoint to metrics.jsonl and to sinks."""
+    note: Callable[[str], None]
+    """Tell the user."""
+    waiting: Callable[[], AbstractContextManager[None]]
+    """Opens a block that waits for an evaluation; its seconds are counted as such."""
+    deferred: Callable[[], AbstractContextManager[None]]
+    """Opens a block that an interrupt does not end."""
 
 
 @frozen(kw_only=True)

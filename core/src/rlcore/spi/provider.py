@@ -29,6 +29,34 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
+KINDS = (
+    *ROLES,
+    "observer",
+    "global_observer",
+    "architecture",
+    "importer",
+    "planner",
+    "chart",
+    "session_server",
+    "checkpoint_evaluator",
+    "command",
+    "channel",
+    "dataset",
+    "tokenizer",
+    "renderer",
+)
+"""Every kind of entry point: the roles of plugins, and what else a package may add."""
+
+
+def group_of(kind: str) -> str:
+    """Return the entry-point group of a kind."""
+    return f"rlcore.{kind}s"
+
+
+GROUPS = tuple(map(group_of, KINDS))
+"""Every group of rlcore's."""
+
+
 def as_frozen(names: Iterable[str]) -> Any:
     # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
     return as_plain(names) if isinstance(names, str) else frozenset(map(as_plain, names))

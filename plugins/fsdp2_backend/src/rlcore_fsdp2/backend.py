@@ -11,7 +11,6 @@ from attrs import evolve
 from torch import Tensor, nn
 
 from rlcore import spi
-from rlcore.spi.lifecycle import RESIDENT
 from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.adapters import Adapters, trained
 from rlcore_fsdp2.config import Fsdp2Config
@@ -140,7 +139,7 @@ class Fsdp2Backend:
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
-        with self._resident():
+        with self._residency.resident(self._move):
             return save_state(
                 request,
                 self._context,
@@ -152,7 +151,7 @@ class Fsdp2Backend:
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
-        with self._resident():
+        with self._residency.resident(self._move):
             self._weight_version = checkpoint.load(request.directory, self.policy, self._optimizer)
             if self.adapters is not None:
                 self.adapters.begun = load_reference(request.directory)
@@ -261,16 +260,6 @@ class Fsdp2Backend:
         state = self._on_device(tensor for state in states for tensor in state.values())
         self._residency.move(request, weights, state)
         return num_bytes([*weights, *state])
-
-    @contextmanager
-    def _resident(self) -> Iterator[None]:
-        """Everything on the device for as long as it takes to read or write it."""
-        before = self._residency.last_request
-        self._move(RESIDENT)
-        try:
-            yield
-        finally:
-            self._move(before)
 
     def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The tensors that are on the device: step counts, and what `cpu_offload` keeps, are on the host."""

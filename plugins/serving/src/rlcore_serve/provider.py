@@ -6,9 +6,8 @@ from rlcore.spi import SPI_VERSION, CommandSpec, Provider, capabilities
 from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
-    from rlcore.run.checkpoint_evaluation import EvaluatedRun
     from rlcore.run.protocols import LoopObserver
-    from rlcore.spi import SessionContext, SessionServer
+    from rlcore.spi import EvaluatedRun, SessionContext, SessionServer
 
 SERVE = CommandSpec(
     name="serve", spi=SPI_VERSION, help="Serve a model over HTTP.", command="rlcore_serve.command:serve_command", priority=60
@@ -36,4 +35,4 @@ def checkpoint_evaluator(run: "EvaluatedRun") -> "LoopObserver":
     """Build what runs the recipe's program on the run's checkpoints."""
     from rlcore_serve.checkpoint_evaluation.evaluations import CheckpointEvaluations
 
-    return CheckpointEvaluations(run.recipe, run.directory, run.sinks, run.progress, run.clock, run.guard)
+    return CheckpointEvaluations(run)

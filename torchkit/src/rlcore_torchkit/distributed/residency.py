@@ -1,8 +1,9 @@
 """Device memory handed back and filled again, underneath the tensors that use it."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -188,6 +189,16 @@ class Residency:
             self._weights.restore()
         if request.state == "device":
             self._state.restore()
+
+    @contextmanager
+    def resident(self, move: Callable[[SetResidencyRequest], object]) -> Iterator[None]:
+        """Have `move` bring everything to the device for as long as it takes to read or write it."""
+        before = self.last_request
+        move(RESIDENT)
+        try:
+            yield
+        finally:
+            move(before)
 
     def restore_scratch(self) -> None:
         """Allocate the scratch tensors that `move` has freed, filled with zeros."""

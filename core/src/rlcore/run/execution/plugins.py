@@ -1,14 +1,14 @@
 """The plugins of a run: chosen by the driver, loaded in each process that builds backends with them."""
 
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import evolve, frozen
 
+from rlcore.installed import disabled_by_variable
 from rlcore.registry.binding import build_generator, build_observers, build_trainer
-from rlcore.registry.discovery import DISABLE_VARIABLE, Entry, ObserverEntry, discover
+from rlcore.registry.discovery import Entry, ObserverEntry, discover
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.selection import ChosenPlugin, load_chosen
 from rlcore.registry.trainer_handle import TrainerHandle
@@ -95,11 +95,10 @@ class RunPlugins:
     def chosen(self) -> ChosenPlugins:
         """Return the names and versions of the plugins, for other processes to load."""
         trainer, generator = self._loaded.trainer, self._loaded.generator
-        elsewhere = os.environ.get(DISABLE_VARIABLE, "").split(",")
         return ChosenPlugins(
             trainer=ChosenPlugin.of(trainer),
             generator=None if generator is None else ChosenPlugin.of(generator),
-            disabled=(*self._disabled, *filter(None, map(str.strip, elsewhere))),
+            disabled=(*self._disabled, *disabled_by_variable()),
             observers=self._observer_names,
             observer_options={name: pickle.dumps(options) for name, options in self._observer_options.items()},
             run_directory=self._run_directory,

@@ -16,7 +16,8 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.missing_roles import missing_text
-from rlcore.registry.plugin_errors import fault_of, first_line
+from rlcore.registry.plugin_errors import first_line
+from rlcore.registry.provider_calls import as_configured
 from rlcore.registry.selection import AUTO, AUTO_ROLES, BACKEND_ROLES, passed_over, require_named, select
 from rlcore.registry.states import entries_by_name
 from rlcore.run.plan.channel import takes_weights
@@ -25,7 +26,6 @@ from rlcore.run.plan.sections import execution_needs, observer_options, plugin_c
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.schema.homes import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
-from rlcore.time_limit import loading
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -267,13 +267,7 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
     options = getattr(recipe, entry.role).options.get(entry.name)
     if not isinstance(options, provider.config):  # none, or those of another plugin of its name
         return entry
-    try:
-        with loading(f"`disabled_capabilities` of {entry.label}"):
-            lost = frozenset(provider.disabled_capabilities(options))
-    except BaseException as error:
-        return evolve(entry, error=f"its function `disabled_capabilities` raised {fault_of(error)}")
-    provider, lost = evolve(provider, capabilities=provider.capabilities - lost), provider.capabilities & lost
-    return evolve(entry, provider=provider, taken_away=lost)
+    return as_configured(entry, options)
 
 
 def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName, *, exact: bool) -> AlgorithmHandle:

@@ -6,9 +6,8 @@ from typing import Literal
 from rlcore.config.convert import selected_options
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry
-from rlcore.registry.plugin_errors import fault_of
-from rlcore.spi import PluginError, Problem, Role
-from rlcore.time_limit import loading
+from rlcore.registry.provider_calls import num_devices
+from rlcore.spi import Problem, Role
 
 
 def separate(recipe: Recipe) -> bool:
@@ -22,11 +21,7 @@ def ranks_per_generator(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
     if cluster is None or entry is None or entry.provider is None or separate(recipe):
         return 1
     options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
-    try:
-        with loading(f"`num_devices` of {entry.label}"):
-            return max(1, int(entry.provider.num_devices(options)))  # what is wrong with less the plugin's own check says
-    except BaseException as error:
-        raise PluginError(f"{entry.label}: its function `num_devices` raised {fault_of(error)}") from error
+    return max(1, num_devices(entry, options))  # what is wrong with less the plugin's own check says
 
 
 def sharing_problems(recipe: Recipe, num_ranks: int) -> Iterator[Problem]:

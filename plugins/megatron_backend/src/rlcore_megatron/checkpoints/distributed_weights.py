@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from rlcore.spi import Problem
 from rlcore_megatron.checkpoints import distributed_format
 from rlcore_megatron.checkpoints.checkpoint_check import read_metadata, require_seen
+from rlcore_megatron.families.weight_mapping import FUSED_NORMS
 from rlcore_megatron.families.weight_source import EMBEDDING
 from rlcore_megatron.layouts.parallel import holders_of, share
 from rlcore_megatron.training.optimizer_shards import CONTENT
@@ -24,13 +25,6 @@ from rlcore_torchkit.huggingface.safetensors_files import raise_model_problems
 
 MAX_NAMED = 5
 _NUMBERED = re.compile(r"(^|\.)decoder\.layers\.\d+\.")
-_OTHER_NAMES = (
-    ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
-    ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
-    ("self_attention.linear_q_up_proj.layer_norm_weight", "self_attention.q_layernorm.weight"),
-    ("self_attention.linear_kv_up_proj.layer_norm_weight", "self_attention.kv_layernorm.weight"),
-)
-"""Names of the same norm, which depend on whether TransformerEngine's layers or Megatron's own wrote it."""
 
 
 def write(directory: Path, model_chunks: Sequence[Any]) -> None:
@@ -81,7 +75,7 @@ def _tensors(model_chunks: Sequence[Any], prefix: str, content: Mapping[str, boo
 
 def _renamed(tensor: ShardedTensor, stored: Mapping[str, tuple[int, ...]]) -> ShardedTensor:
     """The tensor under the name that the checkpoint has it by."""
-    for names in _OTHER_NAMES:
+    for names in FUSED_NORMS.items():  # TransformerEngine's layers or Megatron's own wrote it
         for name, other in (names, names[::-1]):
             if tensor.key not in stored and tensor.key.endswith(name):
                 found = tensor.key.removesuffix(name) + other

@@ -11,6 +11,19 @@ _ADAM = "Leave it out: [optimizer] is AdamW, the same under every trainer"
 _STAGES = f"Set {SECTION}.pipeline_layers instead, a number for each stage"
 _SHARDED = "Leave it out: it needs use_megatron_fsdp; the trainer fsdp2 divides weights over data-parallel ranks"
 _NO_GRAPHS = "Leave it out: a CUDA graph has one shape, and packed microbatches have many"
+_CONTEXT = "Leave it out: context ranks exchange tokens for heads, over packed sequences of any lengths"
+_LOSSES = "Leave it out: losses are the algorithm's, and log-probabilities are computed in chunks already"
+_ATTENTION = "Leave it out: attention over packed sequences is the trainer's own, and keeps no scores"
+_OTHER_EXPERTS = "Leave it out: its experts' weights lie in another order, and need another package"
+_KEPT_DTYPE = "Leave it out: weights are kept in model.dtype"
+_KITCHEN = "Leave it out: Kitchen's layers need a quant_recipe, an object that no recipe can hold"
+_NO_GENERATION = "Leave it out: the trainer does not generate"
+_NO_DROPOUT = "Leave it out: dropout would part the trainer's log-probabilities from the generator's"
+_ALONE = "Leave it out: a token's log-probability would depend on the other tokens of its microbatch, or on chance"
+_NO_SCALE = "Leave it out: without float16 no loss is scaled"
+_RATE = "Leave it out: the rate of a step follows from its number, which checkpoints hold"
+_CHECKED = "Leave it out: the trainer checks gradients itself, and keeps the state before a step that has none"
+_BUFFERS = "Leave it out: buffers give their memory to the generator between steps, and NCCL would hold on to it"
 _OVERLAP = "Leave it out: it needs a training step that is built around it"
 
 
@@ -63,11 +76,11 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
             "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         ),
         **_owned(
-            _LEAVE.format("context ranks exchange tokens for heads, over packed sequences of any lengths"),
+            _CONTEXT,
             "cp_comm_type hierarchical_context_parallel_sizes hybrid_context_parallel max_seqlen_per_dp_cp_rank",
         ),
         **_owned(
-            _LEAVE.format("losses are the algorithm's, and log-probabilities are computed in chunks already"),
+            _LOSSES,
             "cross_entropy_loss_fusion cross_entropy_fusion_impl defer_embedding_wgrad_compute wgrad_deferral_limit",
         ),
         **_owned(
@@ -80,32 +93,23 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
             "overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release tp_comm_overlap",
         ),
         **_owned(
-            _LEAVE.format("attention over packed sequences is the trainer's own, and keeps no scores"),
+            _ATTENTION,
             "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling qk_clip qk_clip_alpha "
             "qk_clip_threshold log_max_attention_logit",
         ),
-        **_owned(
-            _LEAVE.format("its experts' weights lie in another order, and need another package"),
-            "moe_use_legacy_grouped_gemm moe_extended_tp",
-        ),
-        **_owned(_LEAVE.format("weights are kept in model.dtype"), "fp8_param fp4_param"),
+        **_owned(_OTHER_EXPERTS, "moe_use_legacy_grouped_gemm moe_extended_tp"),
+        **_owned(_KEPT_DTYPE, "fp8_param fp4_param"),
         "fused_single_qkv_rope": _LEAVE.format("its kernel takes no packed sequences, and the first step would fail"),
-        **_owned(
-            _LEAVE.format("Kitchen's layers need a quant_recipe, an object that no recipe can hold"),
-            "use_kitchen use_kitchen_attention kitchen_attention_backend",
-        ),
+        **_owned(_KITCHEN, "use_kitchen use_kitchen_attention kitchen_attention_backend"),
         "microbatch_group_size_per_vp_stage": _LEAVE.format("stages take turns in rounds of one microbatch for each of them"),
         **_owned(
-            _LEAVE.format("the trainer does not generate"),
+            _NO_GENERATION,
             "flash_decode inference_rng_tracker inference_sampling_seed use_inference_optimized_layers "
             "inference_fuse_tp_communication mlp_chunks_for_prefill",
         ),
+        **_owned(_NO_DROPOUT, "hidden_dropout attention_dropout"),
         **_owned(
-            _LEAVE.format("dropout would part the trainer's log-probabilities from the generator's"),
-            "hidden_dropout attention_dropout",
-        ),
-        **_owned(
-            _LEAVE.format("a token's log-probability would depend on the other tokens of its microbatch, or on chance"),
+            _ALONE,
             "moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_dropping moe_token_drop_policy "
             "moe_input_jitter_eps moe_router_force_load_balancing",
         ),
@@ -125,10 +129,7 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
         **_owned(_DTYPE, "params_dtype bf16 fp16"),
         "main_grads_dtype": f"Set {SECTION}.ddp.grad_reduce_in_fp32",
         "use_torch_optimizer_for_cpu_offload": _LEAVE.format("Megatron reads it for other optimizers than AdamW alone"),
-        **_owned(
-            _LEAVE.format("without float16 no loss is scaled"),
-            "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
-        ),
+        **_owned(_NO_SCALE, "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis"),
         **_owned(
             _ADAM,
             "optimizer decoupled_weight_decay sgd_momentum muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode "
@@ -138,24 +139,15 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
     "scheduler": {
         "optimizer": _LEAVE.format("it is the trainer's"),
         "max_lr": "Set optimizer.learning_rate",
-        **_owned(
-            _LEAVE.format("the rate of a step follows from its number, which checkpoints hold"),
-            "use_checkpoint_opt_param_scheduler override_opt_param_scheduler",
-        ),
+        **_owned(_RATE, "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"),
     },
     "ddp": {
         "use_distributed_optimizer": _LEAVE.format("it is on"),
         "num_distributed_optimizer_instances": _LEAVE.format("the optimizer is divided among all ranks with the same weights"),
         "delay_wgrad_compute": _OVERLAP,
-        **_owned(
-            _LEAVE.format("the trainer checks gradients itself, and keeps the state before a step that has none"),
-            "check_for_nan_in_grad check_for_large_grads",
-        ),
-        **_owned(
-            _LEAVE.format("buffers give their memory to the generator between steps, and NCCL would hold on to it"),
-            "nccl_ub disable_symmetric_registration",
-        ),
-        **_owned(_LEAVE.format("weights are kept in model.dtype"), "fp8_param_gather reuse_grad_buf_for_mxfp8_param_ag"),
+        **_owned(_CHECKED, "check_for_nan_in_grad check_for_large_grads"),
+        **_owned(_BUFFERS, "nccl_ub disable_symmetric_registration"),
+        **_owned(_KEPT_DTYPE, "fp8_param_gather reuse_grad_buf_for_mxfp8_param_ag"),
         **_owned(
             _SHARDED,
             "use_megatron_fsdp use_custom_fsdp outer_dp_sharding_strategy fsdp_double_buffer "

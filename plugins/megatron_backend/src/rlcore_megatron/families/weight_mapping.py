@@ -25,7 +25,7 @@ SHARED = (EMBEDDING, OUTPUT)
 _LAYER = re.compile(r"(?:decoder\.layers\.(\d+)|multi_token_head\.transformer_layer)\.(.+)")
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d+)")
 _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)")
-_FUSED_NORMS = {
+FUSED_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
     "self_attention.linear_q_up_proj.layer_norm_weight": "self_attention.q_layernorm.weight",
@@ -97,7 +97,7 @@ class Names:
         match = _LAYER.fullmatch(name)
         if match is None:
             return name
-        within = _FUSED_NORMS.get(match[2], match[2])
+        within = FUSED_NORMS.get(match[2], match[2])
         if grouped := _GROUPED_EXPERT.fullmatch(within):
             within = expert_name(first_expert + int(grouped[3]), grouped[1], grouped[2])
         elif single := _SINGLE_EXPERT.fullmatch(within):

@@ -1,7 +1,7 @@
 """Moves the trainer's memory: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from rlcore.spi import SetResidencyRequest
-from rlcore.spi.lifecycle import RESIDENT
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_state import optimizers_of
@@ -45,15 +44,9 @@ class MegatronResidency:
         finally:
             self._drop_gradients()
 
-    @contextmanager
-    def resident(self) -> Iterator[None]:
+    def resident(self) -> AbstractContextManager[None]:
         """Everything on the device for as long as it takes to read or write it."""
-        before = self.residency.last_request
-        self.move(RESIDENT)
-        try:
-            yield
-        finally:
-            self.move(before)
+        return self.residency.resident(self.move)
 
     def _drop_gradients(self) -> None:
         """Free the gradients of the masters: float32 copies, where they are not views of the buffers."""

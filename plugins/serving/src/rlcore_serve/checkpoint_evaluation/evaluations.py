@@ -17,15 +17,9 @@ from rlcore.config.recipe import Recipe
 from rlcore.files import write_atomically
 from rlcore.reading import read_record
 from rlcore.registry.plugin_errors import first_line
-from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import LoopObserver
-from rlcore.run.report.metrics_file import append_metrics
-from rlcore.run.report.progress import Progress
-from rlcore.run.report.sinks import Sinks
-from rlcore.run.report.timing import PhaseClock
-from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.secrets import child_environment
-from rlcore.spi import StorageError
+from rlcore.spi import EvaluatedRun, StorageError
 from rlcore_serve.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
 from rlcore_workers.pool import WorkerPool
 from rlcore_workers.process import Ended, Task, ending
@@ -55,19 +49,11 @@ class CheckpointEvaluations(LoopObserver):
     """The evaluations of one run, in its driver. The folder of a step holds `model` until its figures are in metrics.jsonl, so
     that a resumed run does what one that was killed had left undone, and nothing twice."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        directory: RunDirectory,
-        sinks: Sinks,
-        progress: Progress,
-        clock: PhaseClock,
-        guard: InterruptGuard,
-    ) -> None:
-        assert recipe.checkpoint_evaluation is not None
-        self._recipe, self._options = recipe, recipe.checkpoint_evaluation
-        self._directory, self._sinks, self._progress = directory, sinks, progress
-        self._clock, self._guard = clock, guard
+    def __init__(self, run: EvaluatedRun) -> None:
+        self._run = run
+        self._recipe: Recipe = run.recipe
+        assert self._recipe.checkpoint_evaluation is not None
+        self._options = self._recipe.checkpoint_evaluation
         self._pool = WorkerPool(TASK, 1)
         self._open()
 
@@ -110,7 +96,7 @@ class CheckpointEvaluations(LoopObserver):
     def _measure_checkpoint(self, step: int, export: Callable[[Path], Path]) -> None:
         num_waiting = sum(not future.done() for future in self._under_way.values()) - 1
         if num_waiting >= self._options.max_waiting and step != self._recipe.run.num_steps:
-            self._progress.note(
+            self._run.note(
                 f"the checkpoint of step {step} is not evaluated: {num_waiting} others wait. Raise "
                 "checkpoint_evaluation.max_waiting or every_n_checkpoints, or set wait = true"
             )
@@ -120,18 +106,18 @@ class CheckpointEvaluations(LoopObserver):
         try:
             export(folder / "model")
         except StorageError as error:
-            self._progress.note(f"the checkpoint of step {step} is not evaluated: {first_line(error)}")
+            self._run.note(f"the checkpoint of step {step} is not evaluated: {first_line(error)}")
             return
         self._add(step)
 
     def _report(self, *, waits: bool) -> None:
         """Hand on the figures of evaluations that have ended, or of all; an interrupt may end the waiting."""
-        with self._guard.deferred():
+        with self._run.deferred():
             self._report_ended()
         while waits and self._under_way:
-            with self._clock.phase("evaluation"):
+            with self._run.waiting():
                 wait(self._under_way.values(), return_when=FIRST_COMPLETED)
-            with self._guard.deferred():
+            with self._run.deferred():
                 self._report_ended()
 
     def _report_ended(self) -> None:
@@ -177,7 +163,7 @@ class CheckpointEvaluations(LoopObserver):
         wanted = Evaluation(
             directory=self._folder(step).absolute(),
             step=step,
-            run_directory=self._directory.path.absolute(),
+            run_directory=self._run.directory.absolute(),
             command=options.command,
             variables={**child_environment(options.pass_environment), **options.environment},
             server_variables={**os.environ, **options.environment},
@@ -196,23 +182,24 @@ class CheckpointEvaluations(LoopObserver):
     def _tell(self, result: _Result) -> None:
         what = f"evaluation of the checkpoint of step {result.step}"
         if result.was_stopped:
-            self._progress.note(f"{what} was stopped: {result.failure}. It is done again once the run is resumed")
+            self._run.note(f"{what} was stopped: {result.failure}. It is done again once the run is resumed")
             return
         if result.failure is not None:
             where = self._folder(result.step)
-            self._progress.note(f"{what} failed: {result.failure}. What was printed is in {where}: stdout.log, stderr.log")
+            self._run.note(f"{what} failed: {result.failure}. What was printed is in {where}: stdout.log, stderr.log")
             return
-        append_metrics(self._directory.metrics_file, result.step, result.figures)
-        self._sinks.log_evaluation(result.step, result.figures)
+        self._run.log(result.step, result.figures)
         shown = [f"{name} {value:.4g}" for name, value in list(result.figures.items())[:NUM_SHOWN]]
         more = len(result.figures) - len(shown)
-        self._progress.note(f"{what}: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}")
+        self._run.note(f"{what}: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}")
 
     def _folder(self, step: int) -> Path:
-        return self._directory.evaluations / f"step-{step:06d}"
+        return self._run.directory / "evaluations" / f"step-{step:06d}"
 
     def _folders(self) -> dict[int, Path]:
-        found = ((re.fullmatch(r"step-([0-9]+)", path.name), path) for path in self._directory.evaluations.glob("step-*"))
+        found = (
+            (re.fullmatch(r"step-([0-9]+)", path.name), path) for path in (self._run.directory / "evaluations").glob("step-*")
+        )
         return {int(match[1]): path for match, path in found if match is not None}
 
 

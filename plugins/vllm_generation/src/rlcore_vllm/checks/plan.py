@@ -25,7 +25,7 @@ from rlcore_torchkit.trainer.step_costs import (
 )
 from rlcore_torchkit.trainer.trainer_plan import planned_model
 from rlcore_vllm.setup.config import VllmConfig
-from rlcore_vllm.setup.memory import LARGEST_SHARE, recorder_bytes
+from rlcore_vllm.setup.memory import LARGEST_SHARE, model_size, recorder_bytes
 from rlcore_vllm.setup.settings import engines_per_device
 
 WEIGHTS = 0.84
@@ -63,20 +63,10 @@ class Engine:
     @classmethod
     def of(cls, dims: ModelDims, dtype: str, ranks: int, config: VllmConfig) -> "Engine":
         """The engine of a model on so many ranks."""
-        whole = ITEM_BYTES[dtype]
-        item = 1 if config.quantization != "none" else whole
-        tables = num_parameters(dims) - sum(layer_parameters(dims))
-        if dims.latent is not None:  # one narrow state for all heads, which every rank keeps
-            width = dims.latent.key_rank + dims.latent.rotary_width
-        else:
-            width = 2 * max(1, dims.num_kv_heads // ranks) * dims.head_dim
-        return cls(
-            dims=dims,
-            ranks=ranks,
-            item=item,
-            weights=(sum(layer_parameters(dims)) * item + tables * whole) / ranks,
-            kv_per_token=dims.num_layers * width * (1 if config.kv_cache_dtype == "fp8" else whole),
-        )
+        eight_bits = config.quantization != "none"
+        size = model_size(dims, dtype, tensor_parallel=ranks, fp8=eight_bits, fp8_cache=config.kv_cache_dtype == "fp8")
+        item = 1 if eight_bits else ITEM_BYTES[dtype]
+        return cls(dims=dims, ranks=ranks, item=item, weights=size.weights, kv_per_token=size.kv_per_token)
 
     def read_bytes(self, num_sequences: float) -> float:
         """The weights that a step of so many sequences reads: of experts, those that any token goes to."""

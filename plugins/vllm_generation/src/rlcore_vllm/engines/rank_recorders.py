@@ -8,7 +8,7 @@ which its sample ended, and by then the rank knows who is expected.
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from rlcore.spi import SamplingMask
 from rlcore.spi.arrays import Float32Array
@@ -96,11 +96,31 @@ class RankCalls:
         )
 
 
-class RemoteLogprobs:
+class _RemoteRecorder:
+    """Stands for a recorder in another process."""
+
+    name: ClassVar[str]
+
+    def __init__(self, calls: RankCalls) -> None:
+        self._calls = calls
+
+    def expect(self, request: str, *arguments: Any) -> None:
+        """As the recorder's, from the next `RankCalls.tell` on."""
+        self._calls.note(self.name, "expect", request, *arguments)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """As the recorder's, from the next `RankCalls.tell` on."""
+        self._calls.note(self.name, "forget", list(requests))
+
+
+class RemoteLogprobs(_RemoteRecorder):
     """Stands for a LogprobRecorder in another process."""
 
+    name = "logprobs"
+
     def __init__(self, calls: RankCalls, max_num_seqs: int) -> None:
-        self._calls, self._max_num_seqs = calls, max_num_seqs
+        super().__init__(calls)
+        self._max_num_seqs = max_num_seqs
 
     @classmethod
     def start(cls, calls: RankCalls, max_num_seqs: int) -> "RemoteLogprobs | None":
@@ -125,10 +145,6 @@ class RemoteLogprobs:
         """Give all memory back while nothing is in the making; `reserve` takes it again."""
         self._calls.ask("logprobs", "release")
 
-    def expect(self, request: str, most_tokens: int) -> None:
-        """As the recorder's, from the next `RankCalls.tell` on."""
-        self._calls.note("logprobs", "expect", request, most_tokens)
-
     def fetch(self, requests: Sequence[RecordedRequest]) -> list[Float32Array]:
         """float32 [num_tokens] for each request, which has ended; nothing of it is kept."""
         if not requests:
@@ -136,21 +152,15 @@ class RemoteLogprobs:
         joined: Float32Array = self._calls.ask("logprobs", "fetch_joined", list(requests))
         return split(joined, requests)
 
-    def forget(self, requests: Iterable[str]) -> None:
-        """As the recorder's, from the next `RankCalls.tell` on."""
-        self._calls.note("logprobs", "forget", list(requests))
 
-
-class RemoteMasks:
+class RemoteMasks(_RemoteRecorder):
     """Stands for a MaskRecorder in another process."""
 
-    def __init__(self, calls: RankCalls) -> None:
-        self._calls = calls
-        calls.ask("masks", "start")
+    name = "masks"
 
-    def expect(self, request: str) -> None:
-        """As the recorder's, from the next `RankCalls.tell` on."""
-        self._calls.note("masks", "expect", request)
+    def __init__(self, calls: RankCalls) -> None:
+        super().__init__(calls)
+        calls.ask("masks", "start")
 
     def fetch(self, requests: Sequence[RecordedRequest]) -> list[SamplingMask]:
         """Return the notes on each request, which has ended; nothing of it is kept."""
@@ -158,10 +168,6 @@ class RemoteMasks:
             return []
         found: list[SamplingMask] = self._calls.ask("masks", "fetch", list(requests))
         return found
-
-    def forget(self, requests: Iterable[str]) -> None:
-        """As the recorder's, from the next `RankCalls.tell` on."""
-        self._calls.note("masks", "forget", list(requests))
 
 
 Logprobs = LogprobRecorder | RemoteLogprobs

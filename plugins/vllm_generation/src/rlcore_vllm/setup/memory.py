@@ -5,6 +5,7 @@ from attrs import frozen
 from rlcore.spi import find_channel
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.trainer.step_costs import layer_parameters, num_parameters
 
 LARGEST_SHARE = 0.92
 """Most of a device that an engine is given: what it takes beside its share, contexts and graphs, needs a place too."""
@@ -32,22 +33,20 @@ class ModelSize:
 def model_size(
     dims: ModelDims, dtype: str, *, tensor_parallel: int = 1, fp8: bool = False, fp8_cache: bool = False
 ) -> ModelSize:
-    """The size of a decoder with grouped-query attention and gated MLPs, dense or of experts.
+    """The size of a decoder with gated MLPs, dense or of experts.
 
     Norms, biases and the scales of 8-bit weights, a thousandth of the whole, are left out. Where there are fewer KV heads than
-    ranks, each rank keeps one.
+    ranks, each rank keeps one; of latent attention each keeps the one narrow state of all heads.
     """
-    item, hidden = ITEM_BYTES[dtype], dims.hidden_size
-    embeddings = (1 if dims.tied else 2) * dims.vocab_size * hidden * item
-    attention = 2 * hidden * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
-    mlps = dims.num_dense_layers * 3 * hidden * dims.intermediate_size
-    experts = dims.num_moe_layers * dims.num_experts * 3 * hidden * dims.moe_intermediate_size
-    routers = dims.num_moe_layers * dims.num_experts * hidden * item
-    linear = (dims.num_layers * attention + mlps + experts) * (1 if fp8 else item)
-    kv_per_token = 2 * dims.num_layers * max(1, dims.num_kv_heads // tensor_parallel) * dims.head_dim
-    return ModelSize(
-        weights=(embeddings + linear + routers) // tensor_parallel, kv_per_token=kv_per_token * (1 if fp8_cache else item)
-    )
+    item, routers = ITEM_BYTES[dtype], dims.num_moe_layers * dims.hidden_size * dims.num_experts
+    narrow = sum(layer_parameters(dims)) - routers if fp8 else 0  # of a byte each
+    weights = num_parameters(dims) * item - narrow * (item - 1)
+    if dims.latent is None:
+        width = 2 * max(1, dims.num_kv_heads // tensor_parallel) * dims.head_dim
+    else:
+        width = dims.latent.key_rank + dims.latent.rotary_width
+    kv_per_token = dims.num_layers * width * (1 if fp8_cache else item)
+    return ModelSize(weights=int(weights) // tensor_parallel, kv_per_token=kv_per_token)
 
 
 def copies_bytes(dims: ModelDims, dtype: str, channel: str | None, num_shared: int) -> int:
