@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from contestants import QUIET_TRL, train_rlcore
 from model_shapes import write_model
 from share_task import PROMPT_LENGTH, prompts, reward
 
@@ -34,15 +35,10 @@ TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
 
 
 def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
-    from attrs import evolve
     from share_environment import PROVIDER
 
-    from rlcore.registry.discovery import Registry, discover
-    from rlcore.run.plan.prepare import prepare
-    from rlcore.run.train import train
-
     updates, kl = CASES[case]
-    stamps = [time.time()]
+    stamps: list[float] = []
 
     class Stamps:
         def step(self, step: int, metrics: dict[str, float]) -> None:
@@ -51,48 +47,22 @@ def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments: None
 
-    own = Registry.from_providers({"environment": [PROVIDER]})
-    (entry,) = (entry for entry in own.entries if entry.distribution == "in-process")
-    installed = discover()
-    registry = evolve(installed, entries=(*installed.entries, entry))
-    with tempfile.TemporaryDirectory() as directory:
-        recipe = Path(directory) / "recipe.toml"
-        recipe.write_text(RECIPE)
-        overrides = [
-            f"model.path={model}",
-            f"run.directory={directory}",
-            f"run.num_steps={num_steps}",
-            f"training.minibatches_per_step={updates}",
-            f"algorithm.grpo.kl_coefficient={kl}",
-        ]
-        summary = train(prepare(recipe, overrides, registry=registry), resume=False, progress=Stamps())
-    return {"stamps": stamps[1:], "phases": summary["step_time_median_s"]}
-
-
-RECIPE = """
-[run]
-device = "cpu"
-[algorithm]
-name = "grpo"
-[environment]
-name = "share"
-[training]
-prompts_per_step = 16
-[rollout]
-samples_per_prompt = 8
-max_prompt_tokens = 12
-max_response_tokens = 32
-[optimizer]
-learning_rate = 1e-5
-[logging]
-rollouts_every_n_steps = 0
-[sinks]
-names = []
-[checkpoint]
-at_end = false
-[model]
-path = ""
-"""
+    keys = {
+        "run.device": "cpu",
+        "run.num_steps": num_steps,
+        "model.path": model,
+        "algorithm.name": "grpo",
+        "algorithm.grpo.kl_coefficient": kl,
+        "environment.name": "share",
+        "rollout.samples_per_prompt": GROUP,
+        "rollout.max_prompt_tokens": PROMPT_LENGTH,
+        "rollout.max_response_tokens": NUM_TOKENS,
+        "training.prompts_per_step": NUM_PROMPTS,
+        "training.minibatches_per_step": updates,
+        "optimizer.learning_rate": 1e-5,
+    }
+    summary = train_rlcore(keys, Stamps(), environment=PROVIDER)
+    return {"stamps": stamps, "phases": summary["step_time_median_s"]}
 
 
 def run_trl(model: str, case: str, num_steps: int) -> dict[str, Any]:
@@ -120,15 +90,11 @@ def run_trl(model: str, case: str, num_steps: int) -> dict[str, Any]:
             beta=kl,
             temperature=1.0,
             learning_rate=1e-5,
-            lr_scheduler_type="constant",
             max_steps=num_steps * updates,
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1000,
-            disable_tqdm=True,
+            **QUIET_TRL,
             model_init_kwargs={"dtype": torch.float32},
         )
         trainer = GRPOTrainer(

@@ -29,7 +29,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, frozen
+from contestants import QUIET_TRL, train_rlcore
 from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
 from model_shapes import require_device, reward, texts, write_model
 
@@ -68,30 +69,6 @@ TRL: dict[str, dict[str, Any]] = {
 }
 """The changes of each setting."""
 GIB = 2**30
-RECIPE = """
-[model]
-path = ""
-[algorithm]
-name = "grpo"
-[environment]
-name = "letters"
-[generator]
-name = "vllm"
-vllm.gpu_memory_utilization = 0.5
-[trainer]
-name = "fsdp2"
-[rollout]
-stop_token_ids = []
-[evaluation]
-at_start = false
-at_end = false
-[logging]
-rollouts_every_n_steps = 0
-[sinks]
-names = []
-[checkpoint]
-at_end = false
-"""
 
 
 class Steps:
@@ -130,10 +107,7 @@ def _memory_gib() -> tuple[float, float]:
 def run_rlcore(work: Work, model: str, overrides: list[str]) -> Steps:
     from letters_environment import PROVIDER
 
-    from rlcore.registry.discovery import Registry, discover
-    from rlcore.run.plan.prepare import prepare
     from rlcore.run.report.progress import Progress
-    from rlcore.run.train import train
 
     steps = Steps()
 
@@ -147,27 +121,26 @@ def run_rlcore(work: Work, model: str, overrides: list[str]) -> Steps:
         def note(self, text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
-    own = Registry.from_providers({"environment": [PROVIDER]})
-    (entry,) = (entry for entry in own.entries if entry.distribution == "in-process")
-    installed = discover()
-    registry = evolve(installed, entries=(*installed.entries, entry))
-    with tempfile.TemporaryDirectory() as directory:
-        recipe = Path(directory) / "recipe.toml"
-        recipe.write_text(RECIPE)
-        settings = {
-            "model.path": model,
-            "run.directory": directory,
-            "run.device": work.device,
-            "run.num_steps": work.num_steps,
-            "environment.letters.num_prompts": work.num_prompts * work.num_steps,
-            "environment.letters.prompt_length": work.prompt_length,
-            "training.prompts_per_step": work.num_prompts,
-            "rollout.samples_per_prompt": work.group,
-            "rollout.max_prompt_tokens": work.prompt_length,
-            "rollout.max_response_tokens": work.num_tokens,
-        }
-        given = [f"{key}={value}" for key, value in settings.items()] + overrides
-        train(prepare(recipe, given, registry=registry), resume=False, progress=Watch())
+    keys = {
+        "run.device": work.device,
+        "run.num_steps": work.num_steps,
+        "model.path": model,
+        "algorithm.name": "grpo",
+        "environment.name": "letters",
+        "environment.letters.num_prompts": work.num_prompts * work.num_steps,
+        "environment.letters.prompt_length": work.prompt_length,
+        "generator.name": "vllm",
+        "generator.vllm.gpu_memory_utilization": 0.5,
+        "trainer.name": "fsdp2",
+        "rollout.samples_per_prompt": work.group,
+        "rollout.max_prompt_tokens": work.prompt_length,
+        "rollout.max_response_tokens": work.num_tokens,
+        "rollout.stop_token_ids": [],
+        "training.prompts_per_step": work.num_prompts,
+        "evaluation.at_start": False,
+        "evaluation.at_end": False,
+    }
+    train_rlcore(keys, Watch(), overrides, PROVIDER)
     return steps
 
 
@@ -201,7 +174,6 @@ def run_trl(work: Work, model: str, setting: str) -> Steps:
             loss_type="dapo",
             temperature=1.0,
             learning_rate=1e-6,
-            lr_scheduler_type="constant",
             max_steps=work.num_steps,
             use_cpu=not on_cuda,
             bf16=on_cuda,
@@ -210,10 +182,7 @@ def run_trl(work: Work, model: str, setting: str) -> Steps:
             vllm_gpu_memory_utilization=0.25 if on_cuda else 0.9,
             vllm_max_model_length=work.prompt_length + work.num_tokens,
             generation_kwargs={"ignore_eos": True},
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1000,
-            disable_tqdm=True,
+            **QUIET_TRL,
             **options,
         )
         trainer = GRPOTrainer(

@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from attrs import asdict, frozen
+from contestants import QUIET_TRL, train_rlcore
 from generator_setup import versions
 
 SCORING = Path(__file__).resolve().parent.parent / "recipes" / "smollm2" / "scoring.py"
@@ -86,9 +87,7 @@ class Turns:
 
 def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: str, record: Record, turns: Turns) -> None:
     """GRPO by rlcore with the trainer of that name."""
-    from rlcore.run.plan.prepare import prepare
     from rlcore.run.report.progress import Progress
-    from rlcore.run.train import train
 
     class Watch(Progress):
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -130,15 +129,10 @@ def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: s
         "optimizer.learning_rate": settings.learning_rate,
         "offload.generator_sleeps": False,  # as TRL's default is
         "evaluation.every_n_steps": settings.evaluate_every,
-        "checkpoint.at_end": False,
-        "logging.rollouts_every_n_steps": 0,
-        "sinks.names": [],
     }
     if settings.generator == "vllm":
         keys |= {"generator.vllm.gpu_memory_utilization": settings.memory_share, "generator.vllm.max_num_seqs": 256}
-    recipe = work / f"{trainer}-{seed}.toml"
-    recipe.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
-    train(prepare(recipe), resume=False, progress=Watch())
+    train_rlcore(keys, Watch())
 
 
 def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Record, turns: Turns) -> None:
@@ -213,7 +207,6 @@ def trl_config(seed: int, settings: Settings, work: Path) -> Any:
         max_completion_length=settings.max_tokens,
         temperature=settings.temperature,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
         max_grad_norm=1.0,
         beta=0.0,
         epsilon=0.2,
@@ -230,10 +223,7 @@ def trl_config(seed: int, settings: Settings, work: Path) -> Any:
         model_init_kwargs={"dtype": "float32"},
         bf16=on_cuda,
         use_cpu=not on_cuda,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1000,
-        disable_tqdm=True,
+        **QUIET_TRL,
     )
 
 

@@ -113,6 +113,8 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         ('"-----BEGIN%20PRIVATE%20KEY-----x1-----END', '"***'),
         ("eyJabcdefghi..abcdefgh.x1.abcdefgh, eyJabcdefghi.abcdefgh.x1", "***, ***"),
         ("https://api.telegram.org/bot12345678:" + "a" * 35 + "/get", "https://api.telegram.org/bot***/get"),
+        ("X-Auth: x1\njwt=abcdefgh1, otp: abcdefgh1", "X-Auth: ***\njwt=***, otp: ***"),
+        ("Basic bWU6dmVyeS1zZWNyZXQx, next", "Basic ***, next"),
     ],
 )
 def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expected: str) -> None:
@@ -164,6 +166,7 @@ def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expecte
         "secret sharing, and the secret of success",
         "tokens per second: 1234.5, api keys: 3 configured",
         "mailto:me@example.com, user@host:/path",
+        "Basic Qwen2Model and Basic training of 16 layers",
         'name = "password", type = "str"',
         "KeyError: 'password'",
     ],
@@ -171,6 +174,42 @@ def test_what_tells_by_its_form_that_it_is_a_secret_is_masked(text: str, expecte
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            f"{name}{sign}Zq7xV2mK9p"
+            for name in ("key", "my key", "signature", "author", "auth", "pin")
+            for sign in (" = ", ": ")
+        ),
+        *(
+            "my key is Zq7xV2mK9p",
+            "pass: Zq7xV2mK9p",
+            "login: me / Zq7xV2mK9p",
+            "user me with Zq7xV2mK9p",
+            "sign in with Zq7xV2mK9p",
+        ),
+        *(
+            "--from-literal=key=Zq7xV2mK9p",
+            "tool login Zq7xV2mK9p",
+            "tool -p Zq7xV2mK9p",
+            "tool -k Zq7xV2mK9p",
+            "-a me:Zq7xV2mK9p",
+        ),
+        *("salt=Zq7xV2mK9p", "seed: Zq7xV2mK9p", "code=Zq7xV2mK9p", "id=Zq7xV2mK9p", "hash: Zq7xV2mK9p", "nonce=Zq7xV2mK9p"),
+        *("session=Zq7xV2mK9p", "state=Zq7xV2mK9p", "digest: Zq7xV2mK9p"),
+    ],
+)
+def test_values_that_only_their_meaning_makes_secret_stay_unless_they_are_known(text: str) -> None:
+    """Rows, metrics and models have such names and values, which messages have to show."""
+    assert masked(text) == text
+
+
+def test_a_known_value_is_masked_behind_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "Zq7xV2mK9p")
+    assert masked("my key is Zq7xV2mK9p, id=Zq7xV2mK9p") == "my key is ***, id=***"
 
 
 @pytest.mark.parametrize(

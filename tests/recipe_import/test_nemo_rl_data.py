@@ -1,12 +1,14 @@
 """Data sets of NeMo-RL's recipes keep their path and fields; differences are reported."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlcore.spi import ConfigError
 
-from .nemo_recipes import DPO, SFT, grpo, imported, reported
+from .nemo_recipes import DPO, GRPO, SFT, grpo, imported, reported
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,14 @@ def test_keys_of_a_set_count_before_those_of_all(tmp_path: Path) -> None:
     found = grpo(tmp_path, "data.default={env_name: math, input_key: all}", "data.train={data_path: a.jsonl, input_key: own}")
     assert found.values["data.train.prompt_field"] == "own"
     assert not {"data.default.input_key", "data.train.input_key"} & reported(found)
+
+
+@pytest.mark.parametrize("text", [GRPO, SFT, DPO], ids=["grpo", "sft", "dpo"])
+@pytest.mark.parametrize("value", [-1, float("inf"), True, "x", [1]], ids=str)
+def test_no_table_of_another_form_crashes(tmp_path: Path, text: str, value: object) -> None:
+    for key in (tables := yaml.safe_load(text)):
+        with suppress(ConfigError):
+            imported(tmp_path, yaml.safe_dump({**tables, key: value}))
 
 
 @pytest.mark.parametrize("override", ["data.train=x", "data.train=[1]", "data.train={data_path: [a]}"])

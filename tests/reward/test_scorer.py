@@ -108,6 +108,14 @@ def test_an_answer_ends_with_the_first_token_of_what_follows_as_a_run_trains_it(
     assert [tokenizer.decode(tokens) for tokens in found] == [f"?Say a word.!{answer}?" for answer in ("a", "so...b")]
 
 
+def test_a_chat_template_without_end_is_named(reward_model, monkeypatch, scoring):
+    monkeypatch.setattr("rlcore_reward.scorer.TEMPLATE_S", 0.2)
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
+    tokenizer.chat_template = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
+    with pytest.raises(TimeoutError, match=r"chat template .* 0\.2 s"):
+        tokens_of(Conversation(prompt=CHAT, answer="word"), tokenizer, ())
+
+
 def test_what_is_too_long_fails_alone(scoring):
     good, long = score(scoring, [CONVERSATIONS[0], Conversation(prompt="x" * 100, answer="y")])
     assert isinstance(good, float)

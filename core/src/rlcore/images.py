@@ -5,9 +5,11 @@ Importing this file imports neither Pillow nor transformers.
 
 import io
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from rlcore.spi.errors import DataError, ModelError, Problem
+from rlcore.time_limit import loading
 
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
 
@@ -44,7 +46,8 @@ def load_image_processor(path: str, revision: str | None, *, trust_remote_code: 
 
     found = ""
     try:
-        processor = AutoImageProcessor.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        with loading(f"the image processor of {path}") if expanded(path).is_dir() else nullcontext():
+            processor = AutoImageProcessor.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
         if hasattr(processor, "get_number_of_image_patches") and hasattr(processor, "merge_size"):
             return processor
         found = f"{type(processor).__name__}, which does not say how many patches an image has"

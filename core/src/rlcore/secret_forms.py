@@ -8,7 +8,7 @@ SECRET = (
     r"|(?:account|anthropic|auth|azure|consumer|gemini|hf|judge|master|open[_-]?ai|shared|subscription)[_-]?key"
     r"|shared[_-]?access[_-]?signature"
     r"|passwords?|passwd|passphrase|passcode|credentials?|connection[_-]?string|webhook[_-]?url"
-    rf"|(?:proxy[_-]?)?authorization|cookies?|(?:{_TOKENS})[_-]?token"
+    rf"|(?:proxy[_-]?)?authorization|x[_-]auth|cookies?|(?:{_TOKENS})[_-]?token"
 )
 LOGIN = re.compile(r"(?<=://)[^/\s'\"]+(?=@)|(?i:(?<=%3A%2F%2F))[^/\s&'\"]+?(?=%40)")
 """The user and password of an address."""
@@ -49,7 +49,7 @@ _ASSIGNED = re.compile(
 """Assignments to a secret's name: "--api-key VALUE", "api_key=VALUE", '"api_key": "VALUE"', "x-api-key: VALUE",
 "('X-Api-Key', 'VALUE')", "MY_TOKEN=VALUE"."""
 _SAID = re.compile(
-    r"(?i)((?<![\w.-])(?:(?:token|pwd)['\"]?\s?[:=]\s?|pass['\"]?\s?=\s?"
+    r"(?i)((?<![\w.-])(?:(?:token|pwd|jwt|otp)['\"]?\s?[:=]\s?|pass['\"]?\s?=\s?"
     rf"|(?:[\w-]{{0,80}}?(?:{SECRET})(?<!s)(?<!authorization)|api key|token)"
     r"(?: provided| for [\w@.' -]{1,40}:)?(?: is| was)?\s?[:=]?\s)['\"]?)"
     r"(?=[^\s\d'\"<>(),;]*\d)(?=[^\sa-z'\"<>(),;]*[a-z])[\w+=!@#$%^&*?~-][\w+/=!@#$%^&*?~-]{7,}(?!\w|\.\w)"
@@ -61,6 +61,8 @@ _IS = re.compile(
 """Passwords in a sentence, "the password is: VALUE", and in .netrc."""
 _BEARER = re.compile(r"(?i)((?:(?<!\w)|(?<=%20))bearer(?:[ +]|%20|:\s?))(?=[a-z.~+/=-]*\d)[\w.~+/=-]{8,}")
 """Tokens of a header without the header's name."""
+_BASIC = re.compile(r"(\bBasic )(?=[^\s\d]*\d)(?=[^\sa-z]*[a-z])(?=[^\sA-Z]*[A-Z])[A-Za-z0-9+/]{16,}={0,2}(?![\w.])")
+"""Logins of a header without the header's name."""
 _PAIR = re.compile(
     rf"(?i)((?:name|key|type)['\"]?\s?[:=]\s?['\"]?[\w.-]{{0,80}}?(?:{SECRET}|token)['\"]?(?:,?\s+['\"]?value['\"]?\s?[:=]\s?|>))"
     + _VALUE
@@ -104,5 +106,5 @@ COMMANDS = (
 """Secrets on command lines of other programs, in a shell's form or as a list: "mysql -pVALUE", ['curl', '-u', 'me:VALUE']."""
 ALWAYS = (_QUERY, *COMMANDS)
 """Patterns of secrets that are masked also in values of a recipe. The first group stays."""
-IN_MESSAGES = (_SAID, _IS, _BEARER, _PAIR, _LOGINS, _PIPED, _COOKIES, _ASSIGNED)
+IN_MESSAGES = (_SAID, _IS, _BEARER, _BASIC, _PAIR, _LOGINS, _PIPED, _COOKIES, _ASSIGNED)
 """Patterns of secrets that are masked in messages. The first group stays."""

@@ -52,3 +52,14 @@ def test_a_malformed_file_hides_no_other_distribution(tmp_path: Path, monkeypatc
     install(tmp_path, "broken", "[rlcore.channels]\nno equals sign\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "three_good" in installed_in(CHANNEL_GROUP, ChannelProvider)
+
+
+def test_an_import_that_takes_too_long_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.2)
+    install(tmp_path, "four", POINTS.format(name="four"))
+    install(tmp_path, "late", "[rlcore.channels]\nlate_good = late_sleeps:GOOD\n")
+    (tmp_path / "late_sleeps.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = installed_in(CHANNEL_GROUP, ChannelProvider)
+    assert "four_good" in found
+    assert "late_good" not in found

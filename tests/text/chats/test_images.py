@@ -1,6 +1,7 @@
 """Images in messages: their files, their faults, and their placeholders."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -129,6 +130,13 @@ def test_a_model_of_text_refuses_images(tmp_path):
 def test_a_model_without_an_image_processor(tmp_path):
     with pytest.raises(ModelError, match="preprocessor_config"):
         load_image_processor(str(make_model(tmp_path / "model")), None, trust_remote_code=False)
+
+
+def test_an_image_processor_that_takes_too_long_is_named(image_model, monkeypatch):
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.2)
+    monkeypatch.setattr("transformers.AutoImageProcessor.from_pretrained", lambda *_, **__: time.sleep(1000))
+    with pytest.raises(ModelError, match=r"image processor .* 0\.2 s"):
+        load_image_processor(str(image_model), None, trust_remote_code=False)
 
 
 def test_a_processor_scales_by_its_own_merging():

@@ -16,6 +16,8 @@ from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.data.text import row_name
 from rlcore.spi import ContractError, DataError, DataSourceProvider, PluginError, installed_data_sources
 from rlcore_text.rows.datasets import load_rows
+from rlcore_text.rows.given_rows import given_rows
+from rlcore_text.rows.rendering import chunks_of
 
 
 class RowEnvironment:
@@ -44,6 +46,28 @@ def test_late_rows_of_an_environment_are_named(monkeypatch, function):
     monkeypatch.setattr(LateRows, function, lambda *_: time.sleep(60))
     with pytest.raises(PluginError, match=r"rows\('train'\) .* 0\.05 s"):
         load_rows(DatasetConfig(), "train", LateRows())
+
+
+class LateSource(list):
+    def __iter__(self):
+        time.sleep(60)
+
+    def __getitem__(self, number):
+        time.sleep(60)
+
+
+def test_late_rows_of_a_source_are_named(monkeypatch):
+    monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
+    late = {"read": lambda request: time.sleep(60), "take": lambda request: LateSource([{"prompt": "a"}])}
+    for name, read in late.items():
+        monkeypatch.setattr(sys.modules[__name__], name, read, raising=False)
+        source(monkeypatch, name)
+        with pytest.raises(PluginError, match=r"squares, by .* 'db', .* 0\.3 s"):
+            load_rows(DatasetConfig(source="db", path="squares"), "train", None)
+    with pytest.raises(PluginError, match=r"data\.train .* 0\.05 s"):
+        list(chunks_of(LateSource([{}]), "data.train"))
+    with pytest.raises(PluginError, match=r"data\.train .* 0\.05 s"):
+        given_rows(LateSource([{}]), DatasetConfig(source="python"), "data.train")
 
 
 def test_environment_rows_are_limited_and_missing_ones_named():

@@ -153,6 +153,8 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         (ASKED, {"prompt": [{"role": "user", "content": "<image>q"}]}, "prompt"),
         (LEARNED, {"completion": None, "messages": [{"from": "human", "value": "<image>q"}, ANSWER]}, "messages"),
         (ASKED, {"agent_name": "tool_agent"}, "agent_name"),
+        *((LEARNED, {name: 0.5}, name) for name in ("weight", "loss_scale", "sample_weight", "loss_mask")),
+        (COMPARED, {"channel": "chat"}, "channel"),
         *((form, {"prompt": json.dumps([USER])}, "prompt") for form in (ASKED, LEARNED, COMPARED)),
         (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
         (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),

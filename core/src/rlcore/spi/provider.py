@@ -12,6 +12,7 @@ from attrs import field, frozen
 from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
+from rlcore.time_limit import loading
 
 DescriptionT = TypeVar("DescriptionT")
 Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink", "execution"]
@@ -72,7 +73,7 @@ def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT
     or is written for another interface, is left out: the driver lists it with its error."""
     found = {}
     for entry_point in filter(_is_enabled, _entry_points(group)):
-        with suppress(BaseException):  # an import may raise anything
+        with suppress(BaseException), loading(f"the import of {entry_point.value}"):  # an import may raise anything
             loaded: Any = entry_point.load()
             fits = loaded.spi[0] == SPI_VERSION[0] and loaded.spi[1] <= SPI_VERSION[1] and loaded.name == entry_point.name
             if isinstance(loaded, kind) and fits:

@@ -1,4 +1,4 @@
-"""What the entry points name."""
+"""The providers for the entry points."""
 
 from rlcore.spi import Provider, capabilities
 from rlcore_distill.config import DistillConfig, UnrewardedConfig

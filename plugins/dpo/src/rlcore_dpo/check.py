@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's `[algorithm.dpo]` that no single field shows."""
+"""Checks of `[algorithm.dpo]` across its fields."""
 
 from collections.abc import Iterator, Sequence
 

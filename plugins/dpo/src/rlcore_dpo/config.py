@@ -16,7 +16,7 @@ class DpoConfig:
     """
 
     loss: Literal["sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down"] = "sigmoid"
-    """What a pair costs: "sigmoid", -log sigmoid(beta h), DPO's; "hinge", max(0, 1 - beta h), SLiC's (arXiv:2305.10425, as in
+    """The loss of a pair: "sigmoid", -log sigmoid(beta h), DPO's; "hinge", max(0, 1 - beta h), SLiC's (arXiv:2305.10425, as in
     arXiv:2309.06657); "ipo", (h - 1 / (2 beta))^2 (arXiv:2310.12036), which its authors use with `length_normalised`; "robust",
     DPO's without the bias that a share `label_smoothing` of swapped pairs brings (arXiv:2403.00409); "apo_zero", which raises
     the chosen answer and lowers the rejected one, and "apo_down", which lowers both, the rejected one more
@@ -26,7 +26,7 @@ class DpoConfig:
     label_smoothing: Annotated[float, at_least_below(0, 0.5)] = 0.0
     """Share of pairs taken to be swapped: with "sigmoid" the loss is smoothed by it (cDPO), with "robust" freed of its bias."""
     reference: Literal["initial", "none"] = "initial"
-    """What scores are taken against: the initial weights, or the model that [reference] names; or nothing, which needs no
+    """The base of the scores: the initial weights, or the model that [reference] names; or nothing, which needs no
     second model."""
     length_normalised: bool = False
     """Divide an answer's score by its number of tokens, so that long answers do not win by their length."""

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's `[algorithm.grpo]`, or the section of one of its presets, that no single field shows."""
+"""Checks of `[algorithm.grpo]`, or the section of one of its presets, across its fields."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

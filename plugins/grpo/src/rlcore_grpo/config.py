@@ -22,7 +22,7 @@ class AdvantageConfig:
     """Default of rollout.dynamic_sampling for this algorithm."""
 
     advantage_baseline: Baseline = "group_mean"
-    """What is subtracted from a reward: the mean of its group, the mean of the group's other rewards, the mean of the step's
+    """Subtracted from a reward: the mean of its group, the mean of the group's other rewards, the mean of the step's
     rewards, or nothing."""
     advantage_normalisation: AdvantageNormalisation = "std"
     """Divide the group's advantages by the standard deviation of its rewards; by that of the group's other rewards, but at
@@ -47,7 +47,7 @@ class AdvantageConfig:
     shortest episode of a group to -0.5 for its longest, and is at most 0 where the reward is not above 0. Of an agent's
     episode the first two take the longest answer, which is what that limit bounds; "group" takes all answers together."""
     length_penalty_weight: Annotated[float, above(0)] = 1.0
-    """What the length penalty is multiplied by."""
+    """The factor of the length penalty."""
     length_penalty_buffer: Annotated[float, above_at_most(0, 1)] = 0.2
     """The last part of rollout.max_response_tokens over which "soft_overlong" falls, as a share of it."""
     kl_placement: Literal["loss", "reward", "reward_to_go"] = "loss"
@@ -57,7 +57,7 @@ class AdvantageConfig:
 
     @property
     def compares(self) -> Literal["rewards", "turn_rewards", "reward_components"]:
-        """What tells the samples of a group apart, as AlgorithmNeeds.compares."""
+        """The figures by which a group's samples are compared, as AlgorithmNeeds.compares."""
         if self.reward_aggregation == "normalise_then_sum":
             return "reward_components"
         return "turn_rewards" if self.advantage_per == "turn" else "rewards"

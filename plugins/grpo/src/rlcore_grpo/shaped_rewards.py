@@ -1,4 +1,4 @@
-"""What an episode is compared by: its rewards with what is added for its length, and taken off for the KL divergence."""
+"""Rewards by which episodes are compared: with penalties of lengths, and less the KL divergence."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's `[algorithm.ppo]` that no single field shows."""
+"""Checks of `[algorithm.ppo]` across its fields."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What the entry point names."""
+"""The provider for the entry point."""
 
 from rlcore.spi import Provider
 from rlcore_ppo.config import PpoConfig

@@ -5,6 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.spi import ConfigError, Problem
 from rlcore_import.recipe import Unmapped
 from rlcore_import.source import Source
 
@@ -72,7 +73,10 @@ PROCESSORS = ("math_hf_data_processor", "math_data_processor", "sft_processor", 
 
 def first_sets(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unmapped]]:
     """Return the recipe with one data set a split, and a report of the others."""
-    data, reports = dict(tables.get("data") or {}), []
+    found: Any = tables.get("data") or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError([Problem(path="data", found=f"{found!r:.60}", expected="a table")])
+    data, reports = dict(found), []
     for key in SPLITS:
         name = key.rpartition(".")[2]
         found = data.get(name)

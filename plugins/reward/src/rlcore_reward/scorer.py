@@ -12,6 +12,7 @@ from attrs import frozen
 
 from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
 from rlcore.spi import Message, ModelSpec, Problem, Tool
+from rlcore.time_limit import TEMPLATE_S, time_limit
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, raise_model_problems, unknown_tensors
 from rlcore_torchkit.transformers_import import import_transformers
 
@@ -109,7 +110,8 @@ def _require_shown(messages: Sequence[Message], tools: Sequence[Tool], template:
 def _shown(messages: Sequence[Message], tools: Sequence[Tool], tokenizer: Any, **options: bool) -> str:
     """Render messages and tools with the chat template, with the same fixed date as in every run."""
     today = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
-    text: str = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **today, **options)
+    with time_limit("the reward model's chat template", TEMPLATE_S):
+        text: str = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **today, **options)
     return text
 
 

@@ -1,7 +1,6 @@
 """Checks of streams: requests that join while others run, samples as they end, and what has not ended at the stream's end."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,10 +17,9 @@ from rlcore_conformance.generators.generator_fixtures import (
     Question,
     WeightSets,
     load_reference,
-    logprob_errors,
     make_question,
 )
-from rlcore_conformance.generators.generator_streaming import ATTEMPTS
+from rlcore_conformance.generators.generator_streaming import ATTEMPTS, assert_tokens_follow_refits
 from rlcore_conformance.references.reference import Reference, ReferencePolicy
 
 COLD = SamplingParams(temperature=0.5)
@@ -46,8 +44,8 @@ class GeneratorContinuous(GeneratorFixtures):
             long = with_limits(question, [1, *[MAX_SEQUENCE_LENGTH] * (count - 1)])
             feed = with_a_late_request(generator, long, late)
             assert sorted(feed.delivered) == list(range(count + 5)), "expected every sample, each once"
-            check_part(generator, policy, long, feed, 0, PLAIN)
-            check_part(generator, policy, late, feed, count, COLD)
+            generator.assert_logprobs(policy, long, joined(feed, 0, count))
+            generator.assert_logprobs(policy, late, joined(feed, count, 5), COLD)
             order = list(feed.delivered)
             last_long, last_late = (max(map(order.index, part)) for part in (range(count), range(count, count + 5)))
             if last_late < last_long:
@@ -69,7 +67,7 @@ class GeneratorContinuous(GeneratorFixtures):
                 break
         assert cut, "no sample was cut: the stream went on after its end"
         assert any(len(one.tokens) for one in cut), "no sample that was cut has the tokens that it had come to"
-        check_part(generator, policy, long, feed, 0, PLAIN)
+        generator.assert_logprobs(policy, long, joined(feed, 0, len(long.seeds)))
         if generator.handle.has(capabilities.PER_SAMPLE_SEEDS):
             whole = generator.generate(long)
             for number, one in feed.delivered.items():
@@ -83,34 +81,10 @@ class GeneratorContinuous(GeneratorFixtures):
         """A stream goes on over a refit in flight, and tokens after it are those of the new weights."""
         generator.require(capabilities.CONTINUOUS)
         generator.require(capabilities.IN_FLIGHT_REFIT)
-        long = with_limits(question, [1, *[MAX_SEQUENCE_LENGTH] * (len(question.seeds) - 1)])
         policies = [load_reference(reference, one) for one in weights]
-        for attempt in range(ATTEMPTS):
-            found = self._refitted(generator, long, weights, attempt)
-            of_new = found.weight_versions == attempt + 1
-            if of_new.any():
-                errors = [logprob_errors(one, long, found, PLAIN) for one in policies]
-                worst = np.where(of_new, errors[(attempt + 1) % 2], errors[attempt % 2]).max()
-                assert worst <= generator.tolerance, f"log-probabilities are off by up to {worst:.3g} nats"
-                return
-        pytest.fail("no token carries the new version: refit waits for the stream to end")
-
-    def _refitted(self, generator: GeneratorUnderTest, question: Question, weights: WeightSets, version: int) -> GenerateResult:
-        """The samples of a stream that begins at a version, with a refit to the next one after the first sample."""
-        begun = threading.Event()
-
-        def then() -> list[GenerateRequest]:
-            begun.set()
-            return []
-
-        feed = ScriptedFeed(first=[question.request(PLAIN, version)], then=then)
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(stream, generator, feed, version)
-            while not begun.wait(0.1) and not running.done():
-                pass
-            generator.refit(weights[(version + 1) % 2], version + 1)
-            running.result()
-        return joined(feed, 0, len(question.seeds))
+        assert_tokens_follow_refits(
+            generator, question, policies, lambda version: generator.refit(weights[version % 2], version), streamed
+        )
 
 
 def with_limits(question: Question, limits: list[int]) -> Question:
@@ -122,6 +96,17 @@ def stream(generator: GeneratorUnderTest, feed: ScriptedFeed, weight_version: in
     """Run a stream to its end; the feed then holds what was delivered."""
     generator.handle.stream(StreamRequest(feed=feed, weight_version=weight_version))
     return feed
+
+
+def streamed(generator: GeneratorUnderTest, question: Question, version: int, then: Callable[[], None]) -> GenerateResult:
+    """A SampleAndCall by a stream."""
+
+    def nothing_more() -> list[GenerateRequest]:
+        then()
+        return []
+
+    feed = stream(generator, ScriptedFeed(first=[question.request(PLAIN, version)], then=nothing_more), version)
+    return joined(feed, 0, len(question.seeds))
 
 
 def with_a_late_request(generator: GeneratorUnderTest, long: Question, late: Question) -> ScriptedFeed:
@@ -144,15 +129,3 @@ def joined(feed: ScriptedFeed, first: int, count: int) -> GenerateResult:
         weight_versions=np.concatenate([one.weight_versions for one in samples]),
         finish_reasons=np.array([one.finish_reason for one in samples], np.uint8),
     )
-
-
-def check_part(
-    generator: GeneratorUnderTest,
-    policy: ReferencePolicy,
-    question: Question,
-    feed: ScriptedFeed,
-    first: int,
-    sampling: SamplingParams,
-) -> None:
-    """The samples of one request have the log-probabilities of its prompts and its sampling."""
-    generator.assert_logprobs(policy, question, joined(feed, first, len(question.seeds)), sampling)

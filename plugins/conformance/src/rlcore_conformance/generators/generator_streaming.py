@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -71,14 +72,18 @@ class GeneratorStreaming(GeneratorFixtures):
 
 
 def assert_tokens_follow_refits(
-    generator: GeneratorUnderTest, question: Question, policies: Sequence[ReferencePolicy], refit: Callable[[int], None]
+    generator: GeneratorUnderTest,
+    question: Question,
+    policies: Sequence[ReferencePolicy],
+    refit: Callable[[int], None],
+    sample: "SampleAndCall | None" = None,
 ) -> None:
     """While `refit` brings a generator at version 0 to the next versions, each token is of the policy of its own: of the first
-    at even versions, of the second at odd ones."""
+    at even versions, of the second at odd ones. `sample` is a call of `generate` unless given."""
     long = evolve(question, max_tokens=np.full(len(question.seeds), MAX_SEQUENCE_LENGTH, np.int32))
     long.max_tokens[0] = 1
     for old in range(ATTEMPTS):
-        result = generate_and_refit(generator, long, old, partial(refit, old + 1))
+        result = _refitted_under_way(partial(sample or generated, generator, long, old), partial(refit, old + 1))
         assert set(np.unique(result.weight_versions)) <= {old, old + 1}
         of_new = result.weight_versions == old + 1
         errors = [logprob_errors(policy, long, result, PLAIN) for policy in policies]
@@ -88,16 +93,23 @@ def assert_tokens_follow_refits(
             other = np.where(of_new, errors[old % 2], errors[(old + 1) % 2])
             assert other[of_new].max() > 10 * generator.tolerance, "the two sets of weights are too alike to tell them apart"
             return
-    pytest.fail("no token carries the new version: refit waits for generate to end")
+    pytest.fail("no token carries the new version: refit waits until all samples have ended")
 
 
-def generate_and_refit(
-    generator: GeneratorUnderTest, question: Question, version: int, refit: Callable[[], None]
-) -> GenerateResult:
-    """The answer to a question, with a refit as soon as its first sample has ended."""
+SampleAndCall: TypeAlias = Callable[[GeneratorUnderTest, Question, int, Callable[[], None]], GenerateResult]
+"""Samples a question at a version, and calls a function once its first sample has ended."""
+
+
+def generated(generator: GeneratorUnderTest, question: Question, version: int, then: Callable[[], None]) -> GenerateResult:
+    """A SampleAndCall by one call of `generate`."""
+    return generator.generate(question, version, on_finished=lambda sample, one: then())  # noqa: ARG005
+
+
+def _refitted_under_way(sample: Callable[[Callable[[], None]], GenerateResult], refit: Callable[[], None]) -> GenerateResult:
+    """The samples, with a refit as soon as the first has ended."""
     ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(generator.generate, question, version, on_finished=lambda sample, one: ended.set())  # noqa: ARG005
+        answer = pool.submit(sample, ended.set)
         while not ended.wait(0.1) and not answer.done():
             pass
         refit()

@@ -94,20 +94,9 @@ class HuggingFacePolicy:
             entropies += [zero, -(table.exp() * table).sum(-1)]
         entropy, current = torch.cat(entropies), torch.cat(logprobs)
         columns = {name: torch.from_numpy(column) for name, column in batch.token_columns.items()}
-        inputs = LossInputs(
-            logprobs=current,
-            previous_logprobs=loss.previous_of(columns, current.detach()),
-            entropy={"none": None, "metric": entropy.detach(), "loss": entropy}[loss.entropy],
-            loss_mask=torch.from_numpy(batch.loss_mask),
-            offsets=torch.from_numpy(batch.offsets),
-            token_columns=columns,
-            sequence_columns={name: torch.from_numpy(column) for name, column in batch.sequence_columns.items()},
-            counts=batch.counts(),
-        )
-        parameters = list(self._model.parameters())
-        output = pkgutil.resolve_name(loss.path)(inputs, loss.config)
-        grads = torch.autograd.grad(output.loss, parameters, allow_unused=True)
-        return float(torch.stack([grad.double().square().sum() for grad in grads if grad is not None]).sum().sqrt())
+        previous = loss.previous_of(columns, current.detach())
+        given = {"none": None, "metric": entropy.detach(), "loss": entropy}[loss.entropy]
+        return gradient_norm(self._model, batch, loss, logprobs=current, previous_logprobs=previous, entropy=given)
 
     def _forward(self, tokens: Int32Array, routed: Int16Array | None = None) -> Any:
         import torch
@@ -142,24 +131,18 @@ def _sent_to(experts: Any, router: Any, output: Any) -> Any:
     return logits, weights / weights.sum(-1, keepdim=True) if router.norm_topk_prob else weights, chosen
 
 
-@frozen(kw_only=True)
-class _Weights:
-    digest: str
-    values: Values = field(eq=False)
-
-
-@lru_cache(maxsize=2)
-def _load(model: ModelSpec, weights: _Weights) -> HuggingFacePolicy:
-    """Kept, since most checks start from the same weights or go back and forth between two."""
+def load_model(model: ModelSpec, weights: Values, auto_class: str, config: Any) -> Any:
+    """A model by one of transformers' auto classes with exactly these weights, in float32; AssertionError where one is missing
+    or unknown."""
     import_transformers()
+    import transformers
     from safetensors.numpy import save_file
-    from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as name:
-        _model_config(model).save_pretrained(name)
-        arrays = {key: np.ascontiguousarray(value) for key, value in weights.values.items()}
+        config.save_pretrained(name)
+        arrays = {key: np.ascontiguousarray(value) for key, value in weights.items()}
         save_file(arrays, Path(name) / "model.safetensors", metadata={"format": "pt"})
-        loaded, report = AutoModelForCausalLM.from_pretrained(
+        loaded, report = getattr(transformers, auto_class).from_pretrained(
             name,
             dtype="float32",
             attn_implementation="eager",
@@ -169,7 +152,36 @@ def _load(model: ModelSpec, weights: _Weights) -> HuggingFacePolicy:
         )
     wrong = {kind: found for kind, found in report.items() if found}
     assert not wrong, f"the exported weights are not those of the model: {wrong}"
-    return HuggingFacePolicy(loaded)
+    return loaded
+
+
+def gradient_norm(model: Any, batch: TokenBatch, loss: LossSpec, **outputs: Any) -> float:
+    """The norm of a loss's gradient by all parameters; `outputs` are the model's, by the fields of LossInputs."""
+    import torch
+
+    inputs = LossInputs(
+        loss_mask=torch.from_numpy(batch.loss_mask),
+        offsets=torch.from_numpy(batch.offsets),
+        token_columns={name: torch.from_numpy(column) for name, column in batch.token_columns.items()},
+        sequence_columns={name: torch.from_numpy(column) for name, column in batch.sequence_columns.items()},
+        counts=batch.counts(),
+        **outputs,
+    )
+    output = pkgutil.resolve_name(loss.path)(inputs, loss.config)
+    grads = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+    return float(torch.stack([grad.double().square().sum() for grad in grads if grad is not None]).sum().sqrt())
+
+
+@frozen(kw_only=True)
+class _Weights:
+    digest: str
+    values: Values = field(eq=False)
+
+
+@lru_cache(maxsize=2)
+def _load(model: ModelSpec, weights: _Weights) -> HuggingFacePolicy:
+    """Kept, since most checks start from the same weights or go back and forth between two."""
+    return HuggingFacePolicy(load_model(model, weights.values, "AutoModelForCausalLM", _model_config(model)))
 
 
 @lru_cache(maxsize=8)

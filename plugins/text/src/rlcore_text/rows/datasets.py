@@ -17,8 +17,10 @@ from rlcore.spi import AgentEnvironment, ContractError, DataError, DataSourceReq
 from rlcore.spi.data_source import installed_data_sources, read_rows
 from rlcore_text.rows.row_fields import RowReader
 
-_TIMES = 10.0
-"""Multiple of the usual time limit for an environment's rows, which may be downloaded."""
+TIMES = 10.0
+"""Multiple of the usual time limit for rows, which may be downloaded or made."""
+_OF_NAMES = 6 * TIMES
+"""Likewise for rows of a source of names, such as the Hub."""
 
 
 class SourceRows(LazyRows):
@@ -102,7 +104,8 @@ def _source_rows(reader: RowReader) -> SourceRows:
         check=reader.read,
     )
     owner = f"the data source {config.source!r}"
-    with attributed("raised as it read rows:", owner):
+    times = TIMES if provider.path == "file" else _OF_NAMES
+    with attributed("raised as it read rows:", owner), in_time(f"reading {config.path}, by {owner},", times):
         rows = read_rows(provider, request)
         first = rows[0] if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) else {}
     if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
@@ -138,7 +141,7 @@ def _read_own(rows: Sequence[Row], reader: RowReader, number: int) -> Row:
 
 
 def _rows_of(environment: Environment | AgentEnvironment, split: Split, owner: str) -> Sequence[Row] | None:
-    with attributed(f"raised in rows({split!r}) of", owner), in_time(f"rows({split!r}) of {owner}", _TIMES):
+    with attributed(f"raised in rows({split!r}) of", owner), in_time(f"rows({split!r}) of {owner}", TIMES):
         rows = environment.rows(split)
         if rows is None:
             return None

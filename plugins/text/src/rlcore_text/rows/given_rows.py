@@ -5,9 +5,12 @@ from typing import Any
 
 from rlcore.arrow_nulls import cleaner
 from rlcore.config.data import DatasetConfig
-from rlcore.registry.plugin_errors import described
+from rlcore.registry.plugin_errors import described, in_time
 from rlcore.spi import DataError, LazyRows
+from rlcore_text.rows.datasets import TIMES
 from rlcore_text.rows.row_fields import RowReader
+
+_CHUNK_ROWS = 2048
 
 
 def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **form: Any) -> LazyRows:
@@ -21,9 +24,11 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
     clean = _cleaner_of(rows)
     num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
     made = LazyRows(num_rows, lambda number: reader.read(clean(rows[number]), f"row {number} (the first is 0)"))
-    for number in range(num_rows):
-        _require_row(rows, number, key)
-        made[number]
+    for start in range(0, num_rows, _CHUNK_ROWS):
+        with in_time(f"taking rows from {start} on of {key}", TIMES):
+            for number in range(start, min(start + _CHUNK_ROWS, num_rows)):
+                _require_row(rows, number, key)
+                made[number]
     if num_rows == 0:
         raise DataError(f"{key}: found no rows; expected at least one")
     return made

@@ -8,20 +8,29 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
+from rlcore.registry.plugin_errors import in_time
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.text import row_name
 from rlcore.spi import Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array, offsets_of
+from rlcore_text.rows.datasets import TIMES
 
 CHUNK_ROWS = 2048
 MAX_SHOWN = 8
 """Rows that an error names."""
 
 
-def chunks_of(rows: Sequence[spi.Row]) -> Iterator[tuple[int, list[spi.Row]]]:
-    """The rows in order, so many at a time, each with the number of its first."""
-    iterator, start = iter(rows), 0
-    while chunk := list(islice(iterator, CHUNK_ROWS)):
+def chunks_of(rows: Sequence[spi.Row], key: str = "the data") -> Iterator[tuple[int, list[spi.Row]]]:
+    """Yield the rows in order, so many at a time, each with the number of its first. PluginError where a chunk takes too long
+    to be read or made; `key` names the data set."""
+    iterator: Iterator[spi.Row] | None = None
+    start = 0
+    while True:
+        with in_time(f"taking rows from {start} on of {key}", TIMES):
+            iterator = iterator or iter(rows)
+            chunk = list(islice(iterator, CHUNK_ROWS))
+        if not chunk:
+            return
         yield start, chunk
         start += len(chunk)
 
@@ -169,7 +178,7 @@ class KeptRows:
     def chunks(self) -> Iterator[tuple[int, list[spi.Row]]]:
         """The rows as by `chunks_of`. DataError at their end, where there are faults, or rows over a limit that the recipe
         makes an error."""
-        for start, chunk in chunks_of(self._rows):
+        for start, chunk in chunks_of(self._rows, self.limits.key):
             yield start, chunk
             self._pieces.append(TokenPiece.of(self._sequences, self._numbers))
             self._sequences, self._numbers = [], []
