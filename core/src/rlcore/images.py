@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from rlcore.schema.homes import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 from rlcore.time_limit import loading
 
