@@ -38,7 +38,18 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 
 FUNCTION_KINDS = ("importer", "planner", "chart", "agent_collector", "session_server", "replay", "checkpoint_evaluator")
 """Kinds whose entry points name a function."""
-KINDS = (*ROLES, "observer", "global_observer", "architecture", *FUNCTION_KINDS, "command", "channel", "dataset")
+KINDS = (
+    *ROLES,
+    "observer",
+    "global_observer",
+    "architecture",
+    *FUNCTION_KINDS,
+    "command",
+    "channel",
+    "dataset",
+    "tokenizer",
+    "renderer",
+)
 """Every kind of entry point: the roles of plugins, and what else a package may add."""
 
 
