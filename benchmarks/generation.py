@@ -46,11 +46,11 @@ from generator_setup import (
 from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters, prompts, require_device, write_config
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.rollout.episode import Completion, CompletionRequest
 from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 
 ROWS = (
     "floor",

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 from importlinter.cli import lint_imports
-from packages import ROOT, Package, packages
+from packages import ROOT, Package, packages, wings
 
 INTERFACE = {"spi", "schema"}
 """Folders of the core that every plugin may import. Loose modules beside them are for all, too."""
@@ -50,9 +50,10 @@ def _contracts(found: list[Package], root: Path) -> Iterator[Contract]:
     yield _forbidden(
         "Fakes build on the interface and the registry", ["rlcore.testing"], [*outside, "rlcore_torchkit", *plugins]
     )
-    plain = [one.module for one in found if one.is_plugin and not one.is_wing]
+    built = wings(found)
+    plain = [one.module for one in found if one.is_plugin and one not in built]
     yield _forbidden("Plugins import the interface and torchkit, and nothing else of the core", plain, inner)
-    for wing in (one for one in found if one.is_wing):
+    for wing in built:
         granted = [module for module in wing.imports if module not in rooms]
         yield {
             **_forbidden(

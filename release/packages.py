@@ -61,11 +61,6 @@ class Package:
     def is_plugin(self) -> bool:
         return self.folder.startswith("plugins/")
 
-    @property
-    def is_wing(self) -> bool:
-        """Whether it is a plugin that builds on more of the core than the interface."""
-        return self.is_plugin and any(module.startswith("rlcore.") for module in self.imports)
-
     def plugins(self) -> Iterator[tuple[str, str]]:
         """Yield role and name of each plugin."""
         groups: Mapping[str, Mapping[str, str]] = self.project.get("entry-points", {})
@@ -98,6 +93,16 @@ def _read(folder: Path, root: Path) -> Package:
     )
 
 
+def wings(found: list[Package]) -> list[Package]:
+    """Return the plugins that build on more of the core than the interface, themselves or through a package that does."""
+    modules = {"rlcore."}
+    while True:
+        wings = [one for one in found if one.is_plugin and any(name.startswith(tuple(modules)) for name in one.imports)]
+        if {one.module for one in wings} <= modules:
+            return wings
+        modules |= {one.module for one in wings}
+
+
 def folders(root: Path = ROOT) -> list[str]:
     """Return the folder of each package."""
     return [one.folder for one in packages(root)]
@@ -105,7 +110,8 @@ def folders(root: Path = ROOT) -> list[str]:
 
 def checked(root: Path = ROOT) -> list[str]:
     """Return the source folders that mypy checks."""
-    return [f"{one.folder}/src" for one in packages(root) if one.is_wing or not one.is_plugin]
+    found = packages(root)
+    return [f"{one.folder}/src" for one in found if not one.is_plugin or one in wings(found)]
 
 
 def laptop(root: Path = ROOT) -> list[str]:

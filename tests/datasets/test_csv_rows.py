@@ -8,7 +8,7 @@ from data_support import rows_of_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.data.datasets import row_name
+from rlcore.run.data.text import row_name
 from rlcore.spi import DataError
 
 TEXT = st.text(st.characters(blacklist_characters="\0\r", blacklist_categories=("Cs",)), max_size=6)

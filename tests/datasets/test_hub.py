@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rlcore.config.data import DatasetConfig
-from rlcore.run.data.datasets import load_rows
 from rlcore.spi import DataError
 from rlcore_datasets import provider
+from rlcore_text.rows.datasets import load_rows
 
 
 @pytest.fixture

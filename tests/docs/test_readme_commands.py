@@ -42,8 +42,7 @@ def test_the_commands_on_a_recipe_run_one_after_the_other(commands: list[str], t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     monkeypatch.setattr("rlcore.run.plan.sections.discover", lambda _: fake_registry())
-    for module in ("rlcore.run.plan.inputs", "rlcore_report.token_pieces"):
-        monkeypatch.setattr(f"{module}.load_tokenizer", lambda *_: FakeTokenizer())
+    monkeypatch.setattr("rlcore_text.loading.load_tokenizer", lambda *_: FakeTokenizer())
     assert len(commands) == 5
     for line in ("rlcore train recipe.toml run.name=other run.num_steps=1", *commands):
         result = CliRunner().invoke(cli, shlex.split(line)[1:])

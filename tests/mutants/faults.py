@@ -34,7 +34,7 @@ ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/ray_execution/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
-IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
+IMAGE_ROWS = "tests/text/rows/test_row_images.py"
 PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
 COMMON_PROMPTS = "tests/fsdp2_backend/test_policy.py::test_common_prompts_are_computed_once_where_nothing_tells_them_apart"
 POLICY, TRAINER = "rlcore.run.train_step.policy", "rlcore.run.execution.groups"
@@ -770,14 +770,14 @@ FAULTS = (
     ),
     Fault(
         "a Hub out of reach is left to its client",
-        "rlcore.run.data.hub_reach",
+        "rlcore_text.tokenizers.hub_reach",
         "    reason = why_unreachable()",
         "    reason = None",
         "tests/serving/test_serving.py::test_a_hub_out_of_reach_is_told_before_anything_is_asked_of_it",
     ),
     Fault(
         "what the Hub does not show is left to its client to say",
-        "rlcore.run.data.tokenizer",
+        "rlcore_text.tokenizers.tokenizer",
         "    except OSError as error:",
         "    except ZeroDivisionError as error:",
         "tests/serving/test_serving.py::test_a_name_that_the_hub_does_not_know_is_no_defect",
@@ -1054,8 +1054,8 @@ FAULTS = (
     Fault(
         "a row's images end at the template",
         "rlcore.run.rollout.prompt_groups",
-        "images = prompt_images(reset.observation.messages)",
-        "images = prompt_images(None)",
+        "images = renderer().prompt_images(reset.observation.messages)",
+        "images = renderer().prompt_images(None)",
         ANY_ORDER,
     ),
     Fault(
@@ -1144,7 +1144,7 @@ FAULTS = (
     ),
     Fault(
         "a chat's images end with its first answer",
-        "rlcore.run.data.assistant_masked_chats",
+        "rlcore_text.rows.assistant_masked_chats",
         "images=images,",
         "images=before.images,",
         IMAGE_ROWS,
@@ -1618,7 +1618,7 @@ FAULTS = (
     ),
     Fault(
         "an exported template has lost its variables",
-        "rlcore.run.data.chat_template",
+        "rlcore_text.tokenizers.chat_template",
         'file.write_text(with_defaults(template, variables), encoding="utf-8")',
         'file.write_text(template, encoding="utf-8")',
         "tests/system/test_hub.py::test_an_exported_model_tells_how_it_was_made_and_is_uploaded",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.data.datasets import load_rows
 from rlcore.run.plan.prepare import prepare
+from rlcore_text.rows.datasets import load_rows
 from rlcore_torchkit.testing.models import make_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rlcore.config.model import ModelConfig
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import ModelError, Problem
-from rlcore_report import token_pieces
 from rlcore_report.token_pieces import TokenPieces, pieces_of
 
 from .made_runs import make_run
@@ -63,7 +62,7 @@ def test_why_there_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(model: ModelConfig) -> None:
         raise ModelError([Problem(path="model.path", found=f"{model.path}, without a tokenizer", expected="one")])
 
-    monkeypatch.setattr(token_pieces, "load_tokenizer", refuse)
+    monkeypatch.setattr("rlcore_text.loading.load_tokenizer", refuse)
     run = SavedRun.find(make_run(tmp_path / "run", 2))
     assert pieces_of(run) == (None, "the recipe names no model")
     for other in ("model = 1", "model = [1]", "model.path = 1", "[other]"):
@@ -77,7 +76,7 @@ def test_why_there_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SavedRun:
     run = SavedRun.find(make_run(tmp_path / "run", 2))
     (run.path / "model").mkdir()
-    monkeypatch.setattr(token_pieces, "load_tokenizer", lambda model: model)
+    monkeypatch.setattr("rlcore_text.loading.load_tokenizer", lambda model: model)
     return run
 
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.preferences import render_preferences
-from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore_reward.scorer import Conversation, Failure, Scoring, score, tokens_of
+from rlcore_text.rows.preferences import render_preferences
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_model
 
 CHAT = ({"role": "user", "content": "Say a word."},)

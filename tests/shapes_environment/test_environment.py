@@ -11,10 +11,10 @@ import torch
 import rlcore
 from rlcore.config.model import ModelConfig
 from rlcore.images import decode_image
-from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError, EnvironmentContext, FinishReason, Turn
 from rlcore_shapes.config import ShapesConfig
 from rlcore_shapes.environment import ShapesEnvironment
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.image_models import make_image_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlcore.config.data import DatasetConfig
-from rlcore.run.data.datasets import load_rows
 from rlcore.spi import Row
+from rlcore_text.rows.datasets import load_rows
 
 
 def require_source(source: str) -> None:

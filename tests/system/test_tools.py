@@ -12,7 +12,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore_torchkit.testing import models
 
-from ..core.chat.chat_templates import FAMILIES, SPECIAL_TOKENS, set_chat_template  # type: ignore[import-not-found]
+from ..text.chats.chat_templates import FAMILIES, SPECIAL_TOKENS, set_chat_template  # type: ignore[import-not-found]
 
 MARK = "\u241f"
 """Stands for an answer."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlcore.chat.tool_calls import FORMS
 from rlcore.spi import ModelSpec
+from rlcore_text.chats.tool_calls import FORMS
 from rlcore_torchkit.testing.models import make_tokenizer
 from rlcore_vllm.engines.tool_calls import tool_parser
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from rlcore.cli.display import open_display
+from rlcore.config.data import Split
 from rlcore.config.load import Origin
-from rlcore.run.data.datasets import Split
 from rlcore.run.evaluate import evaluate as run_evaluation
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.in_process_overrides import InProcessOverrides

@@ -12,12 +12,12 @@ from data_support import require_source
 from rlcore.config.data import DatasetConfig
 from rlcore.config.load import read_raw
 from rlcore.config.model import ModelConfig
-from rlcore.images import image_file
 from rlcore.model_files import model_problems
-from rlcore.run.data.datasets import load_rows
-from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.schema.file_limits import memory_bytes, read_file, require_file, require_tree
 from rlcore.spi import RlcoreError
+from rlcore_text.chats.images import image_file
+from rlcore_text.rows.datasets import load_rows
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 
 
 def pipe(path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.chat.tool_calls import ToolParser, hermes
 from rlcore.spi import DataError, FinishReason, Sample, SampleRequest, SamplingParams, capabilities
 from rlcore_serve.sessions.served_model import ServedModel
+from rlcore_text.chats.tool_calls import ToolParser, hermes
 
 START, END = "<|im_start|>", "<|im_end|>"
 START_ID, END_ID = 1, 2

@@ -8,6 +8,8 @@ from attrs import field, frozen
 
 from rlcore.schema.constraints import PathText, Positive, Text, above, above_at_most, at_least
 
+Split: TypeAlias = Literal["train", "evaluation"]
+"""The data sets of a recipe."""
 NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.generator_handle import OWN_VERSION
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
 from rlcore.run.execution.in_process import generator_alone
 from rlcore.run.execution.weight_sync import weight_sync_of
@@ -20,7 +19,7 @@ from rlcore.run.storage.resuming import checked_state
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.held_out import HeldOutExamples
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, Problem, Tokenizer
 
 
 def evaluate(

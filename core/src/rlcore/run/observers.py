@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from attrs import frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.plan.observer_check import wanted_observers
 from rlcore.run.plan.run_plan import RunPlan
@@ -15,7 +14,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.spi import PluginError
+from rlcore.spi import PluginError, Tokenizer
 
 
 @frozen(kw_only=True, eq=False)

@@ -10,7 +10,6 @@ from attrs import evolve
 
 from rlcore.registry.binding import build_sink
 from rlcore.registry.functions import call_function
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.observers import ObservedRun, installed_observers
@@ -25,7 +24,7 @@ from rlcore.run.storage.resuming import check_rows, find_checkpoint
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.training.ending import complete
 from rlcore.run.training.restarts import TrainingRun, run_with_restarts
-from rlcore.spi import SinkContext
+from rlcore.spi import SinkContext, Tokenizer
 
 
 def train(

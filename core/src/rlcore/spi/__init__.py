@@ -59,7 +59,8 @@ NAMES = {
     "sessions": ("ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"),
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
-    "tools": "ParseToolCalls Tool ToolCall",
+    "text": "TextProvider Tokenizer",
+    "tools": "ParseToolCalls Tool ToolCall ToolParser",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
         "ValuesRequest ValuesResult"
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from rlcore.spi.sessions import *
     from rlcore.spi.shards import *
     from rlcore.spi.sink import *
+    from rlcore.spi.text import *
     from rlcore.spi.tools import *
     from rlcore.spi.trainer import *
     from rlcore.spi.version import *

@@ -48,6 +48,8 @@ KINDS = (
     "command",
     "channel",
     "dataset",
+    "tokenizer",
+    "renderer",
 )
 """Every kind of entry point: the roles of plugins, and what else a package may add."""
 

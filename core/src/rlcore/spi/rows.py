@@ -20,6 +20,10 @@ class LazyRows(Sequence[Row]):
         self.level_of = level_of
         """What tells the level of a row by its number; None where the row has to be made."""
 
+    def name_of(self, index: int) -> str:
+        """Return how errors call a row."""
+        return f"row {index} (the first is 0)"
+
     def __len__(self) -> int:
         return len(self.numbers)
 

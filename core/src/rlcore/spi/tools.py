@@ -1,7 +1,7 @@
 """Tools that a policy may call, and its calls."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from attrs import field, frozen
 
@@ -27,3 +27,10 @@ class ToolCall:
 
 ParseToolCalls: TypeAlias = Callable[[str, Sequence[Tool]], tuple[str, Sequence[ToolCall]]]
 """(text of a turn with its special tokens, tools of the episode) -> (text without the calls, calls in order)."""
+
+
+class ToolParser(Protocol):
+    """Finds the calls of tools in a turn."""
+
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text without the calls, and the calls in order, those that could not be read among them. Never raises."""

@@ -9,10 +9,10 @@ from attrs import evolve
 from rlcore.config.model import ModelConfig
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import CONFIG_FILE, is_hub_name, read_object
-from rlcore.run.data.tokenizer import model_file
 from rlcore.schema.homes import expanded
 from rlcore.spi import AlgorithmNeeds, DeviceSpec, DtypeName, ModelError, PlanContext, Problem, installed_channels
 from rlcore_plan.lengths import response_lengths
+from rlcore_text.tokenizers.tokenizer import model_file
 
 PROMPT_SHARE, RESPONSE_SHARE = 0.5, 0.5
 """Shares of the longest prompt and answer that are their means, where the mean is not told."""

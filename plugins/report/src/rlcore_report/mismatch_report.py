@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import write_parquet
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.observers import ObservedRun
 from rlcore.run.protocols import LoopObserver
 from rlcore.run.train_step.mismatch import WorstSamples
-from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch
+from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch, Tokenizer
 
 MAX_SHOWN_SAMPLES, MAX_SHOWN_TOKENS, MAX_SHOWN_CHARACTERS = 3, 8, 400
 

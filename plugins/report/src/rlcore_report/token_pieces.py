@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
+from rlcore.run.data.text import tokenizers
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.schema.problem import ProblemsError
+from rlcore.spi import PluginError, Tokenizer
 
 BROKEN = "\ufffd"
 """The mark of bytes that are no character: a token may hold a part of one."""
@@ -61,7 +62,9 @@ def pieces_of(run: SavedRun) -> tuple[TokenPieces | None, str]:
             candidates.append((named, None))
     for path, revision in candidates:
         try:
-            return TokenPieces(load_tokenizer(ModelConfig(path=path, revision=revision))), ""
+            return TokenPieces(tokenizers().load_tokenizer(ModelConfig(path=path, revision=revision))), ""
         except ProblemsError as error:
             reasons.append("; ".join(f"{problem.path}: found {problem.found}" for problem in error.problems))
+        except PluginError as error:  # no tokenizers are installed
+            return None, str(error)
     return None, reasons[-1] if reasons else "the recipe names no model"

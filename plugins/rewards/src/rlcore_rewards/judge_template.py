@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore.chat.messages import thought_of
 from rlcore.schema.types import is_number
 from rlcore.spi import Message, RewardError
 from rlcore_rewards.judge_config import JudgeConfig
+from rlcore_text.chats.messages import thought_of
 from rlcore_workers.functions import brief
 
 FIELD = re.compile(r"\{(?:(prompt|completion)|row\[([^\]{}]+)\])\}")

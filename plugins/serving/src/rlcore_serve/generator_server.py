@@ -6,7 +6,6 @@ from functools import partial
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.gpu import Device
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
@@ -14,8 +13,6 @@ from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
 from rlcore.registry.provider_calls import engine_tool_parser, run_check
-from rlcore.run.data.hub_reach import absent_remedy
-from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
@@ -24,6 +21,9 @@ from rlcore_serve.sessions.sampler import SessionSampler
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions
+from rlcore_text.chats.tool_calls import ToolParser
+from rlcore_text.tokenizers.hub_reach import absent_remedy
+from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
 
 Note = Callable[[str], None]
 

@@ -10,12 +10,13 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.tokenizer import load_tokenizer
+from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import observer_of
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError, DataError, Observation, ResetResult
+from rlcore.spi import ConfigError, DataError, Observation, PluginError, ResetResult
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_tokenizer
 
 Run = Callable[..., dict[str, Any]]
@@ -55,6 +56,21 @@ def test_fields_that_only_the_environment_reads_are_told_once(prepared: Callable
         assert [note.partition(": the")[0] for note in inputs.notes] == [
             f"data.train: rows have a field {name!r}" for name in ("system", "tools")
         ]
+
+
+@pytest.mark.parametrize(("tokenizer", "role"), [(FakeTokenizer(), "renderer"), (None, "tokenizer")])
+def test_a_run_without_what_reads_its_text_says_what_installs_it(
+    prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch, tokenizer: FakeTokenizer | None, role: str
+) -> None:
+    plan = prepared()
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "rlcore-text")
+    for found in (renderer, tokenizers):
+        found.cache_clear()
+    with (
+        pytest.raises(PluginError, match=rf"{role}.*pip install 'rlcore\[tokenizer\]'"),
+        load_inputs(plan, tokenizer),
+    ):
+        pass
 
 
 def test_prompts_with_tools_need_what_reads_calls_before_the_run() -> None:

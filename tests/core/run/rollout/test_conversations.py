@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from rlcore.chat.conversation import Conversation, opened_prompt
-from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
@@ -26,9 +23,12 @@ from rlcore.spi import (
     StepResult,
 )
 from rlcore.spi.execution import Responses
+from rlcore_text.chats.conversation import Conversation, opened_prompt
+from rlcore_text.chats.tool_calls import ToolParser
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_tokenizer
 
-from ...chat.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
+from ....text.chats.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
 from .answering import answer_stream  # type: ignore[import-not-found]
 
 SYSTEM = {"role": "system", "content": "Be brief."}

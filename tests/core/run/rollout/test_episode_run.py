@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from rlcore.run.rollout import environment_calls, request_queue
-from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_results import MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
@@ -42,6 +41,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_text.chats.conversations import Conversations
 
 NUM_EPISODES, NUM_TURNS = 4, 3
 TOKENIZER = FakeTokenizer()

@@ -6,23 +6,18 @@ from functools import partial
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.config.data import DatasetConfig
+from rlcore.config.data import DatasetConfig, Split
 from rlcore.registry.discovery import Entry
 from rlcore.registry.sample_checks import check_vocabulary
-from rlcore.run.data.assistant_masked_chats import are_chats, render_chats
-from rlcore.run.data.datasets import Split, load_rows, row_name
 from rlcore.run.data.examples import Examples, joined_examples
-from rlcore.run.data.given_rows import given_rows
 from rlcore.run.data.mixed_rows import DATA_SET, MixedRows, of_set
-from rlcore.run.data.preferences import render_preferences
-from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.text import Observe, renderer, row_name
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.prompt_groups import no_parser
-from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
+from rlcore.spi import AgentEnvironment, DataError, Environment, Observation, Row, Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array
 
 
@@ -96,13 +91,13 @@ def _loaded(prepared: RunPlan, split: Split, config: DatasetConfig, name: str | 
         "for_agents": source == "rollouts" and prepared.runs_agents,
     }
     if config.source == "python":
-        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", told=told, **form)
+        return renderer().given_rows(prepared.given_rows.get(split), config, f"data.{split}", told=told, **form)
     environment, entry = _environment_of(prepared, name)
     owner, key = (
         "environment" if entry is None else entry.label,
         f"data.{split}" if name is None else f"data.{split}.mix.{name}",
     )
-    return load_rows(config, split, environment, owner, key=key, told=told, **form)
+    return renderer().load_rows(config, split, environment, owner, key=key, told=told, **form)
 
 
 def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | AgentEnvironment | None, Entry | None]:
@@ -138,32 +133,13 @@ def examples_of(prepared: RunPlan, sets: Sequence[DataSet], tokenizer: Tokenizer
     """The rows of a split as they are learned, or measured."""
     parts = []
     for one in sets:
-        parts.append(_rendered(prepared, one, tokenizer))
+        parts.append(
+            renderer().render_examples(
+                one.rows, tokenizer, one.config, prepared.recipe.rollout, key=one.key, source=prepared.algorithm.needs.source
+            )
+        )
         _require_known(prepared, one.key, "a row", parts[-1].tokens.tokens)
     return parts[0] if len(parts) == 1 else joined_examples(parts, [one.first for one in sets])
-
-
-def _rendered(prepared: RunPlan, one: DataSet, tokenizer: Tokenizer) -> Examples:
-    rollout, config = prepared.recipe.rollout, one.config
-    if prepared.algorithm.needs.source == "demonstrations" and are_chats(one.rows, config):
-        if config.max_prompt_tokens is not None:
-            section = one.key.partition(".mix.")[0]
-            found, expected = (
-                f"{config.max_prompt_tokens}, with whole chats to learn",
-                "no such key: a chat is bounded as a whole",
-            )
-            raise ConfigError([Problem(path=f"{section}.max_prompt_tokens", found=found, expected=expected)])
-        most = rollout.max_sequence_length
-        return render_chats(one.rows, tokenizer, config, key=one.key, max_tokens=most, history=rollout.history)
-    render = render_preferences if prepared.algorithm.needs.source == "preferences" else render_demonstrations
-    return render(
-        one.rows,
-        tokenizer,
-        config,
-        key=one.key,
-        max_prompt_tokens=config.max_prompt_tokens or rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-    )
 
 
 def _require_known(prepared: RunPlan, key: str, where: str, tokens: Int32Array) -> None:
@@ -180,7 +156,7 @@ def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokeniz
             parts.append(np.arange(len(one.rows), dtype=np.int64) + one.first)
             continue
         limit = one.config.max_prompt_tokens or prepared.recipe.rollout.max_prompt_tokens
-        prompts = render_prompts(
+        prompts = renderer().render_prompts(
             one.rows,
             tokenizer,
             one.config,

@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from rlcore.config.data import Split
 from rlcore.config.load import Origin, RawRecipe
 from rlcore.registry.binding import build_environment, require_environment
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.run.data.datasets import Split
 from rlcore.spi import AgentEnvironment, ConfigError, Environment, EnvironmentContext, PluginError, Problem, capabilities
 
 PYTHON = "python"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number
@@ -21,9 +20,8 @@ from rlcore.run.data.examples import Examples
 from rlcore.run.data.levels import LEVEL_WINDOW, NO_LEVEL, Levels, levels_of
 from rlcore.run.data.mixed_rows import MixedRows, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
-from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
-from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
+from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of, observer_of, within_limits
 from rlcore.run.plan.other_models import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
@@ -38,7 +36,7 @@ from rlcore.run.rollout.from_recipe import collector_of, policy_of
 from rlcore.run.rollout.held_out import HeldOutEvaluator
 from rlcore.run.rollout.sources import ExampleSource, RolloutSource
 from rlcore.run.rollout.turns import OnTokens
-from rlcore.spi import DataError, Row
+from rlcore.spi import DataError, Row, Tokenizer, ToolParser
 from rlcore.spi.arrays import Int64Array
 from rlcore.spi.execution import GeneratorGroup
 
@@ -167,9 +165,8 @@ class Inputs:
 def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterator[Inputs]:
     """Read and check all data; the environment's event loop stops at the end."""
     recipe = prepared.recipe
-    tokenizer = tokenizer or load_tokenizer(recipe.model)
-    named = tokenizer.vocab_size if isinstance(tokenizer, PretrainedTokenizer) else None
-    prepared.algorithm.vocab_size = vocab_size = named or config_number(recipe.model.path, "vocab_size")
+    tokenizer = tokenizer or tokenizers().load_tokenizer(recipe.model)
+    prepared.algorithm.vocab_size = vocab_size = tokenizer.vocab_size or config_number(recipe.model.path, "vocab_size")
     check_vocabulary(recipe, tokenizer)
     episodes = _episodes(prepared, vocab_size)
     try:
@@ -277,7 +274,7 @@ def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
     if prepared.environment is None or (entry := prepared.chosen.get("generator")) is None:
         return None
     engine = partial(engine_tool_parser, entry, prepared.model)
-    return ToolParser.named(prepared.recipe.rollout.tool_parser, tokenizer.chat_template, engine)
+    return renderer().tool_parser(prepared.recipe.rollout.tool_parser, tokenizer.chat_template, engine)
 
 
 def _only_measured(prepared: RunPlan) -> bool:
@@ -307,7 +304,7 @@ def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) 
 
 def _prompt_key(row: Row) -> str:
     """What a row asks, as text; the whole row where only the environment makes a prompt of it."""
-    prompt = row.get(PROMPT)
+    prompt = row.get("prompt")
     return (
         prompt if isinstance(prompt, str) else json.dumps(dict(row) if prompt is None else prompt, sort_keys=True, default=str)
     )

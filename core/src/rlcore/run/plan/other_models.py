@@ -1,13 +1,13 @@
 """Rules of the models beside the policy, [reference] and [critic]: whether the algorithm asks for them; their vocabulary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import config_number, model_problems
-from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
-from rlcore.spi import AlgorithmNeeds, ConfigError, ModelError, Problem
+from rlcore.run.data.text import tokenizers
+from rlcore.spi import AlgorithmNeeds, ConfigError, ModelError, Problem, Tokenizer
 
 REMEDY = "Take a model that was made with the same tokenizer."
 
@@ -101,12 +101,12 @@ def judge_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def check_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """ConfigError where the tokenizer of one of them has another vocabulary than the policy's."""
-    if not isinstance(tokenizer, PretrainedTokenizer):
+    if (vocabulary := tokenizer.vocabulary) is None:
         return
     problems = [
         problem
         for section, path, revision in _judges(recipe)
-        if (problem := _other_vocabulary(recipe, tokenizer, section, path, revision)) is not None
+        if (problem := _other_vocabulary(recipe, vocabulary, section, path, revision)) is not None
     ]
     if problems:
         raise ConfigError(problems)
@@ -120,15 +120,12 @@ def _judges(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
         yield "critic.path", recipe.critic.path, recipe.critic.revision
 
 
-def _other_vocabulary(
-    recipe: Recipe, tokenizer: PretrainedTokenizer, section: str, path: str, revision: str | None
-) -> Problem | None:
+def _other_vocabulary(recipe: Recipe, mine: Mapping[str, int], section: str, path: str, revision: str | None) -> Problem | None:
     try:
-        other = load_tokenizer(evolve(recipe.model, path=path, revision=revision, chat_template=None))
+        other = tokenizers().load_tokenizer(evolve(recipe.model, path=path, revision=revision, chat_template=None))
     except ModelError as error:
         raise ModelError([evolve(problem, path=section) for problem in error.problems]) from error
-    assert isinstance(other, PretrainedTokenizer), "load_tokenizer loads no others"
-    mine, theirs = tokenizer.backend.get_vocab(), other.backend.get_vocab()
+    theirs = other.vocabulary or {}
     different = sorted(token for token in mine.keys() | theirs.keys() if mine.get(token) != theirs.get(token))
     if not different:
         return None

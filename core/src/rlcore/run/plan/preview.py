@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from rlcore.config.data import DatasetConfig
-from rlcore.run.data.datasets import Split
-from rlcore.run.data.hub_reach import is_here
-from rlcore.run.data.prompts import encode_prompts
-from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
+from rlcore.config.data import DatasetConfig, Split
+from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.homes import expanded
-from rlcore.spi import ResetResult, installed_data_sources
+from rlcore.spi import ResetResult, Tokenizer, installed_data_sources
 
 
 @frozen(kw_only=True)
@@ -37,10 +34,10 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
     remote = {split: paths for split, config in _data_sets(prepared).items() if (paths := _remote(config))}
     unopened = "is not on this machine, and was not opened"
     notes += [f"data.{split}: {path} {unopened}" for split, paths in remote.items() for path in paths]
-    if tokenizer is None and not is_here(recipe.model):
+    if tokenizer is None and not tokenizers().is_here(recipe.model):
         notes.append(f"model.path: the tokenizer of {recipe.model.path} is on the Hub, so that no prompt was made")
     elif not remote:
-        with load_inputs(prepared, tokenizer or load_tokenizer(recipe.model)) as inputs:
+        with load_inputs(prepared, tokenizer) as inputs:
             rows = {split: _described(prepared, split, inputs) for split in _data_sets(prepared)}
             return Preview(rows=rows, first_prompt=_first_prompt(prepared, inputs), notes=(*notes, *inputs.notes))
     counts: dict[Split, str] = {}
@@ -99,5 +96,5 @@ def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
     (reset,) = inputs.episodes.reset_all([inputs.train_rows[int(inputs.train_kept[0])]], [0])
     if not isinstance(reset, ResetResult):
         return None
-    (tokens,) = encode_prompts([reset.observation], inputs.tokenizer)
+    (tokens,) = renderer().encode_prompts([reset.observation], inputs.tokenizer)
     return inputs.tokenizer.show(tokens)

@@ -8,13 +8,13 @@ from attrs import evolve, field, frozen
 
 from rlcore import spi
 from rlcore.config.critic import CriticConfig
+from rlcore.config.data import Split
 from rlcore.config.dump import dump_toml
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
 from rlcore.registry.selection import BACKEND_ROLES
-from rlcore.run.data.datasets import Split
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config, reference_config
 from rlcore.run.plan.truncation import replays_sampling_mask

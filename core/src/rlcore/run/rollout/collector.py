@@ -11,10 +11,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.chat.conversation import History
-from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.mixed_rows import DATA_SET
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.text import History
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -30,6 +28,7 @@ from rlcore.run.rollout.rollout_trace import StepRecord
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
+from rlcore.spi import Tokenizer, ToolParser
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
 from rlcore.spi.execution import GeneratorGroup
 

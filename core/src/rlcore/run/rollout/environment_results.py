@@ -10,11 +10,9 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.chat.messages import ASSISTANT, read_messages
-from rlcore.images import image_parts
 from rlcore.lone_surrogates import lone_surrogate
 from rlcore.registry.plugin_errors import described, message_of
-from rlcore.run.data.row_fields import prompt_fault
+from rlcore.run.data.text import renderer
 from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
 from rlcore.spi.arrays import check_array
 from rlcore.spi.errors import ProblemsError
@@ -190,11 +188,8 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
         _check_observation(result.observation, vocab_size)
         if result.observation.tools:
             raise ContractError("returned an observation with tools; expected them at reset, where the episode begins")
-        messages = [] if result.observation.messages is None else read_messages(result.observation.messages)
-        if any(map(image_parts, messages)):
-            raise ContractError("returned an observation with images; expected them at reset, where the episode begins")
-        if messages and messages[-1]["role"] == ASSISTANT:
-            raise ContractError("returned an observation that ends with the assistant's message; expected one that it answers")
+        if result.observation.messages is not None and (fault := renderer().reply_fault(result.observation.messages)):
+            raise ContractError(f"returned an observation {fault}")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
     return result
@@ -288,7 +283,7 @@ def _check_observation(observation: Any, vocab_size: int | None) -> None:
         found = " and ".join(given) or "nothing"
         raise ContractError(f"returned an observation with {found}; expected exactly one of messages, text, tokens")
     if observation.tokens is None:
-        fault = prompt_fault(observation.text if observation.messages is None else observation.messages)
+        fault = renderer().prompt_fault(observation.text if observation.messages is None else observation.messages)
         if observation.text is not None and not isinstance(observation.text, str):
             fault = f"the text {shown(observation.text, 40)}"
         if fault is not None:

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from rlcore.chat.tool_calls import ToolParser
-from rlcore.config.data import DatasetConfig
+from rlcore.config.data import DatasetConfig, Split
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.registry.functions import call_function
-from rlcore.run.data.datasets import Split
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector, StepCollector
@@ -16,7 +13,7 @@ from rlcore.run.rollout.episode_group import Compared
 from rlcore.run.rollout.schedule import SchedulePolicy
 from rlcore.run.rollout.step_plans import PromptLimit
 from rlcore.run.rollout.turns import OnTokens
-from rlcore.spi import SamplingParams
+from rlcore.spi import SamplingParams, Tokenizer, ToolParser
 from rlcore.spi.execution import GeneratorGroup
 
 

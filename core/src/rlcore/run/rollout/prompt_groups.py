@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.chat.tool_calls import FORMS
-from rlcore.run.data.prompts import encode_prompts, prompt_images
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.text import renderer
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_results import Failure
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -17,7 +15,7 @@ from rlcore.run.rollout.episode_group import Compared, EpisodeGroup
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.step_plans import PromptLimit, StepBatch, StepPlans
 from rlcore.run.rollout.turns import Turns
-from rlcore.spi import ConfigError, Problem, ResetResult, Row
+from rlcore.spi import ConfigError, Problem, ResetResult, Row, Tokenizer
 
 
 @frozen(kw_only=True)
@@ -210,7 +208,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         """Encode prompts, and ask for the first turn of those within the limit."""
         await self._calls.others()
         resets, self._resets = [one for one in self._resets if self._begins(one[0])], []
-        encoded = encode_prompts([reset.observation for _, _, reset in resets], self._tokenizer)
+        encoded = renderer().encode_prompts([reset.observation for _, _, reset in resets], self._tokenizer)
         options, turns = self._options, self.turns
         for (group, row, reset), tokens in zip(resets, encoded, strict=True):
             if len(tokens) > options.prompt_limit.max_tokens:
@@ -221,7 +219,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             if reset.observation.tools and not turns.reads_calls:
                 raise no_parser()
             prompt = np.asarray(tokens, np.int32)
-            images = prompt_images(reset.observation.messages)
+            images = renderer().prompt_images(reset.observation.messages)
             group.begin(prompt, reset, self.group_size, options.max_response_tokens, options.max_turn_tokens, images)
             if turns.conversations is not None:
                 turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
@@ -271,7 +269,7 @@ def no_parser() -> ConfigError:
             Problem(
                 path="rollout.tool_parser",
                 found='"auto", prompts with tools, and a chat template that shows no form of calls that the core reads',
-                expected=f"one of {', '.join(FORMS)}, or the name of a parser that the generator brings",
+                expected=f"one of {', '.join(renderer().tool_forms())}, or the name of a parser that the generator brings",
             )
         ]
     )

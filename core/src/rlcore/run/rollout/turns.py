@@ -13,17 +13,14 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from rlcore.chat.conversation import History
-from rlcore.chat.tool_calls import ToolParser
-from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.rollout.conversations import Conversations
+from rlcore.run.data.text import History, renderer
 from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore.run.rollout.environment_results import Failure, MaskedFailures
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Completion, CompletionRequest, Episode, until_stop
 from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
 from rlcore.run.rollout.step_plans import seed_after
-from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
+from rlcore.spi import DataError, FinishReason, SamplingParams, Tokenizer, Tool, ToolCall, ToolParser
 from rlcore.spi.arrays import Int32Array
 
 OnTokens: TypeAlias = Callable[[Int32Array, tuple[bytes, ...]], None]
@@ -78,7 +75,9 @@ class Turns:
         self.count = SampleCount()
         self.task_pool = TaskPool()
         self.conversations = (
-            Conversations(tokenizer, options.sampling.stop_token_ids, options.history) if options.max_turns > 1 else None
+            renderer().conversations(tokenizer, options.sampling.stop_token_ids, options.history)
+            if options.max_turns > 1
+            else None
         )
         self._calls: EnvironmentCalls
         self._on_ended: Callable[[Episode], None]

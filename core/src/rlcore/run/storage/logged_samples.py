@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.storage.rollout_table import advantages_of, prompt_texts
-from rlcore.spi import LoggedSample, TokenBatch
+from rlcore.spi import LoggedSample, TokenBatch, Tokenizer
 
 IMAGE = "[image] "
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS, FinishReason, TokenBatch
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS, FinishReason, TokenBatch, Tokenizer
 from rlcore.spi.arrays import Float32Array, Int64Array
 
 

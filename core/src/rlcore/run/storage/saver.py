@@ -11,9 +11,7 @@ from attrs import field, frozen
 
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
-from rlcore.run.data.chat_template import write_templates
 from rlcore.run.data.rows_digest import RowDigests
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import CollectedRollouts, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
@@ -25,7 +23,7 @@ from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollou
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import append_step
 from rlcore.schema.homes import expanded
-from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch
+from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch, Tokenizer
 from rlcore.spi.execution import BackendGroup, Backends
 
 ROLLOUTS = "rollouts.state"
@@ -186,7 +184,7 @@ class RunSaver:
                 group.save_state(SaveStateRequest(directory=partial, kind=kind))
                 model = self.plan.recipe.model
                 if kind == "hf" and (model.chat_template is not None or model.chat_template_kwargs):
-                    write_templates(partial, self.tokenizer.chat_templates, model.chat_template_kwargs)
+                    self.tokenizer.save_chat_templates(partial, model.chat_template_kwargs)
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
         finally:

@@ -15,7 +15,6 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm, build_environment, build_generator, build_trainer
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.data.prompt_stream import PromptStream
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.in_process import InProcessRoute
 from rlcore.run.execution.refit import Refitter
@@ -32,6 +31,7 @@ from rlcore.run.synchronous.source import SynchronousSource
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.reference import Reference
+from rlcore.spi import Tokenizer
 from rlcore.spi.execution import Backends
 
 

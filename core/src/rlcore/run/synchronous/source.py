@@ -14,9 +14,9 @@ from attrs import define, field, frozen
 from rlcore import spi
 from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.run.report.timing import PhaseClock
+from rlcore.spi import Tokenizer
 from rlcore.spi.arrays import Int64Array, offsets_of
 from rlcore.spi.execution import GeneratorGroup, Responses
 

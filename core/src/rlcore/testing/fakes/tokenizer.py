@@ -1,7 +1,7 @@
 """A character tokenizer of 32 tokens, without a tokenizer library."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ class FakeTokenizer:
     eos_token_id: int | None = END_TOKEN_ID
     stop_token_ids: tuple[int, ...] = (END_TOKEN_ID,)
     prompt_prefix: tuple[int, ...] = ()
-    chat_templates: Mapping[str, str] = MappingProxyType({})
     chat_template: str | None = None
+    vocab_size: int | None = None
+    vocabulary: Mapping[str, int] | None = None
 
     def __init__(self) -> None:
         self._characters = np.frombuffer(("\0" + ALPHABET).encode(), np.uint8)
@@ -67,3 +68,6 @@ class FakeTokenizer:
     def render_answered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
         """A line for each message."""
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+    def save_chat_templates(self, directory: Path, variables: Mapping[str, str | bool | int | float]) -> None:
+        """Save nothing: there is no template."""

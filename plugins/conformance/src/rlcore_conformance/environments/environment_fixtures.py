@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from rlcore.images import content_fault
 from rlcore.lone_surrogates import lone_surrogate
 from rlcore.registry.binding import build_environment
 from rlcore.spi import (
@@ -26,6 +25,7 @@ from rlcore.spi import (
 )
 from rlcore_conformance.environments.tool_turns import check_tools
 from rlcore_conformance.references.fixtures import ProviderFixtures, entry_of
+from rlcore_text.chats.images import content_fault
 
 ANSWERS = (
     "",

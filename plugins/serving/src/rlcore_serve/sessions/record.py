@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.chat.conversation import Conversation
 from rlcore.spi import Message, Sample, SamplingMask, Segment
 from rlcore.spi.arrays import Int32Array
+from rlcore_text.chats.conversation import Conversation
 
 NOT_GENERATED = -1
 """The weight version of a token that the model only read."""

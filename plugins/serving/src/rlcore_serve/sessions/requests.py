@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.chat.messages import read_message, read_messages, read_tools
-from rlcore.images import image_parts
 from rlcore.spi import DataError, Message, SamplingParams
 from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError, bad_request
 from rlcore_serve.sessions.request_keys import looked_up, shown
+from rlcore_text.chats.images import image_parts
+from rlcore_text.chats.messages import read_message, read_messages, read_tools
 
 MAX_N = 128
 MAX_TOP_K = 2**31 - 1

@@ -8,9 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.chat.conversation import Conversation, RewritingTemplateError
-from rlcore.chat.messages import read_message
-from rlcore.chat.tool_calls import FORMS
 from rlcore.spi import (
     ChatTokenizer,
     DataError,
@@ -29,6 +26,9 @@ from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.session import Session
+from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
+from rlcore_text.chats.messages import read_message
+from rlcore_text.chats.tool_calls import FORMS
 
 History = Literal["refuse", "segment"]
 _CHARACTERS_PER_TOKEN = 16

@@ -1,0 +1,1 @@
+"""Chats: messages, calls of tools, images, and how a conversation goes on."""

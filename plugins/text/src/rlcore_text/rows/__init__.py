@@ -1,0 +1,1 @@
+"""Rows of data sets: read from any source, and rendered to tokens."""

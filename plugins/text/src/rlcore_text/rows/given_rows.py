@@ -1,0 +1,50 @@
+"""Reads rows that a Python program passes: a sequence of mappings, or a data set of the package `datasets`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlcore.arrow_nulls import cleaner
+from rlcore.config.data import DatasetConfig
+from rlcore.registry.plugin_errors import described, in_time
+from rlcore.spi import DataError, LazyRows
+from rlcore_text.rows.datasets import TIMES
+from rlcore_text.rows.row_fields import RowReader
+
+_CHUNK_ROWS = 2048
+
+
+def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **form: Any) -> LazyRows:
+    """Read and check the rows of `[data.<split>]`; `form` are further fields of RowReader. DataError where there are none."""
+    if rows is None:
+        found = f'{key}.source: found "python", and no rows'
+        raise DataError(f"{found}; expected those of a program: rlcore.train(recipe, dataset=…), also where a run is resumed")
+    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        raise DataError(f"{key}: found a {type(rows).__name__}; expected a sequence of rows, such as a list of dicts")
+    reader = RowReader(config=config, key=key, **form)
+    clean = _cleaner_of(rows)
+    num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
+    made = LazyRows(num_rows, lambda number: reader.read(clean(rows[number]), f"row {number} (the first is 0)"))
+    for start in range(0, num_rows, _CHUNK_ROWS):
+        with in_time(f"taking rows from {start} on of {key}", TIMES):
+            for number in range(start, min(start + _CHUNK_ROWS, num_rows)):
+                _require_row(rows, number, key)
+                made[number]
+    if num_rows == 0:
+        raise DataError(f"{key}: found no rows; expected at least one")
+    return made
+
+
+def _cleaner_of(rows: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return a function that removes filler nulls from rows, where the data set has an Arrow schema."""
+    schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
+    return dict if schema is None else cleaner(schema)
+
+
+def _require_row(rows: Sequence[Any], number: int, key: str) -> None:
+    where = f"row {number} (the first is 0)"
+    try:
+        row = rows[number]
+    except Exception as error:  # a table of columns, which has no row 0
+        raise DataError(f"{key}: {where} of a {type(rows).__name__} cannot be taken ({described(error)})") from error
+    if not isinstance(row, Mapping):
+        raise DataError(f"{key}: {where} is a {type(row).__name__}; expected a mapping of fields")

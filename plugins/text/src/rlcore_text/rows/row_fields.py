@@ -1,0 +1,270 @@
+"""Reads rows of data sets, of any source: checks fields, applies the recipe's field names, brings messages into one form."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from rlcore.config.data import DatasetConfig
+from rlcore.lone_surrogates import lone_surrogate
+from rlcore.schema.suggestions import nearest
+from rlcore.spi import DataError, Message, Row
+from rlcore_text.chats.conversation import behind_prompt
+from rlcore_text.chats.images import image_parts
+from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
+from rlcore_text.chats.public_fields import FIELDS, names_of
+from rlcore_text.rows.row_images import MARK, column_images, has_marks, with_images
+
+PROMPT, COMPLETION = "prompt", "completion"
+_USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
+_MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
+_USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
+_JSON_MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
+NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
+
+
+@frozen(kw_only=True, eq=False)
+class RowReader:
+    """Reads the rows of one data set."""
+
+    config: DatasetConfig
+    key: str
+    """The data set's section of the recipe."""
+    has_prompts: bool = True
+    """True where each row has to have a prompt. Rows of preferences need none."""
+    may_be_chats: bool = False
+    """True for demonstrations, whose rows may be whole chats in place of prompt and completion."""
+    for_agents: bool = False
+    """True where agents get the rows unchanged."""
+    folder: Path | None = None
+    """Folder that relative paths of images start from; None for the working directory."""
+    told: dict[str, str] = field(factory=dict)
+    """Collects fields that rows have and the core does not read, each with the note that is shown before the run."""
+
+    @property
+    def is_learned(self) -> bool:
+        """Return whether rows hold the answers to learn from."""
+        return self.may_be_chats or not self.has_prompts
+
+    @property
+    def maps(self) -> bool:
+        """True where the recipe names a field other than the default."""
+        return any(getattr(self.config, option) != usual for option, usual in _USUAL.items())
+
+    def read(self, row: Mapping[str, Any], where: str) -> Row:
+        """Return the row with its prompt and completion under these names, and its messages and tools in one form. DataErrors
+        name the row by `where`."""
+        found = dict(row)
+        for name, field_name in ((PROMPT, self.config.prompt_field), (COMPLETION, self.config.completion_field)):
+            if field_name != name and field_name in row:
+                found[name] = row[field_name]
+        is_chat = self.may_be_chats and self.config.messages_field in row
+        if PROMPT not in found:
+            self.require_prompt_field(list(map(str, row)), where)
+        try:
+            if not self.for_agents:
+                self._require_known(found)
+                self._read_columns(found, is_chat and found.get(COMPLETION) is None)
+        except DataError as error:
+            raise DataError(f"{self.key}: {where}: found {error}") from error
+        if is_chat and not self.for_agents:
+            self._require_one_form(found, where)
+        is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
+        if self.has_prompts and not is_chat and not is_agents:
+            found[PROMPT] = self._prompt(found[PROMPT], where)
+        self._require_mapped(row, where)
+        return found
+
+    def require_prompt_field(self, names: Sequence[str], where: str) -> None:
+        """Refuse, with a DataError, the fields of a row that needs a prompt or a whole chat and has neither."""
+        config = self.config
+        if not self.has_prompts or (self.may_be_chats and config.messages_field in names):
+            return
+        if self.may_be_chats and config.messages_field != _USUAL["messages_field"]:
+            raise no_such_field(self.key, where, config.messages_field, names, "messages_field")
+        if config.prompt_field not in names:
+            raise no_such_field(self.key, where, config.prompt_field, names)
+
+    def _prompt(self, prompt: Any, where: str) -> str | Sequence[Message]:
+        try:
+            return read_prompt(prompt)
+        except DataError as error:
+            raise DataError(
+                f"{self.key}: {where}: the field {self.config.prompt_field!r} holds {error}; expected text, or a list of chat "
+                'messages {"role": …, "content": …}'
+            ) from error
+
+    def _require_mapped(self, row: Mapping[str, Any], where: str) -> None:
+        """Refuse, with a DataError, a row without a field that the recipe names."""
+        for option, usual in _USUAL.items():
+            name = getattr(self.config, option)
+            if name == usual or has_value(row.get(name)) or (row.get(name) is not None and not self.is_learned):
+                continue
+            if name not in row:
+                raise no_such_field(self.key, where, name, list(map(str, row)), option)
+            found = "null" if row[name] is None else "an empty value"
+            raise DataError(f"{self.key}: {where} has {found} as {name!r}; expected a value in every row ({self.key}.{option})")
+
+    def _require_one_form(self, row: Mapping[str, Any], where: str) -> None:
+        """DataError where the recipe names fields of one form, and a row with a chat is learned in the other."""
+        chat, has_completion = self.config.messages_field, row.get(COMPLETION) is not None
+        option = "messages_field" if has_completion else "prompt_field"
+        if (name := getattr(self.config, option)) == _USUAL[option]:
+            return
+        found = f"a chat as {chat!r} and {'a' if has_completion else 'no'} completion"
+        remedy = "Take one of the two out" if has_completion else f"Name it with completion_field, or leave {option} out"
+        raise DataError(
+            f"{self.key}: {where} has {found}; expected a row in which {name!r} is learned ({self.key}.{option}). {remedy}"
+        )
+
+    def _require_known(self, row: Mapping[str, Any]) -> None:
+        """Refuse fields that the table refuses, with a DataError, and collect those that it reports."""
+        for one in FIELDS:
+            if one.level != "row" or one.decision not in ("refused", "reported"):
+                continue
+            for name in one.names:
+                if not has_value(row.get(name)) or not self._applies(name, row[name]):
+                    continue
+                if one.decision == "refused" and (self.is_learned or not one.for_environment):
+                    raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
+                self.told[name] = one.meaning if self.is_learned else "the environment gets it, and the policy does not see it"
+
+    def _applies(self, name: str, value: object) -> bool:
+        """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
+        if name in {getattr(self.config, option) for option in _MAPPED}:
+            return False
+        if name == "label":
+            return isinstance(value, bool) and self.may_be_chats
+        if name in ("input", "context"):
+            return self.config.prompt_field == "instruction"
+        return name != "margin" or not self.has_prompts
+
+    def _read_columns(self, row: dict[str, Any], is_chat: bool) -> None:
+        """Bring tools, images and messages of the row into one form."""
+        if row.get("tools") is not None:
+            row["tools"] = read_tools(row["tools"])
+        self._tell_of_calls(row)
+        images = column_images(row)
+        place = self.config.messages_field if is_chat else PROMPT
+        if images is None and has_marks(row.get(place)):
+            self.told[place] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
+        prompt: Any = row.get(PROMPT)
+        if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
+            self.told[PROMPT] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
+        if not self.has_prompts:
+            if images:
+                raise DataError(
+                    "a column of images; expected text alone: preferences between answers to images cannot be learned"
+                )
+            self._read_rejected(row)
+            return
+        completion: Any = row.get(COMPLETION)
+        if self.may_be_chats and _are_messages(completion) and _are_messages(prompt):
+            row[self.config.messages_field] = behind_prompt([*map(_unlearned, prompt)], completion)
+            del row[COMPLETION]
+            is_chat = True
+        if images and isinstance(prompt, str) and not is_chat:
+            raise DataError(
+                "a column of images beside a prompt of plain text; expected chat messages, which have places for them"
+            )
+        name = self.config.messages_field if is_chat else PROMPT
+        if _are_messages(row.get(name)):
+            row[name] = with_images(row[name], images, self.folder)
+
+    def _tell_of_calls(self, row: Mapping[str, Any]) -> None:
+        """Collect notes on unknown fields of tools, and on nulls in arguments and schemas."""
+        functions = [tool["function"] for tool in row.get("tools") or ()]
+        fields = {name for function in functions for name, value in function.items() if has_value(value)}
+        for name in sorted(fields - names_of("tool", "used", "no effect")):
+            self.told[f"tools.{name}"] = "no tool has it; it goes to the chat template as it is"
+        for name, values in (("parameters", functions), ("arguments", _arguments_of(row))):
+            if any(map(_has_nulls, values)):
+                self.told[f"function.{name}"] = NULLS
+
+    def _read_rejected(self, row: dict[str, Any]) -> None:
+        """Turn ms-swift's chat and rejected answer into a chosen and a rejected chat."""
+        messages: Any = row.get(self.config.messages_field)
+        text = row.get("rejected_response")
+        other = row.get("rejected_messages") or ([{"role": ASSISTANT, "content": text}] if isinstance(text, str) else text)
+        if row.get(self.config.chosen_field) is None and _are_messages(messages) and other:
+            row[self.config.chosen_field] = messages
+            row[self.config.rejected_field] = other if row.get("rejected_messages") else [*messages[:-1], *other]
+
+
+def no_such_field(key: str, where: str, wanted: str, found: Sequence[str], option: str = "prompt_field") -> DataError:
+    """Return the error for a row without a field that the recipe names."""
+    asked = option
+    usual = _USUAL_PROMPT_FIELDS if option == "prompt_field" else ()
+    near = nearest(wanted, found) or next((name for name in usual if name in found), None)
+    if option == "prompt_field" and "conversations" in found:
+        option, near = "messages_field", "conversations"
+    hint = f'. Did you mean {key}.{option} = "{near}"?' if near else f". Set {key}.{option} to one of them"
+    listed = ", ".join(map(repr, found)) or "none"
+    return DataError(f"{key}: {where} lacks the field {wanted!r} ({key}.{asked}); found the fields {listed}{hint}")
+
+
+def read_prompt(value: object) -> str | Sequence[Message]:
+    """Read a prompt: text, or chat messages. The DataError's text completes a sentence that begins with "found"."""
+    if not isinstance(value, str):
+        return read_messages(value)
+    if not value:
+        raise DataError("an empty text")
+    if half := lone_surrogate(value):
+        raise DataError(f"a text with {half}")
+    return value
+
+
+def prompt_fault(value: object) -> str | None:
+    """Return the reason why `value` is no prompt; None where it is one."""
+    try:
+        read_prompt(value)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def reply_fault(messages: Sequence[Message]) -> str | None:
+    """Return the reason why messages, which are a prompt, are no reply to a turn of the policy's; None where they are one."""
+    read = read_messages(messages)
+    if any(map(image_parts, read)):
+        return "with images; expected them at reset, where the episode begins"
+    if read[-1]["role"] == ASSISTANT:
+        return "that ends with the assistant's message; expected one that it answers"
+    return None
+
+
+def tools_beside(prompt: object, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Read the tools of a row. DataError where its prompt is plain text, since only a chat template can show tools."""
+    tools = read_tools(row.get("tools"))
+    if tools and isinstance(prompt, str):
+        raise DataError("tools beside a prompt of plain text; expected chat messages, whose template shows them")
+    return tools
+
+
+def _are_messages(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _has_nulls(value: object) -> bool:
+    """Return whether an object in a value, at any depth, has a field that is null."""
+    if isinstance(value, Mapping):
+        return any(item is None or _has_nulls(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(map(_has_nulls, value))
+
+
+def _arguments_of(row: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the arguments of all calls in a row's messages."""
+    for messages in filter(_are_messages, row.values()):
+        for message in messages:
+            calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+            for call in calls if isinstance(calls, list | tuple) else ():
+                function = call.get("function", call) if isinstance(call, Mapping) else None
+                yield function.get("arguments") if isinstance(function, Mapping) else None
+
+
+def _unlearned(message: Any) -> Any:
+    if role_of(message) != ASSISTANT:
+        return message
+    return {name: value for name, value in message.items() if name not in IN_LOSS} | {"weight": 0}

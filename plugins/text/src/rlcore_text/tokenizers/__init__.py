@@ -1,0 +1,1 @@
+"""Tokenizers of Hugging Face models, and their chat templates."""

@@ -1,0 +1,189 @@
+"""A Hub that cannot be reached is told within seconds; one that is slow is waited for."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from rlcore.config.model import ModelConfig
+from rlcore.spi import ModelError
+from rlcore_text.tokenizers.hub_reach import WAITS_S, hub_problem, is_here, why_unreachable
+from rlcore_text.tokenizers.tokenizer import load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """The port of a server that takes connections and says nothing."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def full() -> Iterator[int]:
+    """The port of a server whose queue is full, so that the system answers no other connection."""
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as server:
+        port = server.getsockname()[1]
+        with closing(socket.create_connection(("127.0.0.1", port))):
+            yield port
+
+
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A port that refuses connections, and that nothing else can take meanwhile."""
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_a_server_that_is_there_is_reached_however_slow_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as port:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert why_unreachable() is None
+
+
+def test_one_that_refuses_is_tried_again_for_a_moment(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}/mirror")
+    start = time.monotonic()
+    assert why_unreachable() == f"127.0.0.1:{closed}: Connection refused"
+    assert sum(WAITS_S) <= time.monotonic() - start < 60
+
+
+def test_no_answer_is_waited_for_as_long_as_the_hubs_own_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    with full() as port:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        start = time.monotonic()
+        found = why_unreachable()
+    assert found is not None
+    assert found.startswith(f"127.0.0.1:{port}")
+    assert time.monotonic() - start < 9, "by default it is 10"
+
+
+def test_a_proxy_is_what_has_to_be_reached(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    with listening() as port:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        assert why_unreachable() is None
+    monkeypatch.setenv("https_proxy", f"127.0.0.1:{closed}")
+    assert why_unreachable() == f"127.0.0.1:{closed}: Connection refused"
+    monkeypatch.setenv("no_proxy", "hub.invalid")
+    assert "hub.invalid:443" in (why_unreachable() or "")
+
+
+@pytest.mark.parametrize("rules", [".hub.invalid", "other.invalid,*", "hub.invalid:443"])
+def test_either_way_will_do_where_no_proxy_may_be_read_as_both(
+    monkeypatch: pytest.MonkeyPatch, closed: int, rules: str
+) -> None:
+    """The Hub's client goes through the proxy for `.NAME`, where Python does not."""
+    monkeypatch.setenv("no_proxy", rules)
+    with listening() as port:
+        monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        assert why_unreachable() is None
+        monkeypatch.setattr(constants, "ENDPOINT", f"https://127.0.0.1:{port}")
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed}")
+        assert why_unreachable() is None
+
+
+@pytest.mark.parametrize("proxy", ["http://user:pass#word@127.0.0.1:3128", "http://[::1"])
+def test_what_is_no_url_is_left_to_the_hubs_client(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setenv("https_proxy", proxy)
+    assert why_unreachable() is None
+    monkeypatch.delenv("https_proxy")
+    monkeypatch.setattr(constants, "ENDPOINT", "hub.invalid")
+    assert why_unreachable() is None
+
+
+def test_a_proxy_with_credentials_is_asked_without_them(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{closed}")
+    assert why_unreachable() == f"127.0.0.1:{closed}: Connection refused"
+
+
+def test_an_address_that_leads_nowhere_keeps_no_other_one_from_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose IPv6 leads nowhere."""
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 2)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    with full() as nowhere, listening() as port:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", number)) for number in (nowhere, port)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert why_unreachable() is None
+
+
+def test_a_tokenizer_that_does_not_load_is_no_slip_in_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its model was found."""
+    from transformers import AutoTokenizer
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no tokenizer there")
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
+    fetch(tmp_path, "config.json")
+    with pytest.raises(ModelError, match="Save the tokenizer"):
+        load_tokenizer(ModelConfig(path="no-such/model"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
+        load_tokenizer(ModelConfig(path="no-such/model"))
+
+
+def fetch(cache: Path, name: str) -> None:
+    """Put a file of no-such/model where the Hub's client would."""
+    folder = cache / "models--no-such--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("a" * 40)
+    (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (folder / "snapshots" / ("a" * 40) / name).write_text("{}")
+
+
+def test_nothing_is_asked_where_the_hub_is_ruled_out(monkeypatch: pytest.MonkeyPatch, closed: int) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert why_unreachable() is None
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_a_model_of_a_hub_out_of_reach_is_told_before_the_hubs_client_tries_its_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed: int, near: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}")
+    if near:
+        (tmp_path / "no-such" / "modell").mkdir(parents=True)
+    with pytest.raises(ModelError, match="the Hub cannot be reached") as raised:
+        load_tokenizer(ModelConfig(path="no-such/model"))
+    assert ("Did you mean no-such/modell?" if near else "HF_ENDPOINT") in str(raised.value)
+
+
+def test_what_was_fetched_before_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed: int) -> None:
+    """Whichever of its files is there: some tokenizers have no tokenizer_config.json."""
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    model = ModelConfig(path="no-such/model")
+    assert hub_problem(model) is not None
+    fetch(tmp_path, "config.json")
+    assert hub_problem(model) is None
+    assert not is_here(model)
+
+
+@pytest.mark.parametrize("path", ["a--b", "/no/such/directory"])
+def test_what_can_be_no_name_on_the_hub_is_told_as_any_other(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    with listening() as port:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        with pytest.raises(ModelError) as raised:
+            load_tokenizer(ModelConfig(path=path))
+    (problem,) = raised.value.problems
+    assert problem.found.startswith(f"{path!r}, which is no directory here")
