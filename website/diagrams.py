@@ -173,9 +173,12 @@ def room_of(module: str, package: str) -> str:
         return name
     if name == "__main__":
         return "cli"
-    # A module beside the folders of the core that reads the interface alone; the others, such as api, stand above folders.
+    # Modules beside the folders: those that import nothing of the core, those that read the interface alone, and those that
+    # stand above folders, such as api.
     parts = {imported.split(".")[1] for imported in graph(package).find_modules_directly_imported_by(module) if "." in imported}
     folders = {part for part in parts if graph(package).find_children(f"rlcore.{part}")}
+    if not parts:
+        return "plain modules"
     return "other modules" if folders <= {"spi", "schema"} else name
 
 
