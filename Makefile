@@ -93,7 +93,7 @@ demo: setup $(addprefix $(VENV)/.installed-,$(filter vllm megatron,$(GENERATOR) 
 	$(BIN)/python demo/run.py --seed $(SEED) --trainer $(TRAINER) generator.name=$(GENERATOR)
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --without ,$(PASSED))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --without=,$(PASSED))
 
 test-all: lint
 	RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -102,7 +102,7 @@ test-changed: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/changed.py $(BASE) -- $(PYTEST_FLAGS) --narrow
 
 test-core: $(CORE_VENV)/.installed
-	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --note-passed ,$(PASSED)) $(CORE_TESTS)
+	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --note-passed=,$(PASSED)) $(CORE_TESTS)
 
 $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(PYTHON) -m venv $(CORE_VENV)
