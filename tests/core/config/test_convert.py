@@ -103,7 +103,7 @@ def test_unknown_keys_get_the_nearest_or_the_place_where_they_exist(problems) ->
         "num_steps=3",
         "zed.rate=1",
     )
-    assert found["cluster.gpu_per_node"].remedy == "Did you mean cluster.gpus_per_node?"
+    assert str(found["cluster.gpu_per_node"].remedy).startswith("Did you mean cluster.gpus_per_node?")
     assert found["run.num_stpes"].remedy == "Did you mean run.num_steps?"
     assert found["training.temperature"].remedy == "Did you mean rollout.temperature or evaluation.temperature?"
     assert found["model.rate"].remedy == "Did you mean trainer.zed.rate?"

@@ -41,6 +41,15 @@ def test_the_highest_priority_is_used(add, priority: int, used: str) -> None:
     assert text_backend("tokenizer") == used
 
 
+def test_two_of_one_priority_are_refused(add) -> None:
+    add(priority=90)
+    add("plain", priority=90)
+    with pytest.raises(PluginError, match=r"priority 90; RLCORE_DISABLE_PLUGINS") as caught:
+        text_backend("tokenizer")
+    assert "acme" in str(caught.value)
+    assert "plain" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

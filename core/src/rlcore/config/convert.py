@@ -11,7 +11,7 @@ from rlcore.config.load import RawRecipe
 from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, SinksConfig
 from rlcore.config.recipe import Recipe
 from rlcore.config.validate import find_problems
-from rlcore.published_plugins import how_to_install
+from rlcore.published_plugins import how_to_install, remedy_for
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key
 from rlcore.schema.suggestions import nearest
@@ -128,7 +128,10 @@ class _Conversion:
         cls: Any = self.cluster or ClusterConfig
         if self.cluster is None and isinstance(table, Mapping):
             names = list(describe.fields(cls))
-            self.unknown_names += [unknown_key(f"{CLUSTER}.{key}", names) for key in table if key not in names]
+            for key in table.keys() - names:
+                problem = unknown_key(f"{CLUSTER}.{key}", names)
+                missing = f"An execution that reads it may be missing. {remedy_for('execution')}"
+                self.unknown_names.append(attrs.evolve(problem, remedy=" ".join(filter(None, (problem.remedy, missing)))))
             table = {key: value for key, value in table.items() if key in names}
         value, problems = structure(table, cls, CLUSTER)
         self.problems.extend(self._hinted(problem) for problem in problems)

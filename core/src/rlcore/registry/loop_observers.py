@@ -1,6 +1,6 @@
 """Find the installed observers of the training loop by their entry points."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
@@ -8,8 +8,9 @@ from attrs import frozen
 
 from rlcore.registry.discovery import load_group, load_object
 from rlcore.registry.entries import DescribedEntry
-from rlcore.registry.plugin_errors import listing_error
+from rlcore.registry.plugin_errors import attributed, listing_error
 from rlcore.registry.states import states_of
+from rlcore.schema.problem import Note, Problem
 from rlcore.spi.errors import PluginError
 from rlcore.spi.observer import LOOP_OBSERVER_GROUP, LoopObserverProvider
 
@@ -36,7 +37,22 @@ class LoopObserverEntry(DescribedEntry):
         function, problem = load_object(EntryPoint(self.name, path, LOOP_OBSERVER_GROUP), self.label)
         if problem is not None:
             raise PluginError(f"{self.label} cannot be used: {problem}")
-        return function(argument)
+        with attributed(f"raised by the {name} of", self.label):
+            return function(argument)
+
+    def check(self, recipe: object) -> tuple[Problem | Note, ...]:
+        """Return what the observer's own check finds wrong with a recipe. PluginError for anything but problems and notes."""
+        found = self.call("check", recipe)
+        with attributed("raised by the check of", self.label):
+            listed = () if found is None else tuple(found) if isinstance(found, Iterable) else (found,)
+        if not all(isinstance(one, Problem | Note) for one in listed):
+            raise PluginError(f"{self.label}: its check returned {found!r:.200}; expected problems and notes of rlcore.spi")
+        return listed
+
+
+def is_disabled(name: str) -> bool:
+    """Return whether the environment variable disables the installed observer of a name."""
+    return any(state.kind == "disabled" for state in states_of(load_group(LoopObserverEntry, "loop_observer", name=name)))
 
 
 def loop_observers(unwanted: Collection[str]) -> tuple[LoopObserverEntry, ...]:

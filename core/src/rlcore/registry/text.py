@@ -5,10 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
+from rlcore.installed import DISABLE_VARIABLE
 from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import load_group
 from rlcore.registry.entries import DescribedEntry
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.plugin_errors import attributed, listing_error
 from rlcore.registry.states import states_of
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import group_of
@@ -20,6 +21,7 @@ class TextEntry(DescribedEntry):
     """What loads tokenizers, or renders chats and rows, as installed."""
 
     described_by: ClassVar[type] = TextProvider
+    is_of_recipes: ClassVar[bool] = False
 
     def paths(self) -> dict[str, str]:
         """Return the path of the backend."""
@@ -33,9 +35,14 @@ def text_backend(role: Literal["tokenizer", "renderer"]) -> Any:
     usable = [state.entry for state in states if state.is_usable]
     if not usable:
         listed = "".join(f"\n  - {state.entry.label} is {state.text}" for state in states)
-        expected = f"expected one in {group_of(role)}. {remedy_for(role)}"
+        is_twice = any(state.kind == "a duplicate name" for state in states)
+        expected = f"expected one in {group_of(role)}. {'' if is_twice else remedy_for(role)}".rstrip()
         raise PluginError(f"found no usable {role}, which reads the text of a run; {expected}{listed}")
-    chosen = max(usable, key=lambda entry: entry.provider.priority)
+    highest = max(entry.provider.priority for entry in usable)
+    chosen, *tied = [entry for entry in usable if entry.provider.priority == highest]
+    if tied:
+        labels = (entry.label for entry in (chosen, *tied))
+        raise listing_error(f"several have priority {highest}; {DISABLE_VARIABLE} disables the others", labels)
     module, _, name = chosen.provider.backend.partition(":")
     with attributed("raised as it was built:", chosen.label):
         return getattr(import_module(module), name)()

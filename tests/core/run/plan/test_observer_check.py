@@ -20,8 +20,8 @@ class Entry:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def call(self, name: str, recipe: object) -> list[Problem]:
-        return [FOUND] if name == "check" else []
+    def check(self, recipe: object) -> tuple[Problem, ...]:
+        return (FOUND,)
 
 
 @pytest.fixture
@@ -69,3 +69,10 @@ def test_an_observer_is_asked_only_where_its_key_is_set_and_one_without_a_key_al
     assert list(observer_problems(recipes[""])) == []
     install(monkeypatch, "disk", *KEYS)
     assert list(observer_problems(recipes[""])) == [FOUND]
+
+
+def test_a_disabled_observer_is_said_to_be_disabled(recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(observer_check, "is_disabled", lambda name: True)
+    (problem,) = observer_problems(recipes["push_to_hub"])
+    assert problem.remedy == "RLCORE_DISABLE_PLUGINS disables it: take its name out"

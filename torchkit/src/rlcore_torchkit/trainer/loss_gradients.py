@@ -46,7 +46,11 @@ def loss_gradients(
     entropy: Float32Array | None = None,
     values: Float32Array | None = None,
 ) -> LossGradients:
-    """Compute the result of `rlcore.spi.loss_gradients`; the arguments are the same."""
+    """Compute the loss of one microbatch and its derivatives, on the CPU. Nothing that is given is written to.
+
+    Given are the log-probabilities and entropies of its tokens, float32 [T]. With values, float32 [T], log-probabilities are
+    zeros. ContractError where a figure is of another shape or dtype, or the loss returns what it must not.
+    """
     given = {"logprobs": logprobs, "entropy": entropy, "values": values}
     has_gradient = {"logprobs": values is None, "entropy": loss.entropy == "loss", "values": True}
     tensors = {name: _tensor(name, figures, batch) for name, figures in given.items() if figures is not None}

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from rlcore.config.recipe import Recipe
+from rlcore.installed import DISABLE_VARIABLE
 from rlcore.published_plugins import how_to_install
-from rlcore.registry.loop_observers import LoopObserverEntry, loop_observers
-from rlcore.spi import Problem
+from rlcore.registry.loop_observers import LoopObserverEntry, is_disabled, loop_observers
+from rlcore.spi import Note, Problem
 
 KEYS: Mapping[str, tuple[str, Callable[[Recipe], bool]]] = {
     "checkpoint_evaluation": ("checkpoint_evaluation", lambda recipe: recipe.checkpoint_evaluation is not None),
@@ -20,15 +21,17 @@ def wanted_observers(recipe: Recipe) -> tuple[LoopObserverEntry, ...]:
     return loop_observers([name for name, (_, is_set) in KEYS.items() if not is_set(recipe)])
 
 
-def observer_problems(recipe: Recipe) -> Iterator[Problem]:
+def observer_problems(recipe: Recipe) -> Iterator[Problem | Note]:
     """Yield the keys whose observer is not installed, and what the installed ones find wrong."""
     entries = wanted_observers(recipe)
     names = {entry.name for entry in entries}
     for name, (key, is_set) in KEYS.items():
         if is_set(recipe) and name not in names:
             remedy = how_to_install("loop_observer", name, ())
+            if is_disabled(name):
+                remedy = f"{DISABLE_VARIABLE} disables it: take its name out"
             if name == "model_card":
                 remedy += ". Or set checkpoint.model_card = false"
-            yield Problem(path=key, found="the key, without the package that it needs", expected="both", remedy=remedy)
+            yield Problem(path=key, found="that, without a usable package for it", expected="both", remedy=remedy)
     for entry in entries:
-        yield from entry.call("check", recipe) or ()
+        yield from entry.check(recipe)

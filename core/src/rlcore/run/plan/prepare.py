@@ -72,7 +72,12 @@ def prepare(
 def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool) -> RunPlan:
     """The checked plan, without its environment."""
     if evaluating:
-        recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, at_start=True), checkpoint_evaluation=None)
+        recipe = evolve(
+            recipe,
+            evaluation=evolve(recipe.evaluation, at_start=True),
+            checkpoint=evolve(recipe.checkpoint, model_card=False, push_to_hub=None),  # nothing is exported
+            checkpoint_evaluation=None,
+        )
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     plan = choose_plugins(recipe, registry, device, measures_own=evaluating and not continues)
     if plan.answers_alone:

@@ -122,7 +122,7 @@ class MismatchMonitor:
     def _keep(self, step: int, text: str, worst: WorstSamples) -> str:
         """Write the worst samples; where they are, in words."""
         if self.writer is None:
-            return f"No installed package keeps the worst samples. {how_to_install('loop_observer', 'logprob_mismatch', ())}"
+            return f"Nothing keeps the worst samples in this run ({how_to_install('loop_observer', 'logprob_mismatch', ())})."
         try:
             path = self.writer.save_logprob_mismatch(step, text, worst)
         except spi.StorageError as error:
