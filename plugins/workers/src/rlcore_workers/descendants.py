@@ -76,12 +76,23 @@ def end_marked(mark: str) -> None:
     while found and time.monotonic() < deadline:
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended meanwhile, or is another user's
-                if any(one.startswith(assignment) for one in (folder / "environ").read_bytes().split(b"\0")):
-                    found.add(int(folder.name))
+            for file in _environments(folder):
+                with suppress(OSError):  # it has ended meanwhile, or is another user's
+                    if any(one.startswith(assignment) for one in file.read_bytes().split(b"\0")):
+                        found.add(int(folder.name))
         for process in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
+        if found:
+            time.sleep(POLL_S)
+
+
+def _environments(folder: Path) -> list[Path]:
+    """Return the files with a process's environment, which those of its threads have once the main one has ended."""
+    with suppress(OSError):
+        if _state_and_parent(folder)[0] in ENDED:
+            return [thread / "environ" for thread in living_threads(int(folder.name))]
+    return [folder / "environ"]
 
 
 def end_with(parent: int) -> None:

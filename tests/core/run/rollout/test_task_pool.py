@@ -1,6 +1,7 @@
 """The task pool runs work in order, a bounded number of pieces at a time."""
 
 import asyncio
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -225,3 +226,23 @@ def test_work_that_comes_once_its_event_loop_has_closed_waits_for_the_next() -> 
     with pytest.raises(ValueError):
         run(task_pool, 2)
     task_pool.add(fails)
+
+
+@pytest.mark.parametrize("end", ["close", "fail", "raise"])
+def test_work_that_catches_its_cancellation_begins_no_other(end: str) -> None:
+    task_pool, begun = TaskPool(), []
+
+    async def work(item: int) -> None:
+        begun.append(item)
+        if item == 3:
+            if end == "raise":
+                raise ValueError("it failed")
+            task_pool.close() if end == "close" else task_pool.fail(ValueError("it failed"))
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(300)
+
+    for item in range(12):
+        task_pool.add(work, item)
+    with nullcontext() if end == "close" else pytest.raises(ValueError, match="it failed"):
+        run(task_pool, 4)
+    assert begun == [0, 1, 2, 3]

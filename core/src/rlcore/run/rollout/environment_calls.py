@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Mapping
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -213,7 +214,8 @@ class TaskPool:
     def release(self) -> None:
         """Begin queued work again."""
         self._is_held = False
-        self._may_begin.set()
+        with suppress(RuntimeError):  # raised for workers that wait on an event loop that is closed
+            self._may_begin.set()
 
     @property
     def is_at_work(self) -> bool:
@@ -235,8 +237,9 @@ class TaskPool:
 
     async def _work(self, calls: EnvironmentCalls) -> None:
         task, queue, may_begin, at_work = asyncio.current_task(), self._queue, self._may_begin, self._at_work
+        ended = self._ended
         assert task is not None
-        while True:
+        while not ended.is_set():  # an environment may have caught the cancellation
             work, item, order = await queue.get()
             if not may_begin.is_set():
                 await may_begin.wait()

@@ -195,6 +195,9 @@ class EpisodeRunner:
         pool = TaskPool()
 
         async def begin(made: EnvironmentCalls) -> None:
+            if len(outcomes) == len(calls):  # the last came as the event loop before this one was given up
+                return
+
             async def make(index: int) -> None:
                 outcome = await made.make(calls[index])
                 if isinstance(outcome, Failure):

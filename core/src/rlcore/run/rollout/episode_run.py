@@ -173,7 +173,8 @@ class EpisodeRun(Generic[GroupT]):
         task_pool = self.work.task_pool
         self._loop.between(task_pool.hold)
         try:
-            while self.work.ends_without_samples and self._loop.between(lambda: task_pool.is_at_work):
+            # Work that has failed may leave calls behind that never end.
+            while self.work.ends_without_samples and self._loop.between(lambda: self._loop.is_at_work and task_pool.is_at_work):
                 self._loop.poll(POLL_S)
             yield
         finally:

@@ -157,13 +157,20 @@ class AgentGroups(GroupWork[AgentGroup]):
         rewards, components = [(one.reward,) for one in results], [one.reward_components for one in results]
         return has_reward_variance(rewards, components, self._compares)
 
-    def saved(self, group: AgentGroup) -> AgentGroup | None:
-        """See GroupWork: a group whose agents have all ended."""
-        return group if group.all_ended() else None
+    def saved(self, group: AgentGroup) -> dict[str, Any] | None:
+        """See GroupWork: a group whose agents have all ended. A run of another environment reads it without this package."""
+        if not group.all_ended():
+            return None
+        return {"group": group.number, "episodes": [(one.result, one.segments) for one in group.episodes]}
 
     def resumed(self, kept: Any) -> AgentGroup | None:
         """See GroupWork."""
-        return kept if isinstance(kept, AgentGroup) and len(kept.episodes) == self.group_size else None
+        if not isinstance(kept, dict) or len(kept["episodes"]) != self.group_size:
+            return None
+        group = self.new_group(kept["group"])
+        for episode, (result, segments) in zip(group.episodes, kept["episodes"], strict=True):
+            episode.result, episode.segments, episode.ended = result, segments, True
+        return group
 
     def _play_all(self, episodes: Collection[AgentEpisode]) -> None:
         for episode in episodes:

@@ -38,12 +38,10 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     try:
         program.write(text)
         await program.has_exited.wait()
-        if program.exit_code == -signal.SIGKILL:  # maybe the supervisors, by a program that goes on
-            await asyncio.to_thread(end_marked, variables[MARK])
     finally:
         program.end()
         # Shielded, since the process has to be waited for although the episode is over.
-        await asyncio.shield(program.close())
+        await asyncio.shield(_closed(program, variables[MARK]))
     output, errors = program.printed(STDOUT), program.printed(STDERR)
     if program.exit_code != 0 and errors.startswith(NOT_STARTED):  # the program itself may end with any exit code
         raise PluginError(f"the agent {command[0]!r} does not start: {masked(errors[len(NOT_STARTED) :])[-SHOWN:]}")
@@ -122,6 +120,13 @@ class _Program(asyncio.SubprocessProtocol):
     def printed(self, stream: int) -> str:
         """The end of what it printed."""
         return self._kept[stream].decode(errors="replace").strip()
+
+
+async def _closed(program: _Program, mark: str) -> None:
+    """Wait for a program's end. What one that has killed its supervisors leaves is ended."""
+    if program.has_exited.is_set() and program.exit_code == -signal.SIGKILL:
+        await asyncio.to_thread(end_marked, mark)
+    await program.close()
 
 
 async def _start(command: Sequence[str], variables: Mapping[str, str]) -> _Program:
