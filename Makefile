@@ -28,7 +28,7 @@ DIST ?= dist
 # A file in which `make test-core` notes what passed, and whose tests `make test` leaves out.
 PASSED ?=
 # Two processes more than there are cores: most tests wait for processes now and then.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
