@@ -76,7 +76,7 @@ class Streams(FakeGenerator):
 
     @hookimpl
     def stream(self, request: StreamRequest) -> StreamResult:
-        return super().stream(evolve(request, feed=self.requests(request.requests, self)))
+        return super().stream(evolve(request, feed=self.feed(request.feed, self)))
 
 
 def test_2899_the_end_of_the_data_begins_its_next_pass(run: Run, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Dies(FakeGenerator):
 
     @hookimpl
     def stream(self, request: StreamRequest) -> StreamResult:
-        return super().stream(evolve(request, feed=_DiesInStep(request.requests)))
+        return super().stream(evolve(request, feed=_DiesInStep(request.feed)))
 
 
 class DiesAtItsEnd(FakeGenerator):
