@@ -6,17 +6,17 @@ loss, are constants: a sum that any library differentiates.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from attrs import frozen
-from torch import Tensor
 
 from rlcore.spi.arrays import Float32Array, check_array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
-from rlcore_torchkit.trainer.losses import evaluate
-from rlcore_torchkit.trainer.microbatch import move
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @frozen(kw_only=True, eq=False)
@@ -51,6 +51,11 @@ def loss_gradients(
     Given are the log-probabilities and entropies of its tokens, float32 [T]. With values, float32 [T], log-probabilities are
     zeros. ContractError where a figure is of another shape or dtype, or the loss returns what it must not.
     """
+    import torch  # here, since the module's other parts serve where torch is not
+
+    from rlcore_torchkit.trainer.losses import evaluate
+    from rlcore_torchkit.trainer.microbatch import move
+
     given = {"logprobs": logprobs, "entropy": entropy, "values": values}
     has_gradient = {"logprobs": values is None, "entropy": loss.entropy == "loss", "values": True}
     tensors = {name: _tensor(name, figures, batch) for name, figures in given.items() if figures is not None}
@@ -88,6 +93,8 @@ def total_loss(parts: Sequence[LossGradients]) -> tuple[float, dict[str, float]]
     return sum(part.loss for part in parts), {**sums, **maxima}
 
 
-def _tensor(name: str, figures: Float32Array, batch: TokenBatch) -> Tensor:
+def _tensor(name: str, figures: Float32Array, batch: TokenBatch) -> "Tensor":
+    import torch
+
     check_array(name, figures, "float32", batch.num_tokens)
     return torch.tensor(figures)
