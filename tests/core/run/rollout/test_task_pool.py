@@ -246,3 +246,25 @@ def test_work_that_catches_its_cancellation_begins_no_other(end: str) -> None:
     with nullcontext() if end == "close" else pytest.raises(ValueError, match="it failed"):
         run(task_pool, 4)
     assert begun == [0, 1, 2, 3]
+
+
+def test_a_task_that_begins_once_its_event_loop_is_given_up_takes_nothing_from_the_next() -> None:
+    task_pool, done = TaskPool(), list[str]()
+
+    async def work(item: str) -> None:
+        done.append(item)
+        task_pool.close()
+
+    async def both() -> None:
+        given_up = EnvironmentCalls(timeout_s=60.0)
+        last = asyncio.create_task(task_pool.run(given_up, 2))
+        task_pool.add(lambda _: asyncio.sleep(0), "dropped")
+        asyncio.get_running_loop().call_soon(task_pool.begin)  # behind `run`, and before its tasks
+        asyncio.get_running_loop().call_soon(task_pool.add, work, "next")
+        given_up.is_over = True
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(task_pool.run(EnvironmentCalls(timeout_s=60.0), 2), 300)
+        last.cancel()
+
+    asyncio.run(both())
+    assert done == ["next"]

@@ -224,7 +224,9 @@ class TaskPool:
 
     async def run(self, calls: EnvironmentCalls, num_tasks: int) -> None:
         """Run work until `close`. The first error of a piece of work ends the others and is raised."""
-        tasks = [asyncio.create_task(self._work(calls)) for _ in range(num_tasks)]
+        # A task may begin once this event loop is given up and the pool is another's: it has this one's queue all the same.
+        parts = self._queue, self._may_begin, self._ended, self._at_work
+        tasks = [asyncio.create_task(self._work(calls, *parts)) for _ in range(num_tasks)]
         try:
             await self._ended.wait()
         finally:
@@ -235,11 +237,17 @@ class TaskPool:
             # What ends the process comes before errors.
             raise min(self._errors, key=lambda one: (isinstance(one[1], Exception), one[0]))[1]
 
-    async def _work(self, calls: EnvironmentCalls) -> None:
-        task, queue, may_begin, at_work = asyncio.current_task(), self._queue, self._may_begin, self._at_work
-        ended = self._ended
+    async def _work(
+        self,
+        calls: EnvironmentCalls,
+        queue: "asyncio.Queue[_Piece]",
+        may_begin: asyncio.Event,
+        ended: asyncio.Event,
+        at_work: "set[asyncio.Task[Any]]",
+    ) -> None:
+        task = asyncio.current_task()
         assert task is not None
-        while not ended.is_set():  # an environment may have caught the cancellation
+        while True:
             work, item, order = await queue.get()
             if not may_begin.is_set():
                 await may_begin.wait()
@@ -256,5 +264,7 @@ class TaskPool:
             finally:
                 at_work.discard(task)
             del work, item  # what an episode has said is large, and a task may be idle for long
+            if ended.is_set():
+                return  # the environment may have caught the cancellation
             if time.monotonic() > calls.give_way_at:
                 await calls.give_way()
