@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from rlcore.run.data.text import renderer, tokenizers
+from rlcore.spi import installed_channels, installed_data_sources
+
+LOOKED_UP = (installed_channels, installed_data_sources, renderer, tokenizers)
+"""Functions that look for installed packages once for a process."""
 PROVIDER_SOURCE = """
 from attrs import frozen
 from rlcore.spi import Provider
@@ -96,3 +101,5 @@ def installer(tmp_path, monkeypatch) -> Installer:
     for name in made.modules:
         sys.modules.pop(name, None)
     importlib.invalidate_caches()
+    for function in LOOKED_UP:
+        function.cache_clear()
