@@ -18,7 +18,7 @@ from rlcore.spi.text import TextProvider
 
 @frozen(kw_only=True, eq=False)
 class TextEntry(DescribedEntry):
-    """What loads tokenizers, or renders chats and rows, as installed."""
+    """An installed loader of tokenizers, or renderer of chats and rows."""
 
     described_by: ClassVar[type] = TextProvider
     is_of_recipes: ClassVar[bool] = False

@@ -42,7 +42,7 @@ class TextProvider:
 
 
 class Tokenizer(ChatTokenizer, TextDecoder, Protocol):
-    """What a run asks of a tokenizer."""
+    """The tokenizer of a run."""
 
     @property
     def eos_token_id(self) -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class LossGradients:
-    """What the loss says of one microbatch, and its derivatives with respect to what it was given."""
+    """The loss of one microbatch, its metrics, and its derivatives with respect to the arrays that it was given."""
 
     loss: float
     """The microbatch's part of the step's loss."""

@@ -134,13 +134,13 @@ def total(outputs: Sequence[LossOutput]) -> Totals:
 
 
 MAX_DIFFERENCE = 50.0
-"""The largest difference in nats that is told apart; e⁵⁰ times any number of tokens is finite in float32."""
+"""The largest difference in nats that counts; e⁵⁰ times any number of tokens is finite in float32."""
 
 
 def mismatch(trainer: Tensor, generation: Tensor, mean: MaskedMean) -> dict[str, Tensor]:
     """MISMATCH_METRICS of the trainer's and the generator's log-probabilities, float32 [T] each, at the same weights.
 
-    Weights with nothing in common are told by a large number and not by an infinite one.
+    Weights with nothing in common give a large number, not an infinite one.
     """
     trainer = trainer.detach()
     delta = (trainer - generation).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)

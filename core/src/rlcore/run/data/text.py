@@ -41,7 +41,7 @@ class Tokenizers(Protocol):
         """The tokenizer of a model directory or Hub name; ModelError where it has none."""
 
     def is_here(self, model: ModelConfig) -> bool:
-        """Whether the tokenizer is on this machine: in the model's directory, or fetched before. True too where there is
+        """Return whether the tokenizer is on this machine: in the model's directory, or fetched before. True too where there is
         neither and the path can be no name on the Hub."""
 
 
@@ -52,10 +52,10 @@ class Conversations(Protocol):
         """Some episodes begin with the same prompt."""
 
     def __contains__(self, episode: int) -> bool:
-        """Whether an episode has begun that has not ended."""
+        """Return whether an episode has begun that has not ended."""
 
     def state(self, episode: int) -> Any:
-        """What `restore` needs: classes of attrs and plain values. Of an episode that could not begin, too."""
+        """Return the state for `restore`: classes of attrs and plain values. An episode that could not begin has one too."""
 
     def restore(self, episode: int, state: Any) -> None:
         """Go on with a conversation that was left."""
@@ -127,11 +127,13 @@ class Renderer(Protocol):
         """Why messages that are a prompt are no reply to a turn; None where they are one."""
 
     def conversations(self, tokenizer: spi.Tokenizer, stop_token_ids: Sequence[int], history: History = ...) -> Conversations:
-        """What keeps the conversations of episodes."""
+        """The conversations of episodes, by the episode's number."""
 
     def tool_parser(self, name: str, chat_template: str | None, engine: EngineParser | None = None) -> spi.ToolParser | None:
-        """What `rollout.tool_parser` names. None for "auto" where the chat template shows no form that is known; ConfigError
-        for an unknown name."""
+        """Return the parser that `rollout.tool_parser` names.
+
+        None for "auto" where the chat template shows no form that is known. ConfigError for an unknown name.
+        """
 
     def tool_forms(self) -> Sequence[str]:
         """Names of the forms of calls that it reads without the generator."""
@@ -150,5 +152,5 @@ def tokenizers() -> Tokenizers:
 
 
 def row_name(rows: Sequence[spi.Row], number: int) -> str:
-    """How errors call a row: by its number, and by its line in a file that has lines."""
+    """Return the name of a row in errors: its number, and its line in a file that has lines."""
     return rows.name_of(number) if isinstance(rows, spi.LazyRows) else f"row {number} (the first is 0)"

@@ -56,7 +56,7 @@ def algorithm_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def _dynamic_sampling_problems(plan: RunPlan) -> Iterator[Problem]:
-    """What dynamic sampling does not go with."""
+    """Yield the sections with which dynamic sampling cannot run."""
     rollout, needs, algorithm = plan.recipe.rollout, plan.algorithm.needs, plan.recipe.algorithm.name
     if rollout.dynamic_sampling and (found := _equal_by_nature(plan)) is not None:
         meant = f"which algorithm {algorithm!r} is meant for, " if needs.dynamic_sampling else ""

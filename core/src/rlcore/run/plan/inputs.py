@@ -98,7 +98,7 @@ class Inputs:
         replay: Replay | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Source:
-        """Where the samples of the steps come from; `replay` repeats a run of this recipe.
+        """The source of the steps' samples; `replay` repeats a run of this recipe.
         `on_tokens` is called with the tokens and images of each sample as soon as they are all there, in any thread."""
         recipe = plan.recipe
         if self.examples is not None:

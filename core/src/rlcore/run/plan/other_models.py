@@ -85,7 +85,7 @@ def _critic_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]
 
 
 def judge_problems(recipe: Recipe) -> Iterator[Problem]:
-    """What is wrong with the files of these models, from these alone."""
+    """Yield the problems of these models' files, which are read alone."""
     needed = config_number(recipe.model.path, "vocab_size")
     for section, path, _ in _judges(recipe):
         yield from model_problems(path)
@@ -134,6 +134,6 @@ def _other_vocabulary(recipe: Recipe, mine: Mapping[str, int], section: str, pat
         path=section,
         found=f"{path}, whose tokenizer differs from the policy's in {len(different)} tokens: "
         f"{first!r:.40} is number {theirs.get(first, 'none')} there and {mine.get(first, 'none')} here",
-        expected="the same vocabulary: what is told of other tokens says nothing of the policy's",
+        expected="the same vocabulary: log-probabilities of other tokens do not concern the policy's",
         remedy=REMEDY,
     )

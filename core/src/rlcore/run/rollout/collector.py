@@ -53,7 +53,7 @@ class StepCollector(ABC, Generic[GroupT]):
     tool_parser: ToolParser | None = None
     """What reads the calls of tools; None where nothing says how the model writes them."""
     compares: Compared = "rewards"
-    """What tells the samples of a group apart."""
+    """The figures in which the samples of a group may differ."""
     purpose: str = "the step"
     """What the samples are for, in words."""
     is_mixed: bool = False

@@ -38,7 +38,7 @@ class Failure:
 
     reason: str
     error: BaseException | None = None
-    """What the environment raised; None where it took too long."""
+    """The environment's exception; None where it took too long."""
     cause: BaseException | None = None
     """`error`; of a group the member that ends the run, else the first."""
 
@@ -108,7 +108,7 @@ class MaskedFailures:
 
     num_samples: int
     of: str
-    """What the samples are of, in words."""
+    """The owner of the samples in words, such as a step."""
     max_fraction: float
     """rollout.max_failed_fraction"""
     reasons: dict[int, str] = field(factory=dict)

@@ -30,7 +30,7 @@ class GroupOptions:
     masks_truncated: bool = False
     """True where episodes that a limit of tokens or turns cut off are not trained on."""
     compares: Compared = "rewards"
-    """What tells the samples of a group apart."""
+    """The figures in which the samples of a group may differ."""
     placeholder: int
     """The token that stands for the prompt of a group whose environment failed to begin: a batch has no empty sequence."""
 

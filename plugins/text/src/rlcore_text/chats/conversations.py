@@ -35,7 +35,7 @@ class Conversations:
         self._ends |= dict.fromkeys(episodes)
 
     def __contains__(self, episode: int) -> bool:
-        """Whether an episode has begun that has not ended."""
+        """Return whether an episode has begun that has not ended."""
         return episode in self._conversations
 
     def state(self, episode: int) -> tuple[Conversation | None, int | None]:

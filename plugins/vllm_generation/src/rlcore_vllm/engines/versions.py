@@ -214,7 +214,7 @@ def copy_messages() -> None:
 
 
 def fork_ranks() -> None:
-    """Fork the ranks of an engine on a CPU from its process, which saves each 10 s of imports. OpenMP is told their cores
+    """Fork the ranks of an engine on a CPU from its process, which saves each 10 s of imports. OpenMP gets their cores
     afterwards."""
     from vllm.v1.executor import multiproc_executor as executor
 
