@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from rlcore import secrets
 from rlcore.secrets import (
     child_environment,
     is_secret_name,
@@ -19,13 +20,14 @@ from rlcore.secrets import (
     unset_problems,
 )
 
-KEY = 'vq81/zx9q+"kw7p"'  # no word of it is a secret that another test has kept
+KEY = 'vq81/zx9q+"kw7p"'
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the command line of the test run, whose secrets `masked` knows."""
+    """Hide the command line of the test run and what other tests have kept: `masked` knows their secrets."""
     monkeypatch.setattr(sys, "argv", ["rlcore"])
+    monkeypatch.setattr(secrets, "kept_secrets", set())
 
 
 @pytest.mark.parametrize(

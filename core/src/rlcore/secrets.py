@@ -49,13 +49,14 @@ _USUAL = re.compile(
 )
 """Variables that programs need to start, to find files and devices, and to choose a language."""
 
-_kept: set[str] = set()
+kept_secrets: set[str] = set()
+"""Values that `keep_secret` was called with in this process."""
 
 
 def keep_secret(value: str) -> str:
     """Return `value`, and have `masked` mask it from now on. Short values and placeholders such as "none" stay visible."""
     if len(value) >= MIN_KEPT and not _PLACEHOLDER.fullmatch(value):
-        _kept.add(value)
+        kept_secrets.add(value)
     return value
 
 
@@ -176,7 +177,7 @@ def _without_forms(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
 
 
 def _known() -> set[str]:
-    return {*_kept, *_of_environment(), *_of_command_line()}
+    return {*kept_secrets, *_of_environment(), *_of_command_line()}
 
 
 def _forms() -> Iterator[str]:

@@ -89,5 +89,5 @@ def test_a_path_that_names_nothing_is_refused_when_it_is_called(add) -> None:
 @pytest.mark.parametrize("found", ["the disk is too small", 7])
 def test_a_check_that_returns_anything_but_problems_is_refused(add, found: object) -> None:
     add(check="acme_disk:check")
-    with pytest.raises(PluginError, match="its check returned .*expected problems and notes"):
+    with pytest.raises(PluginError, match="its check returned"):
         disk().check(found)  # it returns them in a list

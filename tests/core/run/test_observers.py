@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def install(installer: Any, observer: str = OBSERVER) -> None:
     groups = {
         "rlcore.loop_observers": {"events": "acme_provider:EVENTS"},
         "rlcore.channels": {"in_process": "rlcore.registry.own_channels:IN_PROCESS"},
+        **{
+            group: {point.name: point.value for point in metadata.entry_points(group=group) if point.dist.name == "rlcore-text"}
+            for group in ("rlcore.renderers", "rlcore.tokenizers")
+        },
     }
     installer.add("acme", groups, acme_provider=PROVIDER, acme_events=observer)
 
