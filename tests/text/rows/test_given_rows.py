@@ -1,8 +1,10 @@
 """Rows that a program hands over: sequences of mappings, data sets, and what is neither."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
+import pyarrow as pa
 import pytest
 
 from rlcore.config.data import DatasetConfig
@@ -23,7 +25,13 @@ class Columns:
         return ROWS[index] if isinstance(index, int) else {"n": [row["n"] for row in ROWS[index]]}
 
 
-@pytest.mark.parametrize("rows", [ROWS, tuple(ROWS), Columns()])
+class Decoded(Columns):
+    """A data set that decodes its columns of JSON itself."""
+
+    features = SimpleNamespace(arrow_schema=pa.schema([("question", pa.json_()), ("solution", pa.json_())]))
+
+
+@pytest.mark.parametrize("rows", [ROWS, tuple(ROWS), Columns(), Decoded()])
 def test_rows_carry_their_prompt_and_completion(rows: Any) -> None:
     made = given_rows(rows, CONFIG, "data.train")
     assert [(row["prompt"], row["completion"], row["n"]) for row in made] == [("1+1=", "2", 1), ("1+2=", "3", 2)]

@@ -156,6 +156,8 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         *((LEARNED, {name: 0.5}, name) for name in ("weight", "loss_scale", "sample_weight", "loss_mask")),
         (COMPARED, {"channel": "chat"}, "channel"),
         *((form, {"prompt": json.dumps([USER])}, "prompt") for form in (ASKED, LEARNED, COMPARED)),
+        *((COMPARED, {name: json.dumps([ANSWER])}, name) for name in ("chosen", "rejected", "rejected_response")),
+        *((LEARNED, {"completion": text}, "completion") for text in (json.dumps([ANSWER]), str([ANSWER]), json.dumps(ANSWER))),
         (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
         (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),
         (

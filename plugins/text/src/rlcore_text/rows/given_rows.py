@@ -37,7 +37,7 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
 def _cleaner_of(rows: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Return a function that removes filler nulls from rows, where the data set has an Arrow schema."""
     schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
-    return dict if schema is None else cleaner(schema)
+    return dict if schema is None else cleaner(schema, is_decoded=True)
 
 
 def _require_row(rows: Sequence[Any], number: int, key: str) -> None:

@@ -21,7 +21,8 @@ PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
 _MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
 _USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
-_JSON_MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
+_WRITTEN_MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*(["'])(role|content|from|value|tool_calls)\2\s*:""")
+"""The beginning of messages that are written as JSON, or as Python prints them."""
 NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
 
 
@@ -151,8 +152,7 @@ class RowReader:
         if images is None and has_marks(row.get(place)):
             self.told[place] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
         prompt: Any = row.get(PROMPT)
-        if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
-            self.told[PROMPT] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
+        self._tell_of_written_messages(row)
         if not self.has_prompts:
             if images:
                 raise DataError(
@@ -172,6 +172,15 @@ class RowReader:
         name = self.config.messages_field if is_chat else PROMPT
         if _are_messages(row.get(name)):
             row[name] = with_images(row[name], images, self.folder)
+
+    def _tell_of_written_messages(self, row: Mapping[str, Any]) -> None:
+        """Collect notes on texts that are prompts or answers, and hold the JSON of messages."""
+        names = [PROMPT, COMPLETION] if self.may_be_chats else [PROMPT]
+        if not self.has_prompts:
+            names += [self.config.chosen_field, self.config.rejected_field, "rejected_response"]
+        for name in names:
+            if isinstance(text := row.get(name), str) and _WRITTEN_MESSAGES.match(text):
+                self.told[name] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
 
     def _tell_of_calls(self, row: Mapping[str, Any]) -> None:
         """Collect notes on unknown fields of tools, and on nulls in arguments and schemas."""
