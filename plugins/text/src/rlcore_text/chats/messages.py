@@ -7,6 +7,7 @@ DataError, whose text completes a sentence that begins with "found".
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from rlcore.lone_surrogates import lone_surrogate
@@ -33,6 +34,8 @@ _READ = {"role", "content", "from", "value", "tool_calls", "function_call", "ref
 _DROPPED = {"annotations"}
 _IMAGES = ("image", "image_url", "input_image")
 _TEXTS = ("text", "input_text", "output_text", "refusal")
+SLIP = 0.8
+"""Similarity from which an unknown role is a misspelt one. Other roles are the chat template's own."""
 _TOOL = '{"type": "function", "function": {"name": …, "parameters": …}}'
 
 
@@ -147,7 +150,7 @@ def _role(message: Mapping[str, Any]) -> str:
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
     usual = (*_ROLES, *_ROLES.values(), *_CALLS, "system", "developer", "function")
-    if role not in usual and (name == "from" or role.strip().lower() in usual):
+    if role not in usual and (name == "from" or get_close_matches(role.strip().lower(), usual, cutoff=SLIP)):
         raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
     return _ROLES.get(role, role)
 
