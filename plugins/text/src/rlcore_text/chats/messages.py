@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rlcore.lone_surrogates import lone_surrogate
 from rlcore.spi import DataError, Message, Tool
 from rlcore_text.chats.images import content_fault, image_source
-from rlcore_text.chats.public_fields import instead_of, names_of, synonyms
+from rlcore_text.chats.public_fields import SLIP, instead_of, names_of, synonyms
 
 ASSISTANT = "assistant"
 THOUGHTS = synonyms("message", "reasoning_content")
@@ -34,8 +34,6 @@ _READ = {"role", "content", "from", "value", "tool_calls", "function_call", "ref
 _DROPPED = {"annotations"}
 _IMAGES = ("image", "image_url", "input_image")
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-SLIP = 0.8
-"""Similarity from which an unknown role is a misspelt one. Other roles are the chat template's own."""
 _TOOL = '{"type": "function", "function": {"name": …, "parameters": …}}'
 
 

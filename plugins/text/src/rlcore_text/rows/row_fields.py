@@ -14,7 +14,7 @@ from rlcore.spi import DataError, Message, Row
 from rlcore_text.chats.conversation import behind_prompt
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
-from rlcore_text.chats.public_fields import FIELDS, names_of
+from rlcore_text.chats.public_fields import FIELDS, misspelt_column, names_of
 from rlcore_text.rows.row_images import MARK, column_images, has_marks, with_images
 
 PROMPT, COMPLETION = "prompt", "completion"
@@ -132,9 +132,22 @@ class RowReader:
                     raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
                 self.told[name] = one.meaning if self.is_learned else "the environment gets it, and the policy does not see it"
 
+        for name, near in ((name, misspelt_column(str(name))) for name in row):
+            if near in self._columns and has_value(row[name]) and not has_value(row.get(near)) and not self._is_mapped(name):
+                self.told[name] = f"it is not read. Did you mean {near!r}?"
+
+    @property
+    def _columns(self) -> frozenset[str]:
+        """The columns that are read under these names in rows of this form."""
+        answers = {"messages", COMPLETION} if self.may_be_chats else set() if self.has_prompts else {"chosen", "rejected"}
+        return frozenset({"tools", "images", *answers})
+
+    def _is_mapped(self, name: str) -> bool:
+        return name in {getattr(self.config, option) for option in _MAPPED}
+
     def _applies(self, name: str, value: object) -> bool:
         """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
-        if name in {getattr(self.config, option) for option in _MAPPED}:
+        if self._is_mapped(name):
             return False
         if name == "label":
             return isinstance(value, bool) and self.may_be_chats
