@@ -4,6 +4,7 @@ import base64
 import json
 from datetime import date
 
+import numpy as np
 import pytest
 
 from rlcore.spi import DataError
@@ -128,6 +129,8 @@ def test_public_forms_are_one_form_which_reads_as_itself(message, normal):
             ({"role": role, "content": "a"}, f"whose 'role' is '{role}'; expected one of human")
             for role in ("Assistant", "assitant", "users", "tool_calls", "systm")
         ),
+        (said(content="a", weight=np.array([1, 0])), "with values that are no JSON .ValueError: The truth value"),
+        (said(content="a", thinking=np.array(["a", "b"])), "with values that are no JSON .ValueError"),
         ({"role": "USER ", "content": "a"}, "whose 'role' is 'USER '"),
         ({"role": "Tool_Call", "content": "{}"}, "whose 'role' is 'Tool_Call'"),
         (said(tool_calls=[{**CALL, "strict": False}]), "call 0 has the unknown field 'strict'"),

@@ -51,6 +51,9 @@ def read_messages(value: object, *, keeps_unreadable: bool = False, may_begin: b
             read = read_message(message, is_last=is_last, keeps_unreadable=keeps_unreadable)
         except DataError as error:
             raise DataError(f"message {number} {error}") from error
+        except (TypeError, ValueError, RuntimeError) as error:  # of a value that is no JSON, such as a tensor
+            what = f"with values that are no JSON ({type(error).__name__}: {error!s:.60})"
+            raise DataError(f"message {number} {what}; expected texts, numbers, lists and objects") from error
         if number and _is_of_calls(message) and found[-1]["role"] == ASSISTANT:  # its turn goes on with a call
             begun = found[-1]
             others = {

@@ -19,8 +19,8 @@ from rlcore_text.rows.row_images import MARK, column_images, has_marks, with_ima
 
 PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
-_MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
-_USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
+MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
+_USUAL = {option: getattr(DatasetConfig(), option) for option in MAPPED}
 _WRITTEN_MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*(["'])(role|content|from|value|tool_calls)\2\s*:""")
 """The beginning of messages that are written as JSON, or as Python prints them."""
 NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
@@ -70,6 +70,8 @@ class RowReader:
                 self._read_columns(found, is_chat and found.get(COMPLETION) is None)
         except DataError as error:
             raise DataError(f"{self.key}: {where}: found {error}") from error
+        except RecursionError as error:
+            raise DataError(f"{self.key}: {where}: found values that are nested too deeply; expected fewer levels") from error
         if is_chat and not self.for_agents:
             self._require_one_form(found, where)
         is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
@@ -143,7 +145,7 @@ class RowReader:
         return frozenset({"tools", "images", *answers})
 
     def _is_mapped(self, name: str) -> bool:
-        return name in {getattr(self.config, option) for option in _MAPPED}
+        return name in {getattr(self.config, option) for option in MAPPED}
 
     def _applies(self, name: str, value: object) -> bool:
         """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
