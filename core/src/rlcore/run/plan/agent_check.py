@@ -28,9 +28,9 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return
     agents = f"with environment {name!r}, whose agents run the episodes"
-    if missing := [kind for kind in ("agent_collector", "session_server") if only_function(kind) is None]:
-        found = f"{name!r}, without what runs agents ({', '.join(map(group_of, missing))})"
-        yield Problem(path="environment", found=found, expected="one of each", remedy=remedy_for(missing[0]))
+    if only_function("session_server") is None:
+        found, expected = f"{name!r}, without a server of its agents' sessions", f"one in {group_of('session_server')}"
+        yield Problem(path="environment", found=found, expected=expected, remedy=remedy_for("session_server"))
     if rollout.max_turns != 1:
         expected = "1, the default: an agent asks as often as it likes"
         yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)

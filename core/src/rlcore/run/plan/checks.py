@@ -14,6 +14,7 @@ from rlcore.run.plan.algorithm_rules import algorithm_problems
 from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
 from rlcore.run.plan.checkpoint_rules import program_problems, server_notes
+from rlcore.run.plan.collector import require_collector
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.observer_check import observer_problems
 from rlcore.run.plan.other_models import judge_problems
@@ -84,7 +85,9 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
         problems += [one for one in map(partial(_with_origin, plan), found) if one not in problems]
     problems += [*_kernel_notes(plan), *server_notes(plan)]
-    return raise_problems(problems, model)
+    notes = raise_problems(problems, model)
+    require_collector(plan)
+    return notes
 
 
 def _with_origin(plan: RunPlan, found: Problem | Note) -> Problem | Note:
