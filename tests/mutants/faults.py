@@ -109,8 +109,8 @@ FAULTS = (
     ),
     Fault(
         "groups are replaced by their sums of rewards where turns are compared",
-        "rlcore.run.plan.inputs",
-        "compares=plan.algorithm.needs.compares,",
+        "rlcore_rollout.episode_collector",
+        "compares=needs.compares,",
         'compares="rewards",',
         "tests/oracle/test_turns_oracle.py::test_a_group_whose_turns_differ_stays_though_its_sums_are_equal",
     ),
@@ -374,8 +374,8 @@ FAULTS = (
     Fault(
         "the files of a step hold what was rescored in place of what was sampled",
         "rlcore_rollout.rollout_files",
-        "sampled, options = step.sampled, self.options",
-        "sampled, options = step.scored, self.options",
+        "sampled, trained, options = step.sampled, step.trained,",
+        "sampled, trained, options = step.scored, step.trained,",
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
     ),
     Fault(
@@ -897,14 +897,14 @@ FAULTS = (
     ),
     Fault(
         "a step's rows count for the sets of the next step's",
-        "rlcore_rollout.sources",
+        "rlcore.run.train_step.example_source",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step)])",
         MIXED_SFT,
     ),
     Fault(
         "rows that are left out move the others into another set",
-        "rlcore_rollout.sources",
+        "rlcore.run.train_step.example_source",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.stream.indices(step - 1))",
         MIXED_SFT,

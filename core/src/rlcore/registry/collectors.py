@@ -51,7 +51,7 @@ def collector(kind: RunKind) -> CollectorEntry:
     return highest(
         CollectorEntry,
         "collector",
-        f"collects the samples of a run by {kind}",
+        f"collects the samples of a run of {kind}",
         how_to_install("collector", kind, ()),
         lambda entry: entry.provider is not None and kind in entry.provider.runs,
     )
