@@ -32,7 +32,7 @@ def test_prompts_with_tools_need_what_reads_calls_before_the_run() -> None:
 )
 def test_a_run_without_its_collector_says_what_installs_it(monkeypatch: pytest.MonkeyPatch, kind: Any, line: str) -> None:
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "rlcore-rollout,rlcore-serve,rlcore-replay")
-    with pytest.raises(PluginError, match=f"found no usable collector.*pip install {line}"):
+    with pytest.raises(PluginError, match=f"collector.*pip install {line}"):
         collector(kind)
 
 
@@ -70,7 +70,7 @@ def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
     installer.add("acme-turns", groups, turns_provider=provider, first_turns=code)
     context = CollectorContext(plan=prepared("rollout.max_turns=3"), tokenizer=FakeTokenizer(), vocab_size=None)
     if name == "not_one":
-        with pytest.raises(PluginError, match="returned a int; expected a Collector"):
+        with pytest.raises(PluginError, match="int; expected a Collector"):
             build_collector(context)
         return
     built: Any = build_collector(context)

@@ -1,22 +1,18 @@
 """Find the installed collector of a run's samples by its entry point."""
 
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attrs import frozen
 
 from rlcore.published_plugins import how_to_install
-from rlcore.registry.discovery import load_object
-from rlcore.registry.entries import DescribedEntry
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.called import CalledEntry
 from rlcore.registry.ranked import highest
-from rlcore.spi.collector import COLLECTOR_GROUP, RUN_KINDS, CollectorProvider, RunKind
-from rlcore.spi.errors import PluginError
+from rlcore.spi.collector import RUN_KINDS, CollectorProvider, RunKind
 
 
 @frozen(kw_only=True, eq=False)
-class CollectorEntry(DescribedEntry):
+class CollectorEntry(CalledEntry):
     """One installed collector."""
 
     described_by: ClassVar[type] = CollectorProvider
@@ -33,17 +29,9 @@ class CollectorEntry(DescribedEntry):
             yield f"runs are {runs!r}; expected some of {', '.join(RUN_KINDS)}"
 
     def paths(self) -> dict[str, str]:
-        """Return the path of the collector."""
-        return {} if self.provider is None else {"collector": self.provider.collector}
-
-    def build(self, context: object) -> Any:
-        """Import the collector and build it. PluginError where it is not there."""
-        assert self.provider is not None
-        made, problem = load_object(EntryPoint(self.name, self.provider.collector, COLLECTOR_GROUP), self.label)
-        if problem is not None:
-            raise PluginError(f"{self.label} cannot be used: {problem}")
-        with attributed("raised as it was built:", self.label):
-            return made(context)
+        """Return the paths of the collector and of its check."""
+        found = {} if self.provider is None else {"collector": self.provider.collector, "check": self.provider.check}
+        return {name: path for name, path in found.items() if path is not None}
 
 
 def collector(kind: RunKind) -> CollectorEntry:

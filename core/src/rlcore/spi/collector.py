@@ -36,6 +36,9 @@ class CollectorProvider:
     collector: str
     """`package.module:Class`, called as Class(rlcore.run.plan.collector.CollectorContext) before a run's data is read. It
     returns an rlcore.run.plan.collector.Collector."""
+    check: str | None = None
+    """`package.module:function`, called as function(rlcore.run.plan.run_plan.RunPlan) before the run, which returns its
+    Problems and Notes; None where nothing can be wrong."""
     priority: int = 0
     """50 for those that are released with the core."""
     runs: frozenset[RunKind] = field(default=frozenset({"episodes"}), converter=as_frozen)

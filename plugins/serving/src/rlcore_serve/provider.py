@@ -29,7 +29,12 @@ CHECKPOINT_EVALUATION = LoopObserverProvider(
 )
 
 AGENTS = CollectorProvider(
-    name="agents", spi=SPI_VERSION, priority=50, collector="rlcore_serve.agents.collector:AgentsCollector", runs={"agents"}
+    name="agents",
+    spi=SPI_VERSION,
+    priority=50,
+    collector="rlcore_serve.agents.collector:AgentsCollector",
+    check="rlcore_serve.agents.check:check",
+    runs={"agents"},
 )
 
 

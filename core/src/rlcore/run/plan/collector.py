@@ -14,7 +14,7 @@ from rlcore.run.protocols import LoopObserver, Source, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import Observation, PluginError, Row, Tokenizer
+from rlcore.spi import Note, Observation, PluginError, Problem, Row, Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array
 from rlcore.spi.collector import RunKind
 from rlcore.spi.execution import GeneratorGroup
@@ -98,16 +98,15 @@ class Collector(ABC):
 def build_collector(context: CollectorContext) -> Collector:
     """Build the installed collector of a run. PluginError where there is none, or it is none."""
     entry = collector(_kind(context.plan) if context.replay_schedule is None else "replay")
-    built = entry.build(context)
+    built = entry.call("collector", context)
     if not isinstance(built, Collector):
         raise PluginError(f"{entry.label} returned a {type(built).__name__}; expected a Collector")
     return built
 
 
-def require_collector(plan: RunPlan) -> None:
-    """Raise PluginError where the plan has an environment, and no usable collector of its samples is installed."""
-    if "environment" in plan.chosen:
-        collector(_kind(plan))
+def collector_problems(plan: RunPlan) -> tuple[Problem | Note, ...]:
+    """Return what the collector of the plan's samples finds wrong with it. PluginError where none can be used."""
+    return collector(_kind(plan)).check(plan) if "environment" in plan.chosen else ()
 
 
 def _kind(plan: RunPlan) -> RunKind:
