@@ -63,7 +63,7 @@ def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
         "    return 1\n"
     )
     groups = {
-        "rlcore.collectors": {"first_turns": "turns_provider:FIRST_TURNS", "episodes": "rlcore_rollout.provider:EPISODES"},
+        "rlcore.collectors": {"first_turns": "turns_provider:FIRST_TURNS"},
         "rlcore.channels": {"in_process": "rlcore.registry.own_channels:IN_PROCESS"},
         "rlcore.renderers": {"jinja_templates": "rlcore_text.provider:JINJA_TEMPLATES"},
     }
@@ -86,6 +86,5 @@ def test_a_description_of_unknown_runs_is_refused(installer: Any, runs: Any) -> 
         "from rlcore.spi import CollectorProvider\n"
         f"ODD = CollectorProvider(name='odd', spi=(2, 0), priority=90, collector='odd:Odd', runs={runs!r})\n"
     )
-    points = {"odd": "odd:ODD", "episodes": "rlcore_rollout.provider:EPISODES"}
-    installer.add("acme-odd", {"rlcore.collectors": points}, odd=provider + "class Odd: ...\n")
+    installer.add("acme-odd", {"rlcore.collectors": {"odd": "odd:ODD"}}, odd=provider + "class Odd: ...\n")
     assert collector("episodes").name == "episodes"

@@ -52,7 +52,6 @@ def install(installer: Any, observer: str = OBSERVER) -> None:
     groups = {
         "rlcore.loop_observers": {"events": "acme_provider:EVENTS"},
         "rlcore.channels": {"in_process": "rlcore.registry.own_channels:IN_PROCESS"},
-        "rlcore.collectors": {"episodes": "rlcore_rollout.provider:EPISODES"},
         "rlcore.renderers": {"jinja_templates": "rlcore_text.provider:JINJA_TEMPLATES"},
     }
     installer.add("acme", groups, acme_provider=PROVIDER, acme_events=observer)
