@@ -54,6 +54,8 @@ TEMPLATES = {
     "{% if add_generation_prompt %}assistant:{% else %}<|end|>{% endif %}",
     "no end": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}",
+    "unlisted end": "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}<|over|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}",
     "today": "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}",
 }
 
@@ -65,6 +67,7 @@ def spaced_tokenizer(directory):
     vocabulary = {token: number for number, token in enumerate([*tokens, *("".join(pair) for pair in merges)])}
     backend = Tokenizer(models.BPE(vocabulary, merges))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    backend.add_special_tokens(["<|over|>"])
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(directory)
     (directory / "config.json").write_text('{"model_type": "llama"}')
     return directory

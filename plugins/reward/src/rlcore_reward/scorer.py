@@ -147,14 +147,18 @@ def _following_end(answered: Sequence[Message], tools: Sequence[Tool], tokenizer
 
 
 def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[int]:
-    """Return an answer's tokens up to its first end token, since some templates write two; empty without one."""
-    eos, end = tokenizer.eos_token_id, None
+    """Return an answer's tokens up to its first end token, since some templates write two; empty without one.
+
+    A special token that the template writes behind the text is such a token where no other one is there."""
+    eos, end, special = tokenizer.eos_token_id, None, None
     for index in range(len(said) - 1, -1, -1):
         if said[index] == eos or said[index] in ends:
             end = index + 1
         elif tokenizer.decode([said[index]], skip_special_tokens=True).strip():
             break
-    return said[:end] if end is not None else []
+        elif tokenizer.decode([said[index]]).strip():
+            special = index + 1
+    return said[: end or special or 0]
 
 
 @cache
