@@ -5,9 +5,10 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.schema.listing import listed
 from rlcore.spi import FinishReason, Problem, SamplingParams
 from rlcore_openai.check import SECTION
-from rlcore_openai.endpoint import Endpoint
+from rlcore_openai.endpoint import SHOWN, Endpoint
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.samples import CompletionRequest, Sample
 from rlcore_openai.tokenizer import Decode, same_text
@@ -49,7 +50,8 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int,
         lacking = "" if sample.tokens else ": token ids are what return_token_ids asks for"
         return Probed(problems=[_problem(endpoint, found, f"{count}, cut by their length{lacking}")])
     if not same_text(sample.text, own := decode(sample.tokens)):
-        found = f"tokens {sample.tokens} as the text {sample.text!r}, which by the tokenizer of model.path are {own[-1]!r}"
+        told, read = (f"{text!r:.{SHOWN}}" for text in (sample.text, own[-1]))
+        found = f"tokens {sample.tokens} as the text {told}, which by the tokenizer of model.path are {read}"
         remedy = "Set model.path to the model that is served there, or its tokenizer's."
         return Probed(problems=[_problem(endpoint, found, "the tokenizer that the recipe has", remedy)])
     return Probed(tells_raw=sample.logprobs[0] < CERTAIN)
@@ -62,7 +64,7 @@ def _model_problem(
     names = [str(card.get("id")) for card in listed]
     wanted = model if model is not None or len(names) != 1 else names[0]
     if wanted not in names:
-        found = f"{model!r}, where {endpoint.url} has {', '.join(names) or 'none'}"
+        found = f"{model!r}, where {endpoint.url} has {listed([f'{name:.60}' for name in names], 8) or 'none'}"
         return Problem(path=f"{SECTION}.model", found=found, expected="one of the endpoint's models")
     endpoint.model = str(wanted)
     longest = listed[names.index(endpoint.model)].get("max_model_len")
