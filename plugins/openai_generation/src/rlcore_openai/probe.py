@@ -36,8 +36,8 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int,
     """
     count = min(TOKENS, max_sequence_length - 1)
     try:
-        listed = await endpoint.models()
-        if problem := _model_problem(endpoint, listed, model, max_sequence_length):
+        cards = await endpoint.models()
+        if problem := _model_problem(endpoint, cards, model, max_sequence_length):
             return Probed(problems=[problem])
         sampling = SamplingParams(top_k=1)
         await endpoint.complete(CompletionRequest(number=0, prompt=[1], seed=0, max_tokens=count, sampling=sampling), sample)
@@ -58,16 +58,16 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int,
 
 
 def _model_problem(
-    endpoint: Endpoint, listed: Sequence[dict[str, Any]], model: str | None, max_sequence_length: int
+    endpoint: Endpoint, cards: Sequence[dict[str, Any]], model: str | None, max_sequence_length: int
 ) -> Problem | None:
     """Set the endpoint's model, or say why there is none."""
-    names = [str(card.get("id")) for card in listed]
+    names = [str(card.get("id")) for card in cards]
     wanted = model if model is not None or len(names) != 1 else names[0]
     if wanted not in names:
         found = f"{model!r}, where {endpoint.url} has {listed([f'{name:.60}' for name in names], 8) or 'none'}"
         return Problem(path=f"{SECTION}.model", found=found, expected="one of the endpoint's models")
     endpoint.model = str(wanted)
-    longest = listed[names.index(endpoint.model)].get("max_model_len")
+    longest = cards[names.index(endpoint.model)].get("max_model_len")
     if isinstance(longest, int) and longest < max_sequence_length:
         found = f"sequences of up to {longest} tokens"
         return _problem(endpoint, found, f"at least {max_sequence_length}, the most that the run has", "Lower [rollout].")
