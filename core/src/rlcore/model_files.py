@@ -234,7 +234,9 @@ def _read_header(file: Path) -> Header | Problem:
             if len(start) == 8 and 8 + length <= size:
                 opened.seek(8)
                 header = json.loads(opened.read(length), object_pairs_hook=unique_keys)
-                header.pop("__metadata__", None)
+                notes = header.pop("__metadata__", None) or {}
+                if not all(isinstance(note, str) for note in notes.values()):
+                    raise ValueError
                 length += tensors_length(header)
     except OSError as error:
         return _problem(file, error.strerror or str(error), "a readable safetensors file")
