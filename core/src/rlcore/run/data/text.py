@@ -70,8 +70,7 @@ class Conversations(Protocol):
         self, episodes: Sequence[int], observations: Sequence[spi.Observation], most_tokens: Sequence[int] = ...
     ) -> list[Int32Array | spi.DataError]:
         """The tokens that each of some episodes reads next, int32 [length], or the error where it cannot go on. ContractError
-        for messages in an episode that did not begin with some. Of a text that has more than `most_tokens` by far, the tokens of
-        its beginning."""
+        for messages in an episode that did not begin with some. A text far beyond `most_tokens` is encoded in part."""
 
 
 class Renderer(Protocol):

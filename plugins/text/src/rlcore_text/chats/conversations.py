@@ -64,8 +64,8 @@ class Conversations:
     ) -> list[Int32Array | DataError]:
         """The tokens that each of some episodes reads next, int32 [length]: text and tokens as they are, of messages what the
         chat template adds to the conversation. The error in place of them where the template rewrites what there is already;
-        ContractError for messages in an episode that did not begin with some. Of a text that has more than `most_tokens` by far,
-        the tokens of its beginning."""
+        ContractError for messages in an episode that did not begin with some. A text far beyond `most_tokens` is encoded in
+        part."""
         texts, refused = [], {}
         for episode, observation in zip(episodes, observations, strict=True):
             try:
