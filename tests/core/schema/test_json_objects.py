@@ -45,7 +45,7 @@ def header(text: str, directory: Path) -> object:
     ("read", "error"), [(row, ValueError), (call, DataError), (request, RequestError), (json.loads, ValueError)]
 )
 def test_a_repeated_key_is_named(read: Callable[..., object], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match="the key 'a' 2 times in one object"):
+    with pytest.raises(error, match="'a' 2 times"):
         json.loads(text, object_pairs_hook=unique_keys) if read is json.loads else read(text)
     read('{"a": 1, "b": [{"a": 2}, {"a": 2}]}')
 

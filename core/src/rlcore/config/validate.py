@@ -19,7 +19,7 @@ from rlcore.spi import Problem
 _MOST_SAMPLES = 2**24
 """Most samples of a step: the driver holds some hundred bytes of each before the first is generated."""
 _LEAST_TEMPERATURE = 1e-5
-"""The least temperature of vLLM and SGLang, besides 0."""
+"""The least temperature of inference engines, besides 0."""
 Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]
 
 

@@ -344,7 +344,7 @@ def test_a_sink_that_does_not_return_is_called_no_more(method: str, monkeypatch:
     calls: list[str] = []
     notes: list[str] = []
     monkeypatch.setenv(LOAD_VARIABLE, "1")
-    monkeypatch.setattr(rlcore.run.report.sinks, "_TIMES", 1.0)
+    monkeypatch.setattr(rlcore.run.report.sinks, "LIMIT_TIMES", 1.0)
     sinks = Sinks(Notes())
     sinks.add("sink 'x'", Waiting())
     sinks.log(1, {})

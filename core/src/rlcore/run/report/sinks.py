@@ -7,7 +7,7 @@ from rlcore.registry.plugin_errors import first_line, in_time, is_outside
 from rlcore.run.report.progress import Progress
 from rlcore.spi import EvaluationSink, LoggedSample, RlcoreError, SampleSink, Sink
 
-_TIMES = 2.0
+LIMIT_TIMES = 2.0
 """The limit of a call, in relation to that of loading code: a tracker may take a minute until all has arrived."""
 
 
@@ -59,7 +59,7 @@ class Sinks:
     def _each(self, call: Callable[[Sink], None], failure: str) -> None:
         for label, sink in list(self._sinks.items()):
             try:
-                with in_time(f"a call of {label}", _TIMES):
+                with in_time(f"a call of {label}", LIMIT_TIMES):
                     call(sink)
             except BaseException as error:  # a panic in a native library is no Exception
                 if is_outside(error):

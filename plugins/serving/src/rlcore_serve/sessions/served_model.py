@@ -27,9 +27,9 @@ from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
+from rlcore_text.chats.long_texts import shortened
 from rlcore_text.chats.messages import read_message
 from rlcore_text.chats.tool_calls import FORMS
-from rlcore_text.tokenizers.long_texts import shortened
 
 History = Literal["refuse", "segment"]
 

@@ -8,7 +8,7 @@ from rlcore.run.data.text import History
 from rlcore.spi import ContractError, DataError, Observation, Tokenizer
 from rlcore.spi.arrays import Int32Array
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
-from rlcore_text.tokenizers.long_texts import shortened
+from rlcore_text.chats.long_texts import shortened
 
 REMEDY = (
     'Set rollout.history = "keep_sampled" to keep the sampled tokens, model.chat_template to a template that leaves earlier '

@@ -6,7 +6,7 @@ import pytest
 from rlcore.spi import Observation
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_text.chats.conversations import Conversations
-from rlcore_text.tokenizers.long_texts import CHARACTERS_PER_TOKEN, shortened
+from rlcore_text.chats.long_texts import CHARACTERS_PER_TOKEN, shortened
 
 
 class Counting(FakeTokenizer):
