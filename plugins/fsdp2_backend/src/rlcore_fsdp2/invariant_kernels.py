@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore_torchkit.head.float32_logits import float32_logits
-from rlcore_torchkit.layers.attention import PackedSequences, causal_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import causal_attention
 
 FLASH_ATTENTION = 3
 """The version of vLLM's flash attention that its engines choose on Hopper."""

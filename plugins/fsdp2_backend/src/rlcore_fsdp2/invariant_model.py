@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from rlcore_fsdp2 import invariant_kernels as kernels
 from rlcore_torchkit.architectures.decoders import layers_of
 from rlcore_torchkit.head.logprobs import HeadLogprobs, own_head
-from rlcore_torchkit.layers.attention import PackedSequences, causal_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import causal_attention
 
 
 def use_invariant_kernels(model: Any) -> None:

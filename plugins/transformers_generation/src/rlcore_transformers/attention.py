@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore_torchkit.layers.general_attention import padded_attention, window_mask
+from rlcore_torchkit.layers.packed_attention import padded_attention, window_mask
 from rlcore_transformers.cache import SlotCache
 
 

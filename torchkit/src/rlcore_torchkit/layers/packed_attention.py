@@ -1,11 +1,14 @@
-"""Attention over packed sequences for any decoder of transformers: windows, sinks and soft caps besides plain causal attention.
+"""Attention over packed sequences for any decoder of transformers, with windows, sinks and soft caps where layers have some:
+no padding, and no [T, T] mask.
 
 Shapes: T tokens of the packed microbatch, H query heads, K key heads, D head dimension, E of values, S sequences of a bucket of
 length L.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,11 +18,12 @@ from torch.nn import functional as F
 
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.architectures.decoders import is_image_model
-from rlcore_torchkit.layers.attention import FLASH_DTYPES, PackedSequences, flash_options
+from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.transformers_import import import_transformers
 
-GENERAL_ATTENTION = "rlcore_general"
-"""The name under which transformers knows it."""
+PACKED_ATTENTION = "rlcore_packed"
+"""The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
 MAX_FLASH_DIM = 256
 """The largest head dimension of torch's variable-length flash attention."""
 
@@ -41,16 +45,16 @@ def count_windows() -> Iterator[WindowCount]:
     yield _counted
 
 
-def register_general_attention() -> str:
-    """Make it known to transformers, once or more often; returns GENERAL_ATTENTION.
+def register_packed_attention() -> str:
+    """Make packed attention known to transformers, once or more often; returns PACKED_ATTENTION.
 
-    No mask function is registered on purpose: transformers then builds no mask, and layers say what they see.
+    No mask function is registered on purpose: transformers then builds no mask, and reads nothing back from the device.
     """
     import_transformers()
     from transformers import AttentionInterface
 
-    AttentionInterface.register(GENERAL_ATTENTION, general_attention)
-    return GENERAL_ATTENTION
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    return PACKED_ATTENTION
 
 
 def attention_of(config: Any, name: str) -> str | dict[str, str]:
@@ -59,7 +63,7 @@ def attention_of(config: Any, name: str) -> str | dict[str, str]:
     return {"": name, "text_config": name, "vision_config": "sdpa"} if is_image_model(config.to_dict()) else name
 
 
-def general_attention(
+def packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -79,8 +83,8 @@ def general_attention(
 
     query [1, H, T, D], key [1, K, T, D] and value [1, K, T, E]; returns [1, T, H, E]. Where the T tokens come as several rows
     of equal length, they are packed in the order of the rows. A query sees itself and the `sliding_window` - 1 tokens before
-    it; scores are softcap · tanh(score / softcap); `s_aux` [H] are scores of a sink
-    whose value is zero. ContractError for what it does not compute: masks, dropout, attention to later tokens.
+    it; scores are softcap · tanh(score / softcap); `s_aux` [H] are scores of a sink whose value is zero. ContractError for what
+    it does not compute: masks, dropout, attention to later tokens.
     """
     if packed is None:
         raise ContractError("attention: found no `packed` argument; expected a model that hands keyword arguments on to it")
@@ -98,16 +102,41 @@ def general_attention(
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     query, key, value = (heads.transpose(1, 2).flatten(0, 1).to(dtype) for heads in (query, key, value))
-    if s_aux is None and not softcap and _has_flash(query, key, value):
-        output = _flash(query, key, value, packed, scaling, sliding_window)
-    else:
-        output = _bucketed(query, key, value, packed, scaling, sliding_window, softcap, s_aux)
+    output = causal_attention(query, key, value, packed, scaling, sliding_window, softcap, s_aux)
     return output.view(num_rows, length, *output.shape[1:]), None
 
 
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: PackedSequences,
+    scaling: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[T, H, E] of every sequence to itself, from query [T, H, D], key [T, K, D] and value [T, K, E] of one dtype.
+
+    On CUDA in half precision by torch's variable-length flash attention, elsewhere, and where there are caps or sinks, over
+    buckets of sequences of similar length.
+    """
+    if sinks is None and not softcap and _has_flash(query, key, value):
+        return _flash(query, key, value, packed, scaling, window)
+    return _bucketed(query, key, value, packed, scaling, window, softcap, sinks)
+
+
 def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    same = query.shape[-1] == key.shape[-1] == value.shape[-1] <= MAX_FLASH_DIM
-    return same and query.is_cuda and query.dtype in FLASH_DTYPES
+    fits = value.shape[-1] <= key.shape[-1] == query.shape[-1] <= MAX_FLASH_DIM
+    return fits and query.is_cuda and query.dtype in FLASH_DTYPES
+
+
+@cache
+def _flash_options() -> dict[str, Any]:
+    """torch 2.12 added `enable_gqa`; before it, fewer key heads than query heads needed no option."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def _flash(
@@ -115,11 +144,13 @@ def _flash(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds, length = packed.cu_seqlens, packed.max_length
-    options = flash_options() | {"window_size": (-1 if window is None else window - 1, 0)}
-    output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, **options)
+    bounds, length, width = packed.cu_seqlens, packed.max_length, value.shape[-1]
+    if width < query.shape[-1]:  # the kernel knows one width alone
+        value = F.pad(value, (0, query.shape[-1] - width))
+    seen = (-1 if window is None else window - 1, 0)
+    output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, window_size=seen, **_flash_options())
     assert isinstance(output, Tensor)
-    return output
+    return output[..., :width]
 
 
 def _bucketed(
@@ -164,12 +195,15 @@ def padded_attention(
 ) -> Tensor:
     """Causal attention [S, H, L, E] of S sequences to themselves, padded on the right: query [S, H, L, D], key [S, K, L, D] and
     value [S, K, L, E]. `mask` bool [L, L] says what a query sees, None for itself and all before it; `sinks` [H]."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    groups, stores_scores = query.shape[1] // key.shape[1], bool(softcap) or sinks is not None
+    if groups > 1 and (query.is_cuda or stores_scores):
+        # CUDA's float32 kernels have no grouped heads: without this torch would take the one that stores all scores.
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if softcap or sinks is not None:
+    if stores_scores:
         return _stored_scores(query, key, value, mask, scaling, softcap, sinks)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+    )
 
 
 def _stored_scores(
