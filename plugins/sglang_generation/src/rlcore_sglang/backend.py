@@ -73,7 +73,7 @@ class SglangBackend:
 
         if samples:
             timeout_s = self._config.generate_timeout_s
-            self._engine.call("generate", samples, timeout_s=timeout_s, key="generate_timeout_s", on_sample=end)
+            self._engine.generate(samples, end, timeout_s=timeout_s, key="generate_timeout_s")
         return join_samples(finished)
 
     @spi.hookimpl
@@ -84,7 +84,7 @@ class SglangBackend:
             raise spi.ContractError(f"refit: found channel {request.channel}; expected {self._context.channel}")
         self._version = NO_WEIGHTS
         if not self._engine.is_usable:
-            self._engine.close()
+            self._engine.end()
             self._engine = self._start()
         held = self._refit.run(self._engine, request.weights)
         self._weight_bytes = held.num_bytes
@@ -104,7 +104,7 @@ class SglangBackend:
                 self._move(self._engine)
             except spi.WorkerError:
                 self._version = NO_WEIGHTS
-                self._engine.close()  # what it has moved is not known
+                self._engine.end()  # what it has moved is not known
                 raise
         else:
             places = dict.fromkeys(places, "device")
@@ -116,7 +116,7 @@ class SglangBackend:
         """End the engine and its processes."""
         del request
         self._version = NO_WEIGHTS
-        self._engine.close()
+        self._engine.end()
         if self._refit is not None:
             self._refit.close()
 
@@ -124,18 +124,18 @@ class SglangBackend:
         config = self._config
         engine = Engine(engine_arguments(self._context, config), self._context.log_directory, config.start_timeout_s)
         try:
-            num_tokens = engine.call("num_cached_tokens", timeout_s=config.start_timeout_s, key="start_timeout_s")
+            num_tokens = engine.ask("num_cached_tokens", timeout_s=config.start_timeout_s, key="start_timeout_s")
             if self._away:
                 self._move(engine)
         except BaseException:
-            engine.close()
+            engine.end()
             raise
         dims, item_bytes = self._dims, getattr(torch, self._context.model.dtype).itemsize
         self._cache_bytes = num_tokens * dims.num_layers * 2 * dims.num_kv_heads * dims.head_dim * item_bytes
         return engine
 
     def _move(self, engine: Engine) -> None:
-        engine.call("move", self._away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
+        engine.ask("move", self._away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
 
 
 def _finished(content: Any, limits: list[int], request: spi.GenerateRequest) -> FinishedSample:

@@ -119,7 +119,7 @@ class Refit:
         return answers
 
     def _call(self, engine: Engine, method: str, *arguments: Any) -> None:
-        engine.call(method, *arguments, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
+        engine.ask(method, *arguments, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
 
 
 def refuse(problem: str, names: Iterable[str]) -> None:
