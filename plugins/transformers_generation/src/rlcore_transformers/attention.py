@@ -61,12 +61,8 @@ class PromptAttention:
         )
         self.keys.append(key)
         self.values.append(value)
-        if scores is PLAIN:
-            grouped = query.shape[1] != key.shape[1]
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        else:
-            mask = None if scores.window is None else window_mask(self.length, scores.window, query.device)
-            mixed = padded_attention(query, key, value, mask, scores.scaling, scores.softcap, scores.sinks)
+        mask = None if scores.window is None else window_mask(self.length, scores.window, query.device)
+        mixed = padded_attention(query, key, value, mask, scores.scaling, scores.softcap, scores.sinks)
         return mixed.transpose(1, 2).reshape(self._num_prompts * self.length, -1)
 
 
