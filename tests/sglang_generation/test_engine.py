@@ -117,7 +117,7 @@ def test_an_interrupted_wait_leaves_no_answer_to_the_next_call(engine: Engine) -
 
 
 def test_a_failure_is_told_with_its_cause_and_the_engine_goes_on(engine: Engine) -> None:
-    with pytest.raises(WorkerError, match=r"(?s)SGLang failed in generate: ValueError: planted.*sglang\.log"):
+    with pytest.raises(WorkerError, match=r"(?s)SGLang .* generate: ValueError: planted.*sglang\.log"):
         engine.generate(samples_of("fail", "wait"), print, **FOREVER)
     with pytest.raises(WorkerError, match=r"SGLang failed in load: ImportError"):
         engine.ask("load", "nothing", **FOREVER)

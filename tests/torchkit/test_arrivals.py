@@ -41,5 +41,5 @@ def test_what_a_bucket_may_not_have_is_named(names, message):
 def test_what_changed_on_the_way_is_named():
     check_digests({"a": 1, "b": 2}, {"a": 1})
     for found in ({"a": 2}, {}):
-        with pytest.raises(RefitError, match="changed on the way, by their digests: a"):
+        with pytest.raises(RefitError, match="changed .* digests: a"):
             check_digests(found, {"a": 1})

@@ -13,12 +13,12 @@ from rlcore_workers import hosted
 def test_a_socket_that_does_not_listen_yet_is_waited_for():
     address = f"\0rlcore-test-{os.getpid()}"
     manager = hosted.HostManager(address=address, authkey=b"key")
-    assert not hosted._connects(manager)
+    assert not hosted.connects(manager)
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(address)
-        assert not hosted._connects(manager)
+        assert not hosted.connects(manager)
     with hosted.HostManager(address=address, authkey=b"key"):
-        assert hosted._connects(manager)
+        assert hosted.connects(manager)
 
 
 STOPPED_MEANWHILE = """

@@ -97,7 +97,7 @@ class HostedProcess:
             self.process.stdin.close()
         deadline = time.monotonic() + timeout_s
         manager = HostManager(address=self._order.address, authkey=self._order.authkey)
-        while not _connects(manager):
+        while not connects(manager):
             if self.process.poll() is not None:
                 raise self._death("while it started")
             if time.monotonic() > deadline:
@@ -182,9 +182,10 @@ def limited(timeout_s: float, expire: Callable[[], None]) -> Iterator[None]:
         is_over.set()
 
 
-def _connects(manager: HostManager) -> bool:
+def connects(manager: HostManager) -> bool:
+    """Connect to a host; returns whether it listens yet."""
     try:
         manager.connect()
     except ConnectionRefusedError:
-        return False  # nothing listens yet
+        return False
     return True
