@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from attrs import define
+from attrs import define, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +26,35 @@ PACKED_ATTENTION = "rlcore_packed"
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 MAX_FLASH_DIM = 256
 """The largest head dimension of torch's variable-length flash attention."""
+
+
+@frozen(eq=False)
+class Scores:
+    """The form of a layer's scores; by default plain causal attention."""
+
+    scaling: float | None = None
+    """The factor of products; None for 1 / sqrt(D)."""
+    window: int | None = None
+    """A token sees itself and the `window` - 1 before it; None for all of them."""
+    softcap: float | None = None
+    """Scores are softcap · tanh(score / softcap) (arXiv:2408.00118, section 2)."""
+    sinks: Tensor | None = None
+    """[H]: the score of a sink, whose value is zero (gpt-oss)."""
+
+    @property
+    def is_stored(self) -> bool:
+        """Return whether no kernel of torch computes it, and all scores are in memory."""
+        return bool(self.softcap) or self.sinks is not None
+
+
+PLAIN = Scores()
+
+
+class Attention(Protocol):
+    """What the tokens of a forward pass attend to."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """From query [T, H, D], key [T, K, D] and value [T, K, E] to [T, H · E]."""
 
 
 @define
@@ -70,7 +99,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed: PackedSequences | None = None,
+    packed: PackedSequences | Attention | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -79,12 +108,11 @@ def packed_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of every sequence to itself, in the form that transformers' models call.
+    """Attention in the form that transformers' models call: causal, of every sequence to itself, or what `packed` is.
 
     query [1, H, T, D], key [1, K, T, D] and value [1, K, T, E]; returns [1, T, H, E]. Where the T tokens come as several rows
-    of equal length, they are packed in the order of the rows. A query sees itself and the `sliding_window` - 1 tokens before
-    it; scores are softcap · tanh(score / softcap); `s_aux` [H] are scores of a sink whose value is zero. ContractError for what
-    it does not compute: masks, dropout, attention to later tokens.
+    of equal length, they are packed in the order of the rows. `sliding_window` and `s_aux` are the window and the sinks of
+    Scores. ContractError for what it does not compute: masks, dropout, attention to later tokens.
     """
     if packed is None:
         raise ContractError("attention: found no `packed` argument; expected a model that hands keyword arguments on to it")
@@ -93,37 +121,33 @@ def packed_attention(
     found = [extra for extra, present in (extras | {"attention to later tokens": not is_causal}).items() if present]
     if found:
         raise ContractError(f"attention: found {' and '.join(found)}; expected causal attention alone")
-    num_rows, length = query.shape[0], query.shape[2]
-    if num_rows * length != packed.num_tokens or key.shape[2] != length:
+    num_rows, num_heads, length = query.shape[:3]
+    num_tokens = packed.num_tokens if isinstance(packed, PackedSequences) else num_rows * length
+    if num_rows * length != num_tokens or key.shape[2] != length:
         shapes = f"queries {list(query.shape)} and keys {list(key.shape)}"
-        raise ContractError(f"attention: found {shapes}; expected {packed.num_tokens} tokens")
+        raise ContractError(f"attention: found {shapes}; expected {num_tokens} tokens")
     if sliding_window is not None:
         _counted.count += 1
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     query, key, value = (heads.transpose(1, 2).flatten(0, 1).to(dtype) for heads in (query, key, value))
-    output = causal_attention(query, key, value, packed, scaling, sliding_window, softcap, s_aux)
-    return output.view(num_rows, length, *output.shape[1:]), None
+    scores = Scores(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    if isinstance(packed, PackedSequences):
+        output = causal_attention(query, key, value, packed, scores)
+    else:
+        output = packed(query, key, value, scores)
+    return output.view(num_rows, length, num_heads, -1), None
 
 
-def causal_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: PackedSequences,
-    scaling: float | None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scores: Scores) -> Tensor:
     """[T, H, E] of every sequence to itself, from query [T, H, D], key [T, K, D] and value [T, K, E] of one dtype.
 
     On CUDA in half precision by torch's variable-length flash attention, elsewhere, and where there are caps or sinks, over
     buckets of sequences of similar length.
     """
-    if sinks is None and not softcap and _has_flash(query, key, value):
-        return _flash(query, key, value, packed, scaling, window)
-    return _bucketed(query, key, value, packed, scaling, window, softcap, sinks)
+    if not scores.is_stored and _has_flash(query, key, value):
+        return _flash(query, key, value, packed, scores)
+    return _bucketed(query, key, value, packed, scores)
 
 
 def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -139,30 +163,19 @@ def _flash_options() -> dict[str, Any]:
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None, window: int | None
-) -> Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scores: Scores) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     bounds, length, width = packed.cu_seqlens, packed.max_length, value.shape[-1]
     if width < query.shape[-1]:  # the kernel knows one width alone
         value = F.pad(value, (0, query.shape[-1] - width))
-    seen = (-1 if window is None else window - 1, 0)
-    output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, window_size=seen, **_flash_options())
+    options: dict[str, Any] = {"scale": scores.scaling, "window_size": (-1 if scores.window is None else scores.window - 1, 0)}
+    output = varlen_attn(query, key, value, bounds, bounds, length, length, **options, **_flash_options())
     assert isinstance(output, Tensor)
     return output[..., :width]
 
 
-def _bucketed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: PackedSequences,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _bucketed(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scores: Scores) -> Tensor:
     """[T, H, E]: sequences padded on the right need no mask of their own, since no earlier query sees a later key."""
     outputs, plan = [], packed.plan
     buckets: list[tuple[Tensor | None, int, int]] = [(None, packed.num_sequences, packed.max_length)]
@@ -171,58 +184,42 @@ def _bucketed(
     for gather, num_sequences, length in buckets:
         rows = [states if gather is None else states.index_select(0, gather) for states in (query, key, value)]
         q, k, v = (states.view(num_sequences, length, *states.shape[1:]).transpose(1, 2) for states in rows)
-        mask = None if window is None or window >= length else window_mask(length, window, query.device)
-        output = padded_attention(q, k, v, mask, scaling, softcap, sinks)
+        output = padded_attention(q, k, v, scores)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return outputs[0] if plan is None else torch.cat(outputs).index_select(0, plan.restore)
 
 
-def window_mask(length: int, window: int, device: torch.device) -> Tensor:
+def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
     """bool [L, L]: which keys a query sees."""
     places = torch.arange(length, device=device)
     distance = places[:, None] - places
     return (distance >= 0) & (distance < window)
 
 
-def padded_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def padded_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """Causal attention [S, H, L, E] of S sequences to themselves, padded on the right: query [S, H, L, D], key [S, K, L, D] and
-    value [S, K, L, E]. `mask` bool [L, L] says what a query sees, None for itself and all before it; `sinks` [H]."""
-    groups, stores_scores = query.shape[1] // key.shape[1], bool(softcap) or sinks is not None
-    if groups > 1 and (query.is_cuda or stores_scores):
+    value [S, K, L, E]."""
+    groups, length, window = query.shape[1] // key.shape[1], query.shape[2], scores.window
+    if groups > 1 and (query.is_cuda or scores.is_stored):
         # CUDA's float32 kernels have no grouped heads: without this torch would take the one that stores all scores.
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if stores_scores:
-        return _stored_scores(query, key, value, mask, scaling, softcap, sinks)
+    if scores.is_stored:
+        return _stored_scores(query, key, value, scores)
+    mask = None if window is None or window >= length else _window_mask(length, window, query.device)
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scores.scaling, enable_gqa=True
     )
 
 
-def _stored_scores(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """With all scores of a bucket in memory: no kernel of torch knows caps or sinks (arXiv:2408.00118, section 2; gpt-oss)."""
+def _stored_scores(query: Tensor, key: Tensor, value: Tensor, form: Scores) -> Tensor:
+    """With all scores of a bucket in memory: no kernel of torch knows caps or sinks."""
     length = query.shape[2]
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    seen = window_mask(length, length, query.device) if mask is None else mask
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if form.scaling is None else form.scaling)
+    if form.softcap:
+        scores = form.softcap * torch.tanh(scores / form.softcap)
+    seen = _window_mask(length, length if form.window is None else form.window, query.device)
     scores = scores.masked_fill(~seen, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    if form.sinks is not None:
+        scores = torch.cat([scores, form.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
     weights = scores.softmax(-1, torch.float64 if scores.dtype == torch.float64 else torch.float32)[..., :length]
     return weights.to(value.dtype) @ value
