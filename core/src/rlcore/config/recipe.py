@@ -25,6 +25,7 @@ from rlcore.schema.constraints import (
     above,
     above_at_most,
     at_least,
+    between,
 )
 from rlcore.schema.describe import WORDS
 from rlcore.spi import ClusterConfig, LoraSpec, OptimizerSpec, ScheduleSpec
@@ -215,7 +216,7 @@ class EvaluationConfig:
     """Evaluate after the last step."""
     max_prompts: NumRows | None = None
     """Use only the first so many prompts, of each data set."""
-    samples_per_prompt: Positive = 1
+    samples_per_prompt: Annotated[int, between(1, 2**20)] = 1
     """Samples of one prompt; pass@1 is their mean success."""
     pass_at_k: Annotated[tuple[Positive, ...], EACH_ONCE] = (1,)
     """The k of pass@k, the chance that one of k samples of a prompt is right, each at most samples_per_prompt. pass@1 is

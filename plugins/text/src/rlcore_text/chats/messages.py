@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from rlcore.lone_surrogates import lone_surrogate
+from rlcore.schema.json_objects import unique_keys
 from rlcore.spi import DataError, Message, Tool
 from rlcore_text.chats.images import content_fault, image_source
 from rlcore_text.chats.public_fields import SLIP, instead_of, names_of, synonyms
@@ -317,7 +318,7 @@ def has_value(value: object) -> bool:
 def _parsed(text: str, what: str, before: str = "") -> Any:
     """Parse JSON text. DataError where it is none, or holds NaN or half a character."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
         _require_json(value, what)
     except (ValueError, RecursionError) as error:
         found = f"{before} {what} that are no JSON: {text!r:.60} ({error})".strip()
