@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError, ModelSpec
-from rlcore_fsdp2.context_parallel import context_attention, patch_context
+from rlcore_fsdp2.context_parallel import ContextAttention, patch_context
 from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head
 from rlcore_torchkit.huggingface.models import load_model
@@ -42,8 +42,7 @@ def attention_equals_one_process(place: Place) -> None:
 
         context = ContextPart.of(packed, place.group)
         parts = [_part(context, states.detach(), 2).requires_grad_() for states in whole]
-        options = {"packed": packed, "context": context, "scaling": 0.3}
-        found, _ = context_attention(nn.Identity(), *parts, None, **options)
+        found, _ = packed_attention(nn.Identity(), *parts, None, packed=ContextAttention(context), scaling=0.3)
         (found * _part(context, weight, 1)).sum().backward()
         pairs = [("output", found, _part(context, expected, 1))]
         pairs += [(f"grad {n}", parts[n].grad, _part(context, whole[n].grad, 2)) for n in range(3)]
@@ -99,13 +98,11 @@ def heads_that_do_not_divide_are_refused(place: Place) -> None:
     context = ContextPart.of(packed, place.group)
     states = [torch.zeros(1, 3, context.size, 8)] * 3
     with pytest.raises(ContractError, match=f"3 query heads; .* {place.num_ranks} context"):
-        context_attention(nn.Identity(), *states, None, context=context, packed=packed)
+        packed_attention(nn.Identity(), *states, None, packed=ContextAttention(context))
 
 
 @CASES.add
-def calls_without_a_split_are_refused(place: Place) -> None:
-    with pytest.raises(ContractError, match="no `context` argument"):
-        context_attention(nn.Identity(), *[torch.zeros(1, 4, 2, 8)] * 3, None)
+def tokens_that_are_not_all_are_refused(place: Place) -> None:
     part = ContextPart.of(PackedSequences.from_offsets(np.array([0, 8]), CPU), place.group)
     model = load_model(ModelSpec(path=str(place.models / "qwen3")), dtype=torch.float32)
     patch_head(model)

@@ -6,7 +6,7 @@ import torch
 from fsdp2_context_parallel_cases import CASES
 from fsdp2_group_cases import WORLD_SIZES, on_cuda, results_of
 
-from rlcore_fsdp2.context_parallel import context_attention
+from rlcore_fsdp2.context_parallel import ContextAttention
 from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import packed_attention
@@ -31,9 +31,9 @@ def test_exchanged_heads_on_cuda(dtype):
     results = []
     with on_cuda():
         context = ContextPart.of(packed, torch.distributed.group.WORLD)
-        for attention, options in ((packed_attention, {}), (context_attention, {"context": context})):
+        for among in (packed, ContextAttention(context)):
             inputs = [state.clone().requires_grad_() for state in states]
-            output, _ = attention(torch.nn.Identity(), *inputs, None, packed=packed, **options)
+            output, _ = packed_attention(torch.nn.Identity(), *inputs, None, packed=among)
             output.square().sum().backward()
             results.append([output, *(state.grad for state in inputs)])
     for expected, found in zip(*results, strict=True):

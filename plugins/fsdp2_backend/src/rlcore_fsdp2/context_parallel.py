@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError
@@ -16,37 +17,21 @@ from rlcore_torchkit.head.logprobs import EntropyMode, HeadLogprobs, own_head
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.values import shared_by, token_values
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.packed_attention import packed_attention
-
-CONTEXT_ATTENTION = "rlcore_context"
-"""The name under which transformers knows attention over split tokens."""
+from rlcore_torchkit.layers.packed_attention import Scores, causal_attention
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler sees nothing to gain in collectives and a fused kernel
-def context_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    context: ContextPart | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """`packed_attention` over tokens that are split over ranks, in the form that transformers' models call.
+@frozen(eq=False)
+class ContextAttention:
+    """Attention over tokens that are split over ranks. H must be divisible by C and by K; keys are repeated until C divides
+    them."""
 
-    query [1, H, S, D], key and value [1, K, S, D]; returns [1, S, H, D]. H must be divisible by C and by K; keys are repeated
-    until C divides them.
-    """
-    if context is None:
-        raise ContractError("context attention: found no `context` argument; expected a call through context_forward")
+    part: ContextPart
 
-    def attend(*states: Tensor) -> Tensor:
-        output, _ = packed_attention(module, *(heads.transpose(0, 1)[None] for heads in states), attention_mask, **options)
-        return output[0]
-
-    tokens = [heads.squeeze(0).transpose(0, 1).to(value.dtype) for heads in (query, key, value)]
-    return exchanged_attention(*tokens, context, attend)[None], None
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler sees nothing to gain in collectives and a kernel
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """[S, H, D] from query [S, H, D], key and value [S, K, D]."""
+        attend = partial(causal_attention, packed=self.part.packed, scores=scores)
+        return exchanged_attention(query, key, value, self.part, attend)
 
 
 def context_forward(model: nn.Module, tokens: Tensor, part: ContextPart) -> Tensor:
@@ -59,7 +44,7 @@ def context_forward(model: nn.Module, tokens: Tensor, part: ContextPart) -> Tens
         raise ContractError(f"tokens: found shape {list(tokens.shape)}; expected [{packed.num_tokens}], as the offsets say")
     decoder: Any = model.base_model
     inputs = {"input_ids": part.split(tokens[None]), "position_ids": part.split(packed.position_ids)}
-    output = decoder(**inputs, use_cache=False, packed=packed, context=part)
+    output = decoder(**inputs, use_cache=False, packed=ContextAttention(part))
     hidden: Tensor = output.last_hidden_state
     return hidden.squeeze(0)
 
@@ -70,21 +55,12 @@ def patch_context(model: Any, group: dist.ProcessGroup, head: HeadLogprobs | Non
     Its forward returns the log-probabilities and entropies of the whole microbatch on every rank; the gradients are those of
     this rank's tokens, to be summed over the ranks. `head` takes the place of `token_logprobs` with the head's weight.
     """
-    _attend(model)
     model.forward = partial(_policy_forward, model, group, head or own_head(model))
 
 
 def patch_context_values(model: Any, group: dist.ProcessGroup, num_ranks: int) -> None:
     """As `patch_context`, of a model that went through `patch_value_head` with so many tensor ranks."""
-    _attend(model)
     model.forward = partial(_value_forward, model, group, num_ranks)
-
-
-def _attend(model: Any) -> None:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(CONTEXT_ATTENTION, context_attention)
-    model.set_attn_implementation(CONTEXT_ATTENTION)
 
 
 def _policy_forward(

@@ -47,7 +47,7 @@ class Engine(HostedProcess):
         after which the process is ended. What is interrupted is aborted."""
         number, heard = next(self._numbers), time.monotonic()
         try:
-            self.ask("submit", number, samples, timeout_s=timeout_s, key=key)
+            self.call(lambda host: host.call("submit", number, samples), "generate", timeout_s, key)
             while True:
                 for kind, content in self.call(lambda host: host.collect(number, COLLECT_S), "generate", timeout_s, key):
                     if kind == "sample":
