@@ -96,8 +96,8 @@ class RolloutConfig:
     stop_strings: Annotated[tuple[str, ...], EACH_ONCE] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[Count, ...] | None = None
-    """Tokens that end a response; None is those of the tokenizer and of the model's generation_config.json, or
-    of its config.json where there is none."""
+    """Tokens that end a response; None is those of the tokenizer and of the model's generation_config.json, or of its
+    config.json where there is none, and the special token that the chat template writes behind an answer."""
     max_turns: Positive = 1
     """Most turns of an episode."""
     history: Literal["refuse", "keep_sampled", "segment"] = "refuse"

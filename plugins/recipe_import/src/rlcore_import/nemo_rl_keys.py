@@ -1,9 +1,8 @@
 """NeMo-RL's keys that the importer maps, each with its meaning in a recipe."""
 
-from rlcore_import.nemo_rl_dropped_keys import DROPPED, OPEN_TABLES
+from rlcore_import.nemo_rl_dropped_keys import DROPPED as DROPPED
+from rlcore_import.nemo_rl_dropped_keys import OPEN_TABLES as OPEN_TABLES
 from rlcore_import.source import of_each
-
-__all__ = ["DROPPED", "MAPPED", "OPEN_TABLES"]
 
 
 def _of_data(table: str, ours: str) -> dict[str, str]:

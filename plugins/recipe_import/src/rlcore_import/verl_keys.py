@@ -1,22 +1,7 @@
 """verl's keys that the importer maps, each with its meaning in a recipe; verl_rows has the others."""
 
 from rlcore_import.source import of_each
-from rlcore_import.verl_rows import ACTOR, CORRECTION, MODEL, OPEN_TABLES, POLICY_LOSS, ROLLOUT, ROWS
-
-__all__ = [
-    "ACTOR",
-    "CORRECTION",
-    "DROPPED",
-    "ENGINES",
-    "GRPO",
-    "MAPPED",
-    "MODEL",
-    "OPEN_TABLES",
-    "PARTIAL_SWITCHES",
-    "POLICY_LOSS",
-    "PPO",
-    "ROLLOUT",
-]
+from rlcore_import.verl_rows import ACTOR, CORRECTION, MODEL, POLICY_LOSS, ROLLOUT, ROWS
 
 GRPO, PPO = "algorithm.grpo", "algorithm.ppo"
 """The tables of rlcore's algorithms."""
@@ -222,3 +207,5 @@ MAPPED: dict[str, str] = {
 """The meaning in a recipe of each key that is read; names without a section belong to the algorithm's table."""
 DROPPED = tuple(row for row in ROWS if row.pattern not in MAPPED)
 """Rows of all keys without a counterpart."""
+OPEN_TABLES = tuple(row.pattern.removesuffix(".*") for row in DROPPED if row.pattern.endswith(".*"))
+"""Tables whose keys verl passes on, or that cannot change what is trained."""
