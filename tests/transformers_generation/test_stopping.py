@@ -41,3 +41,24 @@ def test_the_string_may_end_inside_a_token(byte_tokenizer):
     tokens = byte_tokenizer.encode("xxab").ids
     assert len(tokens) == 3
     assert first_stop(byte_tokenizer, tokens, ("xa",)) == 2
+
+
+@pytest.fixture(scope="module")
+def fallback_tokenizer():
+    """Llama's decoder: a token per byte, whose bytes show as one text where they are characters and else as a mark each."""
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "▁a": 257, "end": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer
+
+
+@settings(deadline=None, max_examples=100)
+@given(tokens=st.lists(st.integers(0, 258) | st.integers(129, 257), min_size=1, max_size=40))
+def test_bytes_that_are_no_characters_raise_nothing_and_hide_no_stop(fallback_tokenizer, tokens):
+    assert first_stop(fallback_tokenizer, [*(token for token in tokens if token != 258), 258], ("end",)) is not None
+
+
+def test_a_stop_behind_broken_bytes_is_found(fallback_tokenizer):
+    broken = [ord("F") + 1, *[0xF0 + 1] * 23, 0]
+    assert first_stop(fallback_tokenizer, [*broken, 257, 258], ("end",)) == len(broken) + 1

@@ -443,6 +443,22 @@ def test_calls_share_a_thread_that_ends_with_the_last_of_them(make_fake):
     assert len(delivered) == 4
 
 
+def test_calls_that_cannot_be_cut_end_with_the_reason(make_fake):
+    def fail(numbers):
+        raise WorkerError(f"planted in the cut of {len(numbers)}")
+
+    host = FakeHost(holds=True)
+    host.cut = fail
+    replica = make_fake(host)
+    calls = [replica.generate(None, lambda finished: None) for _ in range(3)]
+    replica.cut(calls[:2])
+    for call in calls[:2]:
+        with pytest.raises(WorkerError, match="planted in the cut of 2"):
+            call.result(120)
+    host.end(2)
+    calls[2].result(120)
+
+
 def test_a_cancelled_call_gets_no_samples_any_more(make_fake):
     host = FakeHost(holds=True)
     replica = make_fake(host)

@@ -33,6 +33,7 @@ names = st.from_regex(r"[a-zA-Z][a-zA-Z0-9 _.-]{0,10}[a-z]", fullmatch=True)
 paths = st.from_regex(r"[a-z]{1,8}/[a-z]{1,8}", fullmatch=True)
 numbers = st.integers(1, 2**40)
 positive = st.floats(1e-300, 1e300)
+temperatures = st.floats(1e-5, 1e300)
 free = st.recursive(
     st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -75,12 +76,12 @@ def recipes(sections):
         trainer=st.builds(PluginChoice, options=st.fixed_dictionaries({"zed": zed})),
         rollout=st.builds(
             RolloutConfig,
-            temperature=positive,
+            temperature=temperatures,
             stop_strings=st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True).map(tuple),
             stop_token_ids=st.none() | st.lists(numbers, max_size=3).map(tuple),
         ),
-        training=st.builds(TrainingConfig, prompts_per_step=numbers),
-        evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
+        training=st.builds(TrainingConfig, prompts_per_step=st.integers(1, 2**20)),
+        evaluation=st.builds(EvaluationConfig, temperature=temperatures, max_prompts=st.none() | numbers),
         logging=st.builds(LoggingConfig, rollouts_every_n_steps=numbers),
         sinks=st.builds(SinksConfig, names=st.lists(names.map("s".__add__), max_size=3, unique=True).map(tuple)),
         lora=st.none() | st.builds(LoraSpec, rank=numbers, alpha=positive, targets=st.just(("q_proj", "layers.0.mlp.up_proj"))),

@@ -31,6 +31,13 @@ class StopStrings:
 
     def complete(self, token: int) -> bool:
         """Return whether this next token completes a stop string."""
-        text = self._tail + (self._stream.step(self._tokenizer, token) or "")
+        text = self._tail + self._text(token)
         self._tail = text[len(text) - min(self._kept, len(text)) :]
         return any(string in text for string in self._strings)
+
+    def _text(self, token: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # tokenizers has no class for it: bytes that are no character change what the tokens before them show
+            self._stream = DecodeStream(skip_special_tokens=False)
+            return self._stream.step(self._tokenizer, token) or ""

@@ -120,7 +120,12 @@ class ProcessReplica(Replica):
         ends = {id(call) for call in calls}
         with self._lock:
             numbers = [number for number, known in self._calls.items() if id(known.done) in ends]
-        self._submit("cut", numbers)
+
+        def end(done: Future[Any]) -> None:  # nobody waits for the cut itself
+            for number in numbers if done.exception() else ():
+                self._end_call(number, done.exception())
+
+        self._submit("cut", numbers).add_done_callback(end)
 
     def _collect(self, child: HostedProcess | None) -> None:
         """Deliver what ends until nothing is under way; a process that dies ends all calls, as any other error does."""
