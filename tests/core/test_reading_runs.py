@@ -21,7 +21,6 @@ from rlcore.run.rollout.saved_rollouts import loads as load_rollouts
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.run_state import run_state
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.run.storage.saver import read_rollouts
 from rlcore.run.storage.schedule_file import rewind_schedule
@@ -302,7 +301,7 @@ def _damaged(content: bytes, *, is_json: bool) -> Iterator[bytes]:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "status.json .lock": lambda run: run_state(RunDirectory(path=run)),
+    "status.json .lock": lambda run: pytest.importorskip("rlcore_report.run_state").run_state(RunDirectory(path=run)),
     "recipe.toml summary.json metrics.jsonl": lambda run: [
         getattr(SavedRun.find(run), name) for name in ("recipe", "summary", "metrics")
     ],

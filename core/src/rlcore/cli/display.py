@@ -17,8 +17,8 @@ from rich.text import Text
 
 from rlcore.cli.errors import RUN_DIRECTORY, color_setting
 from rlcore.cli.report import run_report
-from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.step_text import describe_metrics, describe_times, sparkline
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.printable import printable
 from rlcore.secrets import masked

@@ -1,6 +1,6 @@
 """Figures in words."""
 
-from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
+from rlcore.run.report.step_text import describe_metrics, describe_times, sparkline
 
 
 def test_figures_in_words() -> None:
