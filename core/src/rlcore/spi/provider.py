@@ -30,13 +30,16 @@ fields of the core's StepCollector. A run whose environment declares `agent` use
 REPLAY_GROUP = "rlcore.replays"
 """Functions, called as function(path, plan, resume=resume) -> Replay, with a run's schedule.jsonl and the plan of the run that
 repeats it. `rlcore train --replay-schedule` uses the only one that is installed."""
+MODEL_CHECK_GROUP = "rlcore.model_checks"
+"""Functions, called as function(path) -> Iterable[Problem] with `model.path`, or that of another model of the recipe, where a
+chosen plugin reads it (Provider.reads_model). A run uses the only one that is installed."""
 SESSION_SERVER_GROUP = "rlcore.session_servers"
 """Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-FUNCTION_KINDS = ("importer", "planner", "chart", "agent_collector", "session_server", "replay")
+FUNCTION_KINDS = ("importer", "planner", "chart", "agent_collector", "session_server", "replay", "model_check")
 """Kinds whose entry points name a function."""
 KINDS = (
     *ROLES,

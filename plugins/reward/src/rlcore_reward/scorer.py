@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
 from rlcore.spi import Message, ModelSpec, Problem, Tool
 from rlcore.time_limit import TEMPLATE_S, time_limit
+from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, raise_model_problems, unknown_tensors
 from rlcore_torchkit.transformers_import import import_transformers
 

@@ -6,7 +6,7 @@ from functools import partial
 from attrs import evolve
 
 from rlcore.config.recipe import Recipe
-from rlcore.model_files import config_number, model_problems
+from rlcore.model_files import config_number
 from rlcore.registry.provider_calls import run_check, shared_kernels
 from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.plan.agent_check import agent_problems
@@ -15,6 +15,7 @@ from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
 from rlcore.run.plan.checkpoint_rules import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
+from rlcore.run.plan.model_check import model_problems
 from rlcore.run.plan.observer_check import observer_problems
 from rlcore.run.plan.other_models import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
