@@ -40,9 +40,9 @@ class LoopObserverEntry(DescribedEntry):
         with attributed(f"raised by the {name} of", self.label):
             return function(argument)
 
-    def check(self, recipe: object) -> tuple[Problem | Note, ...]:
-        """Return what the observer's own check finds wrong with a recipe. PluginError for anything but problems and notes."""
-        found = self.call("check", recipe)
+    def check(self, plan: object) -> tuple[Problem | Note, ...]:
+        """Return what the observer's own check finds wrong with a plan. PluginError for anything but problems and notes."""
+        found = self.call("check", plan)
         with attributed("raised by the check of", self.label):
             listed = () if found is None else tuple(found) if isinstance(found, Iterable) else (found,)
         if not all(isinstance(one, Problem | Note) for one in listed):

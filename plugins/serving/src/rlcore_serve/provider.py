@@ -28,6 +28,7 @@ CHECKPOINT_EVALUATION = LoopObserverProvider(
     name="checkpoint_evaluation",
     spi=SPI_VERSION,
     observer="rlcore_serve.checkpoint_evaluation.evaluations:checkpoint_evaluations",
+    check="rlcore_serve.checkpoint_evaluation.rules:section_problems",
 )
 
 

@@ -13,7 +13,6 @@ from rlcore.run.plan.agent_check import agent_problems
 from rlcore.run.plan.algorithm_rules import algorithm_problems
 from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
-from rlcore.run.plan.checkpoint_rules import program_problems, server_notes
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.model_check import model_problems
 from rlcore.run.plan.observer_check import observer_problems
@@ -30,8 +29,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems: list[Problem | Note] = [
-        *observer_problems(recipe),
-        *program_problems(recipe),
+        *observer_problems(plan),
         *algorithm_problems(plan),
         *_unknown_stop_tokens(recipe),
         *agent_problems(plan),
@@ -84,7 +82,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
         problems += [one for one in map(partial(_with_origin, plan), found) if one not in problems]
-    problems += [*_kernel_notes(plan), *server_notes(plan)]
+    problems += _kernel_notes(plan)
     return raise_problems(problems, model)
 
 
