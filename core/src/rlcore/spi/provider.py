@@ -33,13 +33,26 @@ repeats it. `rlcore train --replay-schedule` uses the only one that is installed
 MODEL_CHECK_GROUP = "rlcore.model_checks"
 """Functions, called as function(path) -> Iterable[Problem] with `model.path`, or that of another model of the recipe, where a
 chosen plugin reads it (Provider.reads_model). A run uses the only one that is installed."""
+REFERENCE_CACHE_GROUP = "rlcore.reference_caches"
+"""Functions, called as function(plan, reference, directory=directory, model_digest=digest, note=note), with the RunPlan and the
+core's Reference, where an algorithm compares with a reference. They return a context manager of a Reference that spares
+computing anew. A run uses the only one that is installed."""
 SESSION_SERVER_GROUP = "rlcore.session_servers"
 """Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-FUNCTION_KINDS = ("importer", "planner", "chart", "agent_collector", "session_server", "replay", "model_check")
+FUNCTION_KINDS = (
+    "importer",
+    "planner",
+    "chart",
+    "agent_collector",
+    "session_server",
+    "replay",
+    "model_check",
+    "reference_cache",
+)
 """Kinds whose entry points name a function."""
 KINDS = (
     *ROLES,

@@ -19,7 +19,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import Replay
 from rlcore.run.rollout.held_out import AnswerObserver, ExampleObserver
 from rlcore.run.rollout.sources import ExampleSource, RolloutSource
-from rlcore.run.storage.reference_store import stored_reference
+from rlcore.run.storage.opened_reference import opened_reference
 from rlcore.run.storage.rollout_files import RolloutFiles
 from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
 from rlcore.run.train_step.held_out import HeldOutExamples
@@ -54,14 +54,9 @@ class LoopParts:
     ) -> Iterator[Loop]:
         """The loop at a position, which is that of a checkpoint for a resumed run. What it opens is closed at the end."""
         plan, saver, clock = self.plan, self.saver, self.clock
-        with (
-            Reference.opened(backends, plan.reference_keeps) as opened,
-            stored_reference(
-                plan, opened, saver.directory.path, saver.reference or saver.model, self.progress.note
-            ) as reference,
-        ):
-            on_tokens = None if reference.ahead is None else reference.ahead.add
-            source = self.inputs.source(plan, backends.generator, clock, self.progress, self.replay, on_tokens)
+        digest = saver.reference or saver.model
+        with opened_reference(plan, backends, saver.directory.path, digest, self.progress.note) as reference:
+            source = self.inputs.source(plan, backends.generator, clock, self.progress, self.replay, reference.on_tokens)
             _begin(source, position.step, checkpoint)
             per_dataset = _per_dataset(plan, backends, source)
             policy = PolicyLearner(
