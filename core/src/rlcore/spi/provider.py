@@ -37,6 +37,9 @@ REFERENCE_CACHE_GROUP = "rlcore.reference_caches"
 """Functions, called as function(plan, reference, directory=directory, model_digest=digest, note=note), with the RunPlan and the
 core's Reference, where an algorithm compares with a reference. They return a context manager of a Reference that spares
 computing anew. A run uses the only one that is installed."""
+DISPLAY_GROUP = "rlcore.displays"
+"""Functions, called as function(mode) with "auto", "live" or "plain" where a run or an evaluation begins. They return the
+core's Progress, which is entered and left where it is a context manager. A run uses the only one that is installed."""
 SESSION_SERVER_GROUP = "rlcore.session_servers"
 """Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
@@ -52,6 +55,7 @@ FUNCTION_KINDS = (
     "replay",
     "model_check",
     "reference_cache",
+    "display",
 )
 """Kinds whose entry points name a function."""
 KINDS = (
