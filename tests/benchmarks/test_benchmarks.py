@@ -59,6 +59,7 @@ def test_driver_overhead(script: Script, num_turns: int) -> None:
     assert all(float(figure) > 0 for figure in figures[:3])
 
 
+@pytest.mark.wide
 def test_train_step(script: Script) -> None:
     sides = ("fsdp2", "megatron", "plain transformers")
     losses = [
@@ -94,6 +95,7 @@ def test_generation_up_to_its_floor(script: Script) -> None:
 
 
 @pytest.mark.usefixtures("rows_here")
+@pytest.mark.wide
 def test_generation_by_a_stream(script: Script) -> None:
     row = "1 replica, in process, stream"
     output = script("generation.py", "--quick", "--device", "cpu", "--rows", row)
@@ -101,17 +103,20 @@ def test_generation_by_a_stream(script: Script) -> None:
 
 
 @pytest.mark.usefixtures("rows_here")
+@pytest.mark.wide
 def test_refit(script: Script) -> None:
     output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process")
     assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 6
 
 
 @pytest.mark.usefixtures("rows_here")
+@pytest.mark.wide
 def test_residency(script: Script) -> None:
     found = rows(script("residency.py", "--quick", "--device", "cpu", "--repeats", 1, "--rows", "discard"), "discard")
     assert len(found["discard"]) == 9
 
 
+@pytest.mark.wide
 def test_real_model(script: Script, tmp_path: Path) -> None:
     figure = tmp_path / "curves.svg"
     output = script("real_model.py", tmp_path / "results", "--quick", "--device", "cpu", "--seeds", 0, "--figure", figure)

@@ -141,6 +141,7 @@ def cases() -> Iterator[tuple[str, str]]:
             yield file, damage
 
 
+@pytest.mark.wide(sample=40)
 @pytest.mark.parametrize(("file", "damage"), list(cases()))
 def test_a_damaged_file_crashes_nothing(run: Path, file: str, damage: str) -> None:
     path = run / file

@@ -84,6 +84,7 @@ def problems(tmp_path: Path) -> Callable[[ImportedRecipe], list[str]]:
     return check
 
 
+@pytest.mark.wide(sample=8)
 @pytest.mark.parametrize("overrides", NEMO.values(), ids=NEMO)
 def test_check_finds_nothing_wrong(tmp_path: Path, problems, overrides: list[str]) -> None:
     assert problems(grpo(tmp_path, *overrides)) == []

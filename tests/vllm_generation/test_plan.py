@@ -169,6 +169,7 @@ def simulated_seconds(context: PlanContext, max_staleness: int, most: int) -> fl
     return float(np.mean(seconds[3 * (max_staleness + 1) :]))
 
 
+@pytest.mark.wide(sample=3)
 @pytest.mark.parametrize(("most", "near"), [(1024, 0.02), (24, 0.1)])
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
 def test_generation_ahead_is_that_of_a_run_token_by_token(max_staleness: int, most: int, near: float) -> None:

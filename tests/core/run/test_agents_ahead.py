@@ -180,6 +180,7 @@ class KillsAt:
         return counted
 
 
+@pytest.mark.wide(sample=4)
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("event", [1, 9, 18, 27, 36, 47])
 def test_a_run_that_is_killed_at_any_event_loses_and_repeats_no_prompt(

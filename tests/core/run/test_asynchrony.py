@@ -297,6 +297,7 @@ def test_a_resumed_run_of_replaced_groups_goes_on_behind_them(run: Run, tmp_path
     assert read_metrics(tmp_path / "runs" / "killed") == read_metrics(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.wide(keep=["2-1", "3-2", "6-1"])
 @pytest.mark.parametrize("staleness", [1, 2])
 @pytest.mark.parametrize("killed_after", [2, 3, 6])
 def test_a_killed_run_loses_and_repeats_no_prompt(run: Run, tmp_path: Path, staleness: int, killed_after: int) -> None:

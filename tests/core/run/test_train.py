@@ -91,6 +91,7 @@ def test_the_resolved_recipe_runs_again_to_the_same_metrics(run: Run, tmp_path: 
     assert read_metrics(tmp_path / "runs" / "again") == read_metrics(tmp_path / "runs" / "run")
 
 
+@pytest.mark.wide(sample=2)
 @pytest.mark.parametrize("killed_after", [1, 2, 3, 5])
 def test_a_killed_run_resumes_to_the_metrics_of_an_undisturbed_one(run: Run, tmp_path: Path, killed_after: int) -> None:
     run("run.name=whole")
@@ -100,6 +101,7 @@ def test_a_killed_run_resumes_to_the_metrics_of_an_undisturbed_one(run: Run, tmp
     assert read_metrics(tmp_path / "runs" / "killed") == read_metrics(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.wide(sample=3)
 @pytest.mark.parametrize(
     ("phase", "occurrence"), [("generation", 3), ("generation", 4), ("train", 3), ("train", 4), ("refit", 3)]
 )
