@@ -1,4 +1,4 @@
-"""Every recipe of docs/recipes.md is accepted, and every command of docs/quickstart.md ends well."""
+"""Every recipe of the pages of recipes is accepted, and every command of docs/quickstart.md ends well."""
 
 import runpy
 import shlex
@@ -12,22 +12,23 @@ from rlcore.cli.main import cli
 from rlcore.run.plan.prepare import prepare
 from rlcore_torchkit.testing.models import make_model
 
-RECIPES = ROOT / "docs" / "recipes.md"
+RECIPES = [ROOT / "docs" / f"{name}.md" for name in ("recipes", "fine-tuning", "lora")]
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The recipes of docs/recipes.md, the checkout's beside them, and a model."""
+    """The recipes of the pages, the checkout's beside them, and a model."""
     directory = tmp_path_factory.mktemp("recipes")
-    write_files(RECIPES, directory)
+    for page in RECIPES:
+        write_files(page, directory)
     (directory / "recipes").symlink_to(ROOT / "recipes")
     make_model(directory / "model", max_length=2048)
     return directory
 
 
 def fragments():
-    return [block.text for block in blocks(RECIPES) if block.language == "toml" and not block.file_name]
+    return [block.text for page in RECIPES for block in blocks(page) if block.language == "toml" and not block.file_name]
 
 
 def accepted(path, monkeypatch):
@@ -36,7 +37,7 @@ def accepted(path, monkeypatch):
     return prepare(path).recipe
 
 
-@pytest.mark.parametrize("name", [block.file_name for block in blocks(RECIPES) if block.file_name])
+@pytest.mark.parametrize("name", [block.file_name for page in RECIPES for block in blocks(page) if block.file_name])
 def test_whole_recipes_are_accepted(folder, monkeypatch, name):
     accepted(folder / name, monkeypatch)
 
