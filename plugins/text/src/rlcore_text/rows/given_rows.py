@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcore.arrow_nulls import cleaner
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import described, in_time
 from rlcore.spi import DataError, LazyRows
+from rlcore_text.rows.arrow_nulls import cleaner
 from rlcore_text.rows.datasets import TIMES
 from rlcore_text.rows.row_fields import RowReader
 
