@@ -38,7 +38,8 @@ CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 	$(addprefix tests/core/run/,execution report synchronous train_step) \
 	$(wildcard tests/core/run/test_loop*.py) \
 	$(foreach subject,ending interrupt preferences protocols train train_observers values,tests/core/run/test_$(subject).py)
-CORE := -e core -e plugins/text datasets
+# The tests of the loop read text and collect samples.
+CORE := -e core -e plugins/text -e plugins/rollout datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))

@@ -20,14 +20,14 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout import collector
-from rlcore.run.rollout.episode_group import EpisodeGroup
-from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.train import train
 from rlcore.spi import GenerateRequest, GenerateResult, hookimpl
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
+from rlcore_rollout import collector
+from rlcore_rollout.episode_group import EpisodeGroup
+from rlcore_rollout.episode_run import EpisodeRun
 
 BYTES_PER_TOKEN = 4 * 4 + 1
 NUM_TOKENS = 800

@@ -47,9 +47,9 @@ from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters,
 
 from rlcore.config.recipe import ModelConfig
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
+from rlcore_rollout.episode import Completion, CompletionRequest
+from rlcore_rollout.request_queue import RequestQueue
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 
 ROWS = (

@@ -8,9 +8,9 @@ from attrs import evolve
 from trainer_plans import plan_context
 
 from rlcore.run.data.seeds import Stream
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
-from rlcore.run.rollout.step_plans import Draws
 from rlcore_plan.devices import DEVICES
+from rlcore_rollout.schedule import Schedule, SchedulePolicy
+from rlcore_rollout.step_plans import Draws
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.checks.plan import Engine, reading_seconds, step_seconds
 from rlcore_vllm.setup.config import VllmConfig

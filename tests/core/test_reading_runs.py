@@ -16,18 +16,18 @@ from rlcore.installed import is_installed
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timeline import read_timeline
-from rlcore.run.rollout.episode_group import EpisodeGroup
-from rlcore.run.rollout.saved_rollouts import loads as load_rollouts
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.run.storage.saver import read_rollouts
-from rlcore.run.storage.schedule_file import rewind_schedule
 from rlcore.run.train import train
 from rlcore.serialization import dumps
 from rlcore.spi import CheckpointError, RlcoreError
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
+from rlcore_rollout.episode_group import EpisodeGroup
+from rlcore_rollout.saved_rollouts import loads as load_rollouts
+from rlcore_rollout.schedule_file import rewind_schedule
 
 RECIPE = """
 model.path = "none"

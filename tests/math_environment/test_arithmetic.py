@@ -11,7 +11,6 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, ConfigError, DataError, EnvironmentContext, FinishReason, ModelSpec, Turn
 from rlcore_math.arithmetic import ArithmeticEnvironment
@@ -19,6 +18,7 @@ from rlcore_math.checks import check_arithmetic
 from rlcore_math.config import ArithmeticConfig
 from rlcore_math.problems import ProblemSpace
 from rlcore_math.provider import ARITHMETIC
+from rlcore_rollout.environment_runner import EpisodeRunner
 
 SMALL = ArithmeticConfig(max_operand=9, num_train=40, num_evaluation=10)
 configs = st.builds(

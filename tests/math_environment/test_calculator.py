@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.run.rollout.environment_results import check_reset, check_step
 from rlcore.spi import CheckContext, ConfigError, EnvironmentContext, FinishReason, ModelSpec, ToolCall, Turn
 from rlcore_math.calculator import CalculatorEnvironment
 from rlcore_math.checks import check_calculator
 from rlcore_math.config import CalculatorConfig
+from rlcore_rollout.environment_results import check_reset, check_step
 
 CONFIG = CalculatorConfig(operations=("*",), num_train=10, num_evaluation=5, call_reward=0.25)
 ROW = {"prompt": "12*12=", "answer": "144"}

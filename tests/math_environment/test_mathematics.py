@@ -10,7 +10,6 @@ import psutil
 import pytest
 from attrs import evolve
 
-from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import (
     ConfigError,
     DataError,
@@ -23,6 +22,7 @@ from rlcore_math.config import MathConfig
 from rlcore_math.mathematics import MathEnvironment
 from rlcore_math.provider import MATH
 from rlcore_math.verifier import Verifier
+from rlcore_rollout.environment_runner import EpisodeRunner
 
 ONE_PROCESS = MathConfig(num_processes=1, verification_timeout_s=1.0, max_memory_mib=2047)
 SYMBOLIC = "2^{10}"

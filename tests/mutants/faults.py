@@ -30,8 +30,8 @@ ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_aske
 UPDATES = "tests/core/run/test_loop.py"
 ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
 GROUPS = "tests/core/run/execution/test_groups.py"
-ENVIRONMENT_RUNNER = "tests/core/run/rollout/test_environment_runner.py"
-ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
+ENVIRONMENT_RUNNER = "tests/rollout/test_environment_runner.py"
+ANY_ORDER = "tests/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/ray_execution/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
 IMAGE_ROWS = "tests/text/rows/test_row_images.py"
@@ -80,14 +80,14 @@ FAULTS = (
     ),
     Fault(
         "an environment changes the rows of the data set",
-        "rlcore.run.rollout.environment_runner",
+        "rlcore_rollout.environment_runner",
         "start=lambda: self._environment.reset(_own_row(row), seed),",
         "start=lambda: self._environment.reset(row, seed),",
         f"{ENVIRONMENT_RUNNER}::test_a_row_is_what_it_was_whatever_an_environment_does_to_it",
     ),
     Fault(
         "an environment changes the messages of a row",
-        "rlcore.run.rollout.environment_runner",
+        "rlcore_rollout.environment_runner",
         "if type(value) is list:",
         "if type(value) is tuple:",
         f"{ENVIRONMENT_RUNNER}::test_a_row_is_what_it_was_whatever_an_environment_does_to_it",
@@ -109,14 +109,14 @@ FAULTS = (
     ),
     Fault(
         "groups are replaced by their sums of rewards where turns are compared",
-        "rlcore.run.plan.inputs",
-        "compares=plan.algorithm.needs.compares,",
+        "rlcore_rollout.episode_collector",
+        "compares=needs.compares,",
         'compares="rewards",',
         "tests/oracle/test_turns_oracle.py::test_a_group_whose_turns_differ_stays_though_its_sums_are_equal",
     ),
     Fault(
         "groups are replaced by their sums of rewards where parts are compared",
-        "rlcore.run.rollout.episode_group",
+        "rlcore_rollout.episode_group",
         "[one.rewards for one in trained], [one.reward_components for one in trained], compared",
         '[one.rewards for one in trained], [one.reward_components for one in trained], "rewards"',
         "tests/system/test_rewards.py::test_they_teach_where_each_part_is_compared",
@@ -146,24 +146,24 @@ FAULTS = (
     # Groups that are replaced
     Fault(
         "failures of replaced groups are told of a step's samples",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "num_samples=len(numbers), replaced={})",
         "num_samples=len(numbers))",
-        "tests/core/run/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
+        "tests/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
     ),
     Fault(
         "a group counts whose rewards differ by masked samples alone",
-        "rlcore.run.rollout.episode_group",
+        "rlcore_rollout.episode_group",
         "if one.valid and not (masks_truncated and one.truncated)]",
         "if one.valid]",
-        "tests/core/run/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
+        "tests/rollout/test_asynchrony.py::test_so_are_groups_whose_rewards_differ_only_by_samples_that_are_masked",
     ),
     Fault(
         "failures of replaced groups are a share of the step's samples alone",
-        "rlcore.run.rollout.environment_results",
+        "rlcore_rollout.environment_results",
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
-        "tests/core/run/rollout/test_episode_run.py::test_so_do_their_other_samples",
+        "tests/rollout/test_episode_run.py::test_so_do_their_other_samples",
     ),
     # The loop
     Fault(
@@ -263,46 +263,46 @@ FAULTS = (
         "rlcore.run.plan.inputs",
         'train_sets = data_sets(prepared, "train")',
         'train_sets = data_sets(prepared, "evaluation")',
-        "tests/core/run/rollout/test_sources.py::test_training_and_evaluation_see_their_own_rows_alone",
+        "tests/rollout/test_sources.py::test_training_and_evaluation_see_their_own_rows_alone",
     ),
     Fault(
         "training samples at the evaluation's temperature",
-        "rlcore.run.rollout.from_recipe",
+        "rlcore_rollout.from_recipe",
         "rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation",
         "rollout, options = recipe.rollout, recipe.evaluation",
         WITH_KL,
     ),
     Fault(
         "every step draws the same samples",
-        "rlcore.run.rollout.sources",
+        "rlcore_rollout.sources",
         "draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._collector.samples_per_prompt),",
         "draws=Draws((self._seed, Stream.ROLLOUTS), len(indices), self._collector.samples_per_prompt),",
-        "tests/core/run/rollout/test_sources.py::test_no_two_steps_draw_alike",
+        "tests/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "every step takes the same prompts",
-        "rlcore.run.rollout.sources",
+        "rlcore_rollout.sources",
         "indices = self._kept[self._stream.indices(step)]",
         "indices = self._kept[self._stream.indices(0)]",
-        "tests/core/run/rollout/test_sources.py::test_no_two_steps_draw_alike",
+        "tests/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "groups are dealt out sample by sample",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},",
         "sequence_columns={spi.GROUP_IDS: np.sort(np.arange(len(valid), dtype=np.int32) % 7 % len(groups))},",
         WITH_KL,
     ),
     Fault(
         "a sample gets its neighbour's reward",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "rewards=np.where(valid, rewards, 0.0).astype(np.float32),",
         "rewards=np.roll(np.where(valid, rewards, 0.0), 1).astype(np.float32),",
         WITH_KL,
     ),
     Fault(
         "the prompt takes part in the loss",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "loss_mask = versions != NOT_GENERATED",
         "loss_mask = np.diff(np.r_[-1, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))]) == 0",
         WITH_KL,
@@ -310,7 +310,7 @@ FAULTS = (
     # Samples of several versions
     Fault(
         "a version's span begins a token early",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "spi.WEIGHT_VERSIONS: versions,",
         "spi.WEIGHT_VERSIONS: np.where(loss_mask, np.maximum(versions, np.r_[versions[1:], versions[-1:]]), versions),",
         GOING_ON.format("trainer-kl-whole-1-behind-wait"),
@@ -331,14 +331,14 @@ FAULTS = (
     ),
     Fault(
         "a sample goes on behind its prompt, not behind what it has said",
-        "rlcore.run.rollout.turns",
+        "rlcore_rollout.turns",
         "prompt=episode.context(),",
         "prompt=episode.tokens[0],",
         GOING_ON.format("trainer-kl-whole-1-behind-wait"),
     ),
     Fault(
         "what went on with new weights counts as of the old ones",
-        "rlcore.run.rollout.episode",
+        "rlcore_rollout.episode",
         "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)",
         "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions - bool(self.partial_turn))",
         GOING_ON.format("trainer-kl-whole-1-behind-wait"),
@@ -373,31 +373,31 @@ FAULTS = (
     ),
     Fault(
         "the files of a step hold what was rescored in place of what was sampled",
-        "rlcore.run.storage.rollout_files",
-        "sampled, options = step.sampled, self.options",
-        "sampled, options = step.scored, self.options",
+        "rlcore_rollout.rollout_files",
+        "sampled, trained, options = step.sampled, step.trained,",
+        "sampled, trained, options = step.scored, step.trained,",
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
     ),
     Fault(
         "groups are trained on a step beyond their bound",
-        "rlcore.run.rollout.schedule",
+        "rlcore_rollout.schedule",
         "last = at.trained + later - policy.max_staleness",
         "last = at.trained + later - policy.max_staleness - 1",
-        "tests/core/run/rollout/test_schedule.py",
+        "tests/rollout/test_schedule.py",
     ),
     Fault(
         "a refit may come before the generator has begun a stream",
-        "rlcore.run.rollout.episode_run",
+        "rlcore_rollout.episode_run",
         "self._requests.first_take.wait()",
         "pass",
-        "tests/core/run/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
+        "tests/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
     ),
     Fault(
         "what goes on waits behind what has not begun",
-        "rlcore.run.rollout.request_queue",
+        "rlcore_rollout.request_queue",
         "self._waiting.sort(key=lambda wanted: not wanted.goes_on)",
         "pass",
-        "tests/core/run/rollout/test_request_queue.py::test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream",
+        "tests/rollout/test_request_queue.py::test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream",
     ),
     Fault(
         "a rank that falls silent in a stream is not named",
@@ -443,24 +443,24 @@ FAULTS = (
     ),
     Fault(
         "work that waits keeps the rest waiting",
-        "rlcore.run.rollout.environment_calls",
+        "rlcore_rollout.environment_calls",
         "self._queue.put_nowait(piece)",
         "self._queue._queue.append(piece)",
-        "tests/core/run/rollout/test_task_pool.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
+        "tests/rollout/test_task_pool.py::test_work_that_waits_keeps_none_of_the_rest_waiting[2]",
     ),
     Fault(
         "an environment can change the tokens that are trained on",
-        "rlcore.run.rollout.episode",
+        "rlcore_rollout.episode",
         "tokens.flags.writeable = False  # environments see them, and they are what will be trained on",
         "pass",
-        "tests/core/run/rollout/test_request_queue.py::test_samples_are_handed_to_those_who_asked_as_they_come",
+        "tests/rollout/test_request_queue.py::test_samples_are_handed_to_those_who_asked_as_they_come",
     ),
     Fault(
         "a step's samples are searched for cycles while they are trained on",
-        "rlcore.run.rollout.gc_tuning",
+        "rlcore_rollout.gc_tuning",
         "gc.freeze()",
         "pass",
-        "tests/core/run/rollout/test_gc_tuning.py::test_what_there_is_when_a_step_begins_is_searched_once_it_has_ended",
+        "tests/rollout/test_gc_tuning.py::test_what_there_is_when_a_step_begins_is_searched_once_it_has_ended",
     ),
     Fault(
         "all prompts of a request go to the host that had the least to do before it",
@@ -834,7 +834,7 @@ FAULTS = (
     ),
     Fault(
         "no episode was cut off",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "truncated=truncated,",
         "truncated=np.zeros_like(truncated),",
         PPO,
@@ -848,7 +848,7 @@ FAULTS = (
     ),
     Fault(
         "the tokens that samples were chosen among are forgotten",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         "parts += [spi.SamplingMask.whole(first + start - end), mask]",
         "parts += [spi.SamplingMask.whole(first + start - end), spi.SamplingMask.whole(len(mask))]",
         "tests/oracle/test_grpo_oracle.py::test_truncated_sampling[fsdp2-1-updates-generation-kl-top-p-masked]",
@@ -897,14 +897,14 @@ FAULTS = (
     ),
     Fault(
         "a step's rows count for the sets of the next step's",
-        "rlcore.run.rollout.sources",
+        "rlcore.run.train_step.example_source",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step)])",
         MIXED_SFT,
     ),
     Fault(
         "rows that are left out move the others into another set",
-        "rlcore.run.rollout.sources",
+        "rlcore.run.train_step.example_source",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.stream.indices(step - 1))",
         MIXED_SFT,
@@ -1053,35 +1053,35 @@ FAULTS = (
     # Images
     Fault(
         "a row's images end at the template",
-        "rlcore.run.rollout.prompt_groups",
+        "rlcore_rollout.prompt_groups",
         "images = renderer().prompt_images(reset.observation.messages)",
         "images = renderer().prompt_images(None)",
         ANY_ORDER,
     ),
     Fault(
         "an episode forgets its images",
-        "rlcore.run.rollout.episode_group",
+        "rlcore_rollout.episode_group",
         "images=self.images,",
         "images=(),",
         ANY_ORDER,
     ),
     Fault(
         "a turn is asked for without its images",
-        "rlcore.run.rollout.turns",
+        "rlcore_rollout.turns",
         "images=episode.images,",
         "images=(),",
         ANY_ORDER,
     ),
     Fault(
         "prompts of a request have each other's images",
-        "rlcore.run.rollout.request_queue",
+        "rlcore_rollout.request_queue",
         "images = tuple(shared[0].images for shared in samples)",
         "images = tuple(shared[0].images for shared in samples[::-1])",
         ANY_ORDER,
     ),
     Fault(
         "samples are trained on with each other's images",
-        "rlcore.run.rollout.collector",
+        "rlcore_rollout.collector",
         'images=tuple(of["images"])',
         'images=tuple(of["images"][::-1])',
         ANY_ORDER,
@@ -1343,10 +1343,10 @@ FAULTS = (
     ),
     Fault(
         "samples that have been handed out are still owed",
-        "rlcore.run.rollout.request_queue",
+        "rlcore_rollout.request_queue",
         "self._settle(owed)  # only now, or an error before would lose them",
         "pass",
-        "tests/core/run/rollout/test_request_queue.py::test_what_cannot_be_handed_out_is_owed_all_the_same",
+        "tests/rollout/test_request_queue.py::test_what_cannot_be_handed_out_is_owed_all_the_same",
     ),
     Fault(
         "an engine is blamed for an error of the driver's",
@@ -1724,10 +1724,10 @@ FAULTS = (
     ),
     Fault(
         "a call that is given up ends whichever thread has its number",
-        "rlcore.run.rollout.event_loop",
+        "rlcore_rollout.event_loop",
         "if self._at_work:",
         "if True:",
-        "tests/core/run/rollout/test_event_loop.py::test_a_call_that_is_given_up_twice_ends_none_that_came_after_it",
+        "tests/rollout/test_event_loop.py::test_a_call_that_is_given_up_twice_ends_none_that_came_after_it",
     ),
     Fault(
         "checks are not told that changes alone will travel",

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore_plan.lengths import response_lengths
 from rlcore_plan.turns import generation_turns
+from rlcore_rollout.schedule import Schedule, SchedulePolicy
 
 GROUPS = 512
 

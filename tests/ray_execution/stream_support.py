@@ -12,8 +12,6 @@ from attrs import define
 from rlcore.execution import ExecutionContext
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, FinishReason, LossSpec, SamplingParams, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Backends, Minibatch, RefitCommand
@@ -21,6 +19,8 @@ from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.loss import FakePolicyGradientConfig
 from rlcore_ray.pool import open_pool
 from rlcore_ray.pool_groups import PoolGenerator
+from rlcore_rollout.episode import Completion, CompletionRequest
+from rlcore_rollout.request_queue import RequestQueue
 
 from .conftest import ensure_ray, write_recipe  # type: ignore[import-not-found]
 

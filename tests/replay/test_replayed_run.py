@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
-from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_replay.replayed_run import ReplaySchedule
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
+from rlcore_rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
+from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 
 policies = st.builds(
     lambda **options: SchedulePolicy(**options),

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.storage.schedule_file import append_step, begin_schedule
 from rlcore.spi import ConfigError
 from rlcore_replay.schedule_reader import read_replay
+from rlcore_rollout.schedule_file import append_step, begin_schedule
 
-from ..core.run.conftest import prepared as prepared  # type: ignore[import-not-found]
-from ..core.run.storage.test_schedule_file import AHEAD, record  # type: ignore[import-not-found]
-from ..core.run.storage.test_schedule_file import path as path  # type: ignore[import-not-found]
+from ..rollout.test_schedule_file import AHEAD, record  # type: ignore[import-not-found]
+from ..rollout.test_schedule_file import path as path  # type: ignore[import-not-found]
 
 
 def refused(path: Path, plan: Any, *, resume: bool = False) -> dict[str, str]:

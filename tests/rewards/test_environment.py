@@ -11,12 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-from rlcore.run.rollout.environment_results import Failure
-from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, FinishReason, RewardError, StepResult, Turn
 from rlcore_rewards.config import FunctionConfig
 from rlcore_rewards.environment import FunctionBackend, check, max_concurrent
 from rlcore_rewards.provider import FUNCTION
+from rlcore_rollout.environment_results import Failure
+from rlcore_rollout.environment_runner import EpisodeRunner
 
 ROW = {"prompt": "1+1=", "answer": "2"}
 SOURCE = """

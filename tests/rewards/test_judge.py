@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -29,6 +28,7 @@ from rlcore.spi import (
 from rlcore_rewards.judge import JudgeBackend, check, template_of
 from rlcore_rewards.judge_config import JudgeConfig
 from rlcore_rewards.judge_template import score_of
+from rlcore_rollout.environment_runner import EpisodeRunner
 
 ROW = {"prompt": "1+1=", "answer": "2"}
 PROMPT = "Rate {completion} for {prompt}, {row[answer]}. {example}"

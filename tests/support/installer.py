@@ -15,6 +15,7 @@ from rlcore.spi import installed_channels, installed_data_sources
 
 LOOKED_UP = (installed_channels, installed_data_sources, renderer, tokenizers)
 """Functions that look for installed packages once for a process."""
+OWN_GROUPS = ("rlcore.commands", "rlcore.collectors")
 PROVIDER_SOURCE = """
 from attrs import frozen
 from rlcore.spi import Provider
@@ -77,22 +78,24 @@ class _ModulesOf:
         return PathFinder.find_spec(name, path or self.path, target)
 
 
-def add_commands(installer: Installer) -> None:
-    """Install the commands of rlcore's own distributions, with nothing else of these."""
-    found = metadata.entry_points(group="rlcore.commands")
+def add_own(installer: Installer) -> None:
+    """Install the commands and collectors of rlcore's own distributions, with nothing else of these."""
+    found = [point for group in OWN_GROUPS for point in metadata.entry_points(group=group)]
     for dist in {point.dist.name: point.dist for point in found}.values():
-        installer.add(
-            dist.name, {"rlcore.commands": {point.name: point.value for point in found if point.dist == dist}}, dist.version
-        )
+        groups = {
+            group: {point.name: point.value for point in found if point.dist.name == dist.name and point.group == group}
+            for group in OWN_GROUPS
+        }
+        installer.add(dist.name, groups, dist.version)
 
 
 @pytest.fixture
 def installer(tmp_path, monkeypatch) -> Installer:
-    """Installs into a fresh environment, in which the commands alone of the really installed distributions are seen."""
+    """Installs into a fresh environment, in which the really installed distributions show commands and collectors alone."""
     folder = tmp_path / "site"
     folder.mkdir()
     made = Installer(folder)
-    add_commands(made)
+    add_own(made)
     original = list(sys.path)
     monkeypatch.setattr(sys, "path", [str(folder), *(path for path in original if "-packages" not in path)])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _ModulesOf(original)])

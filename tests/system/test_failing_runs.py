@@ -127,7 +127,7 @@ def poison(site: Site) -> None:
 # Environments
 
 
-@pytest.mark.wide(keep=["raises-parts0"])  # the others in tests/core/run/rollout
+@pytest.mark.wide(keep=["raises-parts0"])  # the others in tests/rollout
 @pytest.mark.parametrize(
     ("failure", "parts"),
     [

@@ -5,10 +5,10 @@ import pytest
 from attrs import evolve
 from trainer_plans import plan_context
 
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.spi import PlanContext
 from rlcore_plan.lengths import response_lengths
 from rlcore_plan.turns import generation_turns
+from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.checks import plan as module
 from rlcore_vllm.checks.plan import (

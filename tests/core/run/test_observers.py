@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,7 @@ def install(installer: Any, observer: str = OBSERVER) -> None:
     groups = {
         "rlcore.loop_observers": {"events": "acme_provider:EVENTS"},
         "rlcore.channels": {"in_process": "rlcore.registry.own_channels:IN_PROCESS"},
-        **{
-            group: {point.name: point.value for point in metadata.entry_points(group=group) if point.dist.name == "rlcore-text"}
-            for group in ("rlcore.renderers", "rlcore.tokenizers")
-        },
+        "rlcore.renderers": {"jinja_templates": "rlcore_text.provider:JINJA_TEMPLATES"},
     }
     installer.add("acme", groups, acme_provider=PROVIDER, acme_events=observer)
 

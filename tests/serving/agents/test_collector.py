@@ -16,12 +16,6 @@ from rlcore.registry.functions import session_server
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout import group_work, request_queue
-from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.held_out import evaluation_metrics
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
-from rlcore.run.rollout.step_plans import Draws, StepPlan
-from rlcore.run.storage.rollout_table import rollout_table
 from rlcore.run.train_step.sample_metrics import rollout_metrics, throughput_metrics
 from rlcore.spi import (
     EPISODE_IDS,
@@ -35,10 +29,16 @@ from rlcore.spi import (
     WorkerError,
 )
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore_rollout import group_work, request_queue
+from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.held_out import evaluation_metrics
+from rlcore_rollout.rollout_table import rollout_table
+from rlcore_rollout.schedule import Schedule, SchedulePolicy
+from rlcore_rollout.step_plans import Draws, StepPlan
 from rlcore_serve.agents.collector import AgentCollector
 from rlcore_serve.agents.groups import AgentGroups
 
-from ...core.run.rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
+from ...rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
 Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]
@@ -77,7 +77,7 @@ def make() -> Any:
     runners = []
 
     def build(play: Play, on_error: Any = "error", timeout_s: float = 20.0, **options: Any) -> AgentCollector:
-        runners.append(EpisodeRunner(Agents(play), timeout_s, on_error, runs_agents=True))
+        runners.append(EpisodeRunner(Agents(play), timeout_s, on_error))
         defaults: dict[str, Any] = {
             "generator": Speller(),
             "episodes": runners[-1],
@@ -289,7 +289,7 @@ def test_a_session_ends_with_its_episode(collect: Any) -> None:
         sessions.append(session)
         return EpisodeResult(reward=1.0)
 
-    episodes = EpisodeRunner(Agents(play), 20.0, "error", max_concurrent=1, runs_agents=True)
+    episodes = EpisodeRunner(Agents(play), 20.0, "error", max_concurrent=1)
     try:
         collect(play, episodes=episodes)
     finally:

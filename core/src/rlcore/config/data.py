@@ -10,6 +10,8 @@ from rlcore.schema.constraints import PathText, Positive, Text, above, above_at_
 
 Split: TypeAlias = Literal["train", "evaluation"]
 """The data sets of a recipe."""
+LEVEL_WINDOW = 64
+"""Groups that a curriculum's mean is of, where `data.level_window` does not say."""
 NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
 
 

@@ -178,7 +178,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
 def _matched_before_recipes(installed: EntryPoints) -> set[str]:
     """Return what the environment variable names of plugins that no recipe can disable."""
     disabled = _disable_list(())
-    for kind in (*FUNCTION_KINDS, "command", "loop_observer", "tokenizer", "renderer"):
+    for kind in (*FUNCTION_KINDS, "collector", "command", "loop_observer", "tokenizer", "renderer"):
         for entry_point in installed.select(group=group_of(kind)):
             disabled.covers(_named(Installed, entry_point, kind))
     return disabled.matched

@@ -1,22 +1,19 @@
 """Find the installed observers of the training loop by their entry points."""
 
-from collections.abc import Collection, Iterable
-from importlib.metadata import EntryPoint
-from typing import Any, ClassVar
+from collections.abc import Collection
+from typing import ClassVar
 
 from attrs import frozen
 
-from rlcore.registry.discovery import load_group, load_object
-from rlcore.registry.entries import DescribedEntry
-from rlcore.registry.plugin_errors import attributed, listing_error
+from rlcore.registry.called import CalledEntry
+from rlcore.registry.discovery import load_group
+from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import states_of
-from rlcore.schema.problem import Note, Problem
-from rlcore.spi.errors import PluginError
-from rlcore.spi.observer import LOOP_OBSERVER_GROUP, LoopObserverProvider
+from rlcore.spi.observer import LoopObserverProvider
 
 
 @frozen(kw_only=True, eq=False)
-class LoopObserverEntry(DescribedEntry):
+class LoopObserverEntry(CalledEntry):
     """One installed observer of the loop."""
 
     described_by: ClassVar[type] = LoopObserverProvider
@@ -28,26 +25,6 @@ class LoopObserverEntry(DescribedEntry):
         """Return the paths of the observer and of its check."""
         found = {} if self.provider is None else {"observer": self.provider.observer, "check": self.provider.check}
         return {name: path for name, path in found.items() if path is not None}
-
-    def call(self, name: str, argument: object) -> Any:
-        """Import the function of one of `paths` and call it; None without such a path. PluginError where it is not there."""
-        path = self.paths().get(name)
-        if path is None:
-            return None
-        function, problem = load_object(EntryPoint(self.name, path, LOOP_OBSERVER_GROUP), self.label)
-        if problem is not None:
-            raise PluginError(f"{self.label} cannot be used: {problem}")
-        with attributed(f"raised by the {name} of", self.label):
-            return function(argument)
-
-    def check(self, plan: object) -> tuple[Problem | Note, ...]:
-        """Return what the observer's own check finds wrong with a plan. PluginError for anything but problems and notes."""
-        found = self.call("check", plan)
-        with attributed("raised by the check of", self.label):
-            listed = () if found is None else tuple(found) if isinstance(found, Iterable) else (found,)
-        if not all(isinstance(one, Problem | Note) for one in listed):
-            raise PluginError(f"{self.label}: its check returned {found!r:.200}; expected problems and notes of rlcore.spi")
-        return listed
 
 
 def is_disabled(name: str) -> bool:

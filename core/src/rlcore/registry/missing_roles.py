@@ -2,20 +2,27 @@
 
 from rlcore.gpu import Device
 from rlcore.published_plugins import first_published, pip_line
+from rlcore.registry.collectors import collector
 from rlcore.registry.discovery import Registry
 from rlcore.registry.selection import explain
+from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import Role
 
 NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")
 """The roles of a run with rewards."""
 
 
-def missing_roles(registry: Registry, device: Device) -> tuple[Role, ...]:
-    """Return the roles of a run with rewards that no usable plugin fills."""
-    return tuple(role for role in NEEDED if not any(row.is_usable for row in explain(registry, role, device)))
+def missing_roles(registry: Registry, device: Device) -> tuple[str, ...]:
+    """Return the roles of a run with rewards that no usable plugin fills; the collector of its samples is one."""
+    missing = tuple(role for role in NEEDED if not any(row.is_usable for row in explain(registry, role, device)))
+    try:
+        collector("episodes")
+    except PluginError:
+        return (*missing, "collector")
+    return missing
 
 
-def install_line(roles: tuple[Role, ...]) -> str | None:
+def install_line(roles: tuple[str, ...]) -> str | None:
     """Return the command that installs a plugin for each role; None where no such plugin is released."""
     requirements = [requirement for role in roles if (requirement := first_published(role)) is not None]
     return pip_line(requirements) if requirements else None

@@ -1,7 +1,7 @@
 """`evaluate`: measure a model, or a checkpoint of it, without training."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from attrs import evolve
@@ -11,7 +11,7 @@ from rlcore.run.execution.backends import execution
 from rlcore.run.execution.in_process import generator_alone
 from rlcore.run.execution.weight_sync import weight_sync_of
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
-from rlcore.run.plan.inputs import load_inputs
+from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -20,6 +20,7 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.spi import ConfigError, Problem, Tokenizer
+from rlcore.spi.execution import GeneratorGroup
 
 
 def evaluate(
@@ -35,6 +36,7 @@ def evaluate(
     recipe = prepared.recipe
     if with_bounds:
         recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, confidence_bounds=True))
+        prepared = evolve(prepared, recipe=recipe)
     if recipe.data.evaluation is None or not (prepared.environment is not None or prepared.measures_examples):
         raise _nothing_to_evaluate()
     state = None if checkpoint is None else checked_state(prepared, checkpoint)
@@ -44,10 +46,7 @@ def evaluate(
             progress.note(note)
         if prepared.answers_alone:
             alone = stack.enter_context(generator_alone(prepared, inputs.tokenizer))
-            evaluator = inputs.evaluator(recipe, alone, clock, progress)
-            if evaluator is None:
-                raise _nothing_to_evaluate()
-            return evaluator.evaluate(OWN_VERSION)
+            return _evaluator(inputs, alone, clock, progress)(OWN_VERSION)
         backends = stack.enter_context(stack.enter_context(execution(prepared, inputs.tokenizer, None, progress))())
         version, weights = 0, weight_sync_of(prepared, backends, clock, progress, InterruptGuard())
         if checkpoint is not None and state is not None:
@@ -59,10 +58,17 @@ def evaluate(
         if inputs.held_out is not None:
             held_out = (inputs.held_out, inputs.measured, prepared.algorithm, backends, inputs.measured_sets)
             return HeldOutExamples.of(*held_out).evaluate(version)
-        evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)
-        if evaluator is None:
-            raise _nothing_to_evaluate()
-        return weights.generating(partial(evaluator.evaluate, version), version)
+        measure = _evaluator(inputs, backends.generator, clock, progress)
+        return weights.generating(lambda: measure(version), version)
+
+
+def _evaluator(
+    inputs: Inputs, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress
+) -> Callable[[int], dict[str, float]]:
+    prompts = inputs.held_out_prompts
+    if inputs.collector is None or generator is None or prompts is None:
+        raise _nothing_to_evaluate()
+    return inputs.collector.evaluator(prompts, generator, clock, progress)
 
 
 def _nothing_to_evaluate() -> ConfigError:

@@ -9,7 +9,6 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
-from rlcore.registry.functions import call_function
 from rlcore.run.execution.backends import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.observers import ObservedRun, installed_observers
@@ -45,11 +44,14 @@ def train(
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
-    replay = None if replay_schedule is None else call_function("replay", replay_schedule, prepared, resume=resume)
     directory, initial_state = RunDirectory.of(prepared.recipe.run), prepared.algorithm.save_state()
     starting = partial(find_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
     _ = starting(Progress().note)  # before anything is made there
-    with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
+    with (
+        ended_by_sigterm(),
+        load_inputs(prepared, tokenizer, replay_schedule=replay_schedule, resume=resume) as inputs,
+        directory.locked(),
+    ):
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
         digests = inputs.train_digests()
         if checkpoint is not None:
@@ -87,7 +89,6 @@ def train(
                     start=start,
                     allow_changes=allow_changes,
                     initial_state=initial_state,
-                    replay=replay,
                     clock=clock,
                     guard=guard,
                 )

@@ -22,6 +22,7 @@ NAMES = {
         "installed_channels"
     ),
     "cluster": "ClusterConfig",
+    "collector": "COLLECTOR_GROUP RUN_KINDS CollectorProvider RunKind",
     "command": "COMMAND_GROUP CommandSpec",
     "context": "AlgorithmContext CheckContext EnvironmentContext GeneratorContext ModelSpec RankInfo TrainerContext",
     "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
@@ -51,9 +52,8 @@ NAMES = {
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
-        "AGENT_COLLECTOR_GROUP ARCHITECTURE_GROUP DISPLAY_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP MODEL_CHECK_GROUP "
-        "OBSERVER_GROUP REFERENCE_CACHE_GROUP REPLAY_GROUP ROLES "
-        "SESSION_SERVER_GROUP Provider Role"
+        "ARCHITECTURE_GROUP DISPLAY_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP MODEL_CHECK_GROUP OBSERVER_GROUP "
+        "REFERENCE_CACHE_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
     ),
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from rlcore.spi.batch import *
     from rlcore.spi.channels import *
     from rlcore.spi.cluster import *
+    from rlcore.spi.collector import *
     from rlcore.spi.command import *
     from rlcore.spi.context import *
     from rlcore.spi.data_source import *

@@ -24,12 +24,6 @@ OBSERVER_GROUP = "rlcore.observers"
 """Objects with wrapper-only hooks, or classes of them, which a recipe names to use them."""
 GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
 """Observers that are in use in every run, named by the recipe or not, unless disabled."""
-AGENT_COLLECTOR_GROUP = "rlcore.agent_collectors"
-"""Functions or classes, called as function(rollout, **parts) -> StepCollector, with the recipe's section `[rollout]` and the
-fields of the core's StepCollector. A run whose environment declares `agent` uses the only one that is installed."""
-REPLAY_GROUP = "rlcore.replays"
-"""Functions, called as function(path, plan, resume=resume) -> Replay, with a run's schedule.jsonl and the plan of the run that
-repeats it. `rlcore train --replay-schedule` uses the only one that is installed."""
 MODEL_CHECK_GROUP = "rlcore.model_checks"
 """Functions, called as function(path) -> Iterable[Problem] with `model.path`, or that of another model of the recipe, where a
 chosen plugin reads it (Provider.reads_model). A run uses the only one that is installed."""
@@ -46,17 +40,7 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-FUNCTION_KINDS = (
-    "importer",
-    "planner",
-    "chart",
-    "agent_collector",
-    "session_server",
-    "replay",
-    "model_check",
-    "reference_cache",
-    "display",
-)
+FUNCTION_KINDS = ("importer", "planner", "chart", "session_server", "model_check", "reference_cache", "display")
 """Kinds whose entry points name a function."""
 KINDS = (
     *ROLES,
@@ -64,6 +48,7 @@ KINDS = (
     "global_observer",
     "architecture",
     *FUNCTION_KINDS,
+    "collector",
     "loop_observer",
     "command",
     "channel",

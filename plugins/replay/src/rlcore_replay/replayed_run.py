@@ -10,16 +10,16 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
-from rlcore.run.rollout.collector import RolloutCollector
-from rlcore.run.rollout.environment_calls import EnvironmentCalls
-from rlcore.run.rollout.episode import Completion, Episode
-from rlcore.run.rollout.episode_group import EpisodeGroup
-from rlcore.run.rollout.prompt_groups import PromptGroups
-from rlcore.run.rollout.rollout_trace import LostRecord, StepRecord
-from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
-from rlcore.run.rollout.turns import Turns
 from rlcore.spi import FinishReason
 from rlcore_replay.rollout_trace import RolloutTrace, differing
+from rlcore_rollout.collector import RolloutCollector
+from rlcore_rollout.environment_calls import EnvironmentCalls
+from rlcore_rollout.episode import Completion, Episode
+from rlcore_rollout.episode_group import EpisodeGroup
+from rlcore_rollout.prompt_groups import PromptGroups
+from rlcore_rollout.rollout_trace import LostRecord, StepRecord
+from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore_rollout.turns import Turns
 
 MAX_SHOWN = 5
 """Groups that a note names."""
@@ -228,7 +228,7 @@ class ReplayCollector(RolloutCollector):
 
 
 class ScheduleReplay:
-    """See rlcore.run.rollout.collector.Replay."""
+    """See rlcore_rollout.collector.Replay."""
 
     def __init__(self, recorded: RolloutTrace) -> None:
         self.recorded = recorded

@@ -1,18 +1,40 @@
 """Reads the schedule.jsonl of a run, and says all that keeps a recipe from repeating it."""
 
 from pathlib import Path
+from typing import Any
 
+from rlcore.config.data import Split
+from rlcore.run.plan.collector import CollectorContext, OnTokens
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.rollout.from_recipe import policy_of
-from rlcore.run.rollout.rollout_trace import StepRecord
-from rlcore.run.storage.schedule_file import RECIPE, parsed_line, recipe_problems, schedule_lines, shortened
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
+from rlcore_rollout.collector import RolloutCollector
+from rlcore_rollout.episode_collector import EpisodeCollector
+from rlcore_rollout.from_recipe import policy_of
+from rlcore_rollout.rollout_trace import StepRecord
+from rlcore_rollout.schedule_file import RECIPE, parsed_line, recipe_problems, schedule_lines, shortened
 
 
-def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> "ScheduleReplay":
+class ReplayingCollector(EpisodeCollector):
+    """Collects the samples of a recorded run once more. ConfigError where its schedule cannot be repeated."""
+
+    replay: ScheduleReplay
+
+    def __init__(self, context: CollectorContext) -> None:
+        assert context.replay_schedule is not None, "what this collector is for"
+        self.replay = read_replay(context.replay_schedule, context.plan, resume=context.resume)
+        super().__init__(context)
+
+    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> RolloutCollector:
+        """See EpisodeCollector. Evaluations are the recipe's own."""
+        made = super().build(split, on_tokens, **parts)
+        assert isinstance(made, RolloutCollector), "as EpisodeCollector makes it"
+        return self.replay.collector(made) if split == "train" else made
+
+
+def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
     """The steps of a recipe's run. ConfigError with all that keeps them from being replayed: what is wrong with the file, what
     the recipe has otherwise, and a run that is to be resumed."""
     problems = []

@@ -1,14 +1,12 @@
-"""The descriptions of `rlcore serve` and of the environment `agent`."""
+"""The descriptions of `rlcore serve`, of the environment `agent` and of the collector of its episodes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider, Provider, capabilities
+from rlcore.spi import SPI_VERSION, CollectorProvider, CommandSpec, LoopObserverProvider, Provider, capabilities
 from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
-    from rlcore.config.recipe import RolloutConfig
     from rlcore.spi import SessionContext, SessionServer
-    from rlcore_serve.agents.collector import AgentCollector
 
 SERVE = CommandSpec(
     name="serve", spi=SPI_VERSION, help="Serve a model over HTTP.", command="rlcore_serve.command:serve_command", priority=60
@@ -31,18 +29,14 @@ CHECKPOINT_EVALUATION = LoopObserverProvider(
     check="rlcore_serve.checkpoint_evaluation.rules:section_problems",
 )
 
-
-def agent_collector(rollout: "RolloutConfig", **parts: Any) -> "AgentCollector":
-    """Build the collector of agents' episodes."""
-    from rlcore.registry.functions import session_server
-    from rlcore_serve.agents.collector import AgentCollector
-
-    return AgentCollector(
-        server=session_server,
-        max_sequence_length=rollout.max_sequence_length,
-        history="segment" if rollout.history == "segment" else "refuse",
-        **parts,
-    )
+AGENTS = CollectorProvider(
+    name="agents",
+    spi=SPI_VERSION,
+    priority=50,
+    collector="rlcore_serve.agents.collector:AgentsCollector",
+    check="rlcore_serve.agents.check:check",
+    runs={"agents"},
+)
 
 
 def session_server(context: "SessionContext") -> "SessionServer":

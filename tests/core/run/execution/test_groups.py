@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
@@ -43,6 +41,8 @@ from rlcore.testing.fakes.loss import FakePolicyGradientConfig
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from rlcore.testing.fakes.values import VALUES_PATH
+from rlcore_rollout.episode import Completion, CompletionRequest
+from rlcore_rollout.request_queue import RequestQueue
 
 MODEL = ModelSpec(path="none")
 LOSS = LossSpec(

@@ -12,8 +12,6 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator
 from rlcore.run.execution.streams import not_begun
-from rlcore.run.rollout.episode import Completion, CompletionRequest
-from rlcore.run.rollout.request_queue import RequestQueue
 from rlcore.spi import (
     ContractError,
     ExportWeightsRequest,
@@ -32,6 +30,8 @@ from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
+from rlcore_rollout.episode import Completion, CompletionRequest
+from rlcore_rollout.request_queue import RequestQueue
 
 MODEL = ModelSpec(path="none")
 PROMPTS = [np.array(prompt, np.int32) for prompt in ([1, 2], [3], [4, 5, 6])]

@@ -3,18 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.text import renderer, tokenizers
-from rlcore.run.plan.data_sets import observer_of
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError, DataError, Observation, PluginError, ResetResult
+from rlcore.spi import DataError, PluginError
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_tokenizer
@@ -71,21 +69,6 @@ def test_a_run_without_what_reads_its_text_says_what_installs_it(
         load_inputs(plan, tokenizer),
     ):
         pass
-
-
-def test_prompts_with_tools_need_what_reads_calls_before_the_run() -> None:
-    shown = Observation(messages=[{"role": "user", "content": "q"}], tools=[{"type": "function", "function": {"name": "f"}}])
-    episodes = SimpleNamespace(reset_all=lambda rows, _: [ResetResult(observation=shown, state=None) for _ in rows])
-    prepared: Any = SimpleNamespace(resets_cheaply=True)
-    for reads_calls in (True, False):
-        observe = observer_of(prepared, cast("Any", episodes), reads_calls=reads_calls)
-        assert observe is not None
-        if reads_calls:
-            assert observe([{}]) == [shown]
-            continue
-        with pytest.raises(ConfigError) as raised:
-            observe([{}])
-        assert [problem.path for problem in raised.value.problems] == ["rollout.tool_parser"]
 
 
 def test_rows_that_are_measured_alone_may_stand_in_for_those_to_train_on(prepared: Callable[..., RunPlan]) -> None:

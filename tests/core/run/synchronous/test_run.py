@@ -19,7 +19,7 @@ from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
 from rlcore.testing.fakes.environment import FakeEnvironmentConfig
 
 ROWS: list[Row] = [{"prompt": f"{letter}bc:"} for letter in "abcdefgh"]
-OUTER = ("rlcore.run.rollout", "rlcore.run.plan", "rlcore.run.storage", "rlcore.cli", "torch", "ray", "transformers")
+OUTER = ("rlcore.run.plan", "rlcore.run.storage", "rlcore.cli", "torch", "ray", "transformers")
 ALONE = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})

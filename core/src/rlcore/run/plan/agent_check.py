@@ -1,18 +1,14 @@
-"""Checks keys of the recipe that agents make meaningless, and keys that need agents."""
+"""Checks keys of the recipe that need agents, and mixes with environments that do not."""
 
 from collections.abc import Iterator
 
-from rlcore.config.recipe import RolloutConfig
-from rlcore.published_plugins import remedy_for
 from rlcore.registry.discovery import Entry
-from rlcore.registry.functions import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import Problem, capabilities
-from rlcore.spi.provider import group_of
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Keys that do nothing where agents run the episodes, and those that do something there alone."""
+    """Keys that do something where agents run the episodes alone."""
     kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
     if len(set(kinds.values())) > 1:
         yield Problem(
@@ -22,39 +18,9 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
         )
         return
     rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
-    if not plan.runs_agents:
-        if rollout.history == "segment" and plan.algorithm.needs.source != "demonstrations":
-            expected = '"refuse" or "keep_sampled" where no agent runs the episodes'
-            yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
-        return
-    agents = f"with environment {name!r}, whose agents run the episodes"
-    if missing := [kind for kind in ("agent_collector", "session_server") if only_function(kind) is None]:
-        found = f"{name!r}, without what runs agents ({', '.join(map(group_of, missing))})"
-        yield Problem(path="environment", found=found, expected="one of each", remedy=remedy_for(missing[0]))
-    if rollout.max_turns != 1:
-        expected = "1, the default: an agent asks as often as it likes"
-        yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)
-    if rollout.history == "keep_sampled":
-        expected = '"refuse" or "segment": a session tells the template the whole chat'
-        yield Problem(path="rollout.history", found=f'"keep_sampled", {agents}', expected=expected)
-    for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation"):
-        default = getattr(RolloutConfig(), key)
-        if (value := getattr(rollout, key)) != default:
-            expected = f"{default}, the default: agents bound their turns themselves"
-            yield Problem(path=f"rollout.{key}", found=f"{value}, {agents}", expected=expected)
-    if rollout.replay_routing:
-        expected = "false: what sessions record has no routing"
-        yield Problem(path="rollout.replay_routing", found=f"true, {agents}", expected=expected)
-    for split in ("train", "evaluation"):
-        data = getattr(plan.recipe.data, split)
-        if data is not None and data.max_prompt_tokens is not None:
-            expected = "no such key: what an agent asks is known when it asks"
-            yield Problem(
-                path=f"data.{split}.max_prompt_tokens", found=f"{data.max_prompt_tokens}, {agents}", expected=expected
-            )
-        if data is not None and data.on_long_prompt == "drop":
-            expected = '"error": what an agent asks is known when it asks, and refused where it is too long'
-            yield Problem(path=f"data.{split}.on_long_prompt", found=f'"drop", {agents}', expected=expected)
+    if rollout.history == "segment" and not plan.runs_agents and plan.algorithm.needs.source != "demonstrations":
+        expected = '"refuse" or "keep_sampled" where no agent runs the episodes'
+        yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
 
 
 def _is_agent(entry: Entry) -> bool:

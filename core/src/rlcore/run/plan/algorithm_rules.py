@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from rlcore.config.asynchrony import AsyncConfig
+from rlcore.config.data import LEVEL_WINDOW
 from rlcore.config.recipe import Recipe, RolloutConfig
-from rlcore.run.data.levels import LEVEL_WINDOW
 from rlcore.run.plan.other_models import other_model_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import AlgorithmNeeds, Problem, capabilities

@@ -13,6 +13,7 @@ from rlcore.run.plan.agent_check import agent_problems
 from rlcore.run.plan.algorithm_rules import algorithm_problems
 from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
+from rlcore.run.plan.collector import collector_problems
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.model_check import model_problems
 from rlcore.run.plan.observer_check import observer_problems
@@ -20,13 +21,13 @@ from rlcore.run.plan.other_models import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.schema.homes import expanded
-from rlcore.spi import CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem
+from rlcore.spi import CheckContext, ConfigError, ModelError, ModelSpec, Note, PluginError, Problem
 
 
 def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     """Raise ConfigError with all that is wrong; ModelError where the model alone is. What plugins have to say of a recipe that
     is right."""
-    recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
+    recipe, model = plan.recipe, plan.model
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems: list[Problem | Note] = [
         *observer_problems(plan),
@@ -40,8 +41,39 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     if any(entry.provider is not None and entry.role in BACKEND_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
         problems += judge_problems(recipe)
-    context = CheckContext(
-        model=model,
+    try:
+        problems += collector_problems(plan)
+    except PluginError:
+        raise_problems(problems, model)  # what is wrong with the recipe comes first
+        raise
+    context = _context(plan)
+    for entry in plugins:
+        found = list(run_check(entry, context, plugin_config(recipe, entry)))
+        if entry.role == "trainer" and plan.critic is not None:
+            # The same plugin with the same options, for another model.
+            of_critic = evolve(
+                context,
+                model=plan.critic,
+                needs_reference=False,
+                lora=None,
+                reference=None,
+                head="value",
+                optimizer=plan.critic_optimizer,
+                num_train_steps=plan.num_critic_steps,
+            )
+            found += run_check(entry, of_critic, plugin_config(recipe, entry))
+        if entry.role == "trainer" and plan.reference_is_apart:
+            found += run_check(entry, _of_reference(plan, context), plan.reference_config)
+        problems += [one for one in map(partial(_with_origin, plan), found) if one not in problems]
+    problems += _kernel_notes(plan)
+    return raise_problems(problems, model)
+
+
+def _context(plan: RunPlan) -> CheckContext:
+    """What the checks of plugins receive."""
+    recipe, needs = plan.recipe, plan.algorithm.needs
+    return CheckContext(
+        model=plan.model,
         device=plan.device,
         world_size=1 if recipe.cluster is None else recipe.cluster.world_size,
         max_sequence_length=recipe.rollout.max_sequence_length,
@@ -64,26 +96,6 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         schedule=recipe.schedule,
         num_train_steps=plan.num_train_steps,
     )
-    for entry in plugins:
-        found = list(run_check(entry, context, plugin_config(recipe, entry)))
-        if entry.role == "trainer" and plan.critic is not None:
-            # The same plugin with the same options, for another model.
-            of_critic = evolve(
-                context,
-                model=plan.critic,
-                needs_reference=False,
-                lora=None,
-                reference=None,
-                head="value",
-                optimizer=plan.critic_optimizer,
-                num_train_steps=plan.num_critic_steps,
-            )
-            found += run_check(entry, of_critic, plugin_config(recipe, entry))
-        if entry.role == "trainer" and plan.reference_is_apart:
-            found += run_check(entry, _of_reference(plan, context), plan.reference_config)
-        problems += [one for one in map(partial(_with_origin, plan), found) if one not in problems]
-    problems += _kernel_notes(plan)
-    return raise_problems(problems, model)
 
 
 def _with_origin(plan: RunPlan, found: Problem | Note) -> Problem | Note:

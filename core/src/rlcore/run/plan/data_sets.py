@@ -14,9 +14,6 @@ from rlcore.run.data.mixed_rows import DATA_SET, MixedRows, of_set
 from rlcore.run.data.text import Observe, renderer, row_name
 from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.rollout.environment_results import Failure
-from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.prompt_groups import no_parser
 from rlcore.spi import AgentEnvironment, DataError, Environment, Observation, Row, Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array
 
@@ -107,26 +104,6 @@ def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | 
         return environment, prepared.chosen.get("environment")
     wanted = environment.of_set.get(name or "", next(iter(entries)))
     return environment.backends[wanted], entries[wanted]
-
-
-def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None, *, reads_calls: bool) -> Observe | None:
-    """Return a function that asks the environment for the prompts of rows; None where it cannot make them before the run.
-    Without `reads_calls`, prompts may have no tools."""
-    if episodes is None or not prepared.resets_cheaply:
-        return None
-
-    def observe(rows: Sequence[Row]) -> list[Observation]:
-        observations = []
-        for row, reset in zip(rows, episodes.reset_all(rows, [0] * len(rows)), strict=True):
-            if isinstance(reset, Failure):
-                # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
-                raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
-            if reset.observation.tools and not reads_calls:
-                raise no_parser()
-            observations.append(reset.observation)
-        return observations
-
-    return observe
 
 
 def examples_of(prepared: RunPlan, sets: Sequence[DataSet], tokenizer: Tokenizer) -> Examples:

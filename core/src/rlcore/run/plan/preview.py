@@ -11,7 +11,7 @@ from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.homes import expanded
-from rlcore.spi import ResetResult, Tokenizer, installed_data_sources
+from rlcore.spi import Tokenizer, installed_data_sources
 
 
 @frozen(kw_only=True)
@@ -93,10 +93,8 @@ def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
     """The prompt of the first row that is trained on. An environment makes it only where it promises that this is cheap."""
     if inputs.examples is not None:
         return inputs.tokenizer.show(inputs.examples.tokens.sequence(0)[: int(inputs.examples.learned.argmax())])
-    if inputs.episodes is None or not prepared.resets_cheaply:
+    if inputs.collector is None or not prepared.resets_cheaply:
         return None
-    (reset,) = inputs.episodes.reset_all([inputs.train_rows[int(inputs.train_kept[0])]], [0])
-    if not isinstance(reset, ResetResult):
-        return None
-    (tokens,) = renderer().encode_prompts([reset.observation], inputs.tokenizer)
+    shown = inputs.collector.observe([inputs.train_rows[int(inputs.train_kept[0])]])
+    (tokens,) = renderer().encode_prompts(shown, inputs.tokenizer)
     return inputs.tokenizer.show(tokens)

@@ -32,18 +32,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-import pyarrow as pa
 from attrs import frozen
 
 from rlcore import __version__
 from rlcore.config.recipe import RunConfig
 from rlcore.files import storage_errors, write_atomically
-from rlcore.reading import read_bytes, read_json, write_parquet
+from rlcore.reading import read_bytes, read_json
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.report.timeline import rewind_timeline
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
-from rlcore.run.storage.schedule_file import begin_schedule, rewind_schedule
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckpointError
 
@@ -166,7 +164,6 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
         self._write_recipe(plan.resolved, step)
-        begin_schedule(self.schedule_file, plan, step)
         distributions = [entry.distribution for entry in (*plan.chosen.values(), *plan.sinks)]
         write_atomically(self.path / ENVIRONMENT, json.dumps(describe_environment(distributions), indent=2))
 
@@ -198,10 +195,9 @@ class RunDirectory:
         return read_bytes(file).decode(errors="replace").strip() if os.path.lexists(file) else None
 
     def rewind(self, step: int, *, last_rollouts: int) -> None:
-        """Forget what a resumed run will write again: metrics after `step`, rollouts and schedule after `last_rollouts`."""
+        """Forget what a resumed run will write again: metrics after `step`, rollouts after `last_rollouts`."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         write_atomically(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
-        rewind_schedule(self.schedule_file, last_rollouts)
         rewind_timeline(self.timeline_file, step)
         for file in self.rollouts.glob("step-*.parquet"):
             if (step_of(file) or 0) > last_rollouts:
@@ -212,12 +208,6 @@ class RunDirectory:
         for folder in self.evaluations.glob("step-*"):  # of a model that is forgotten, whether this run measures any or not
             if (step_of(folder) or 0) > step:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def write_rollouts(self, name: str, table: pa.Table) -> None:
-        """rollouts/NAME.parquet."""
-        with storage_errors("rollouts", self.rollouts):
-            self.rollouts.mkdir(exist_ok=True)
-            write_parquet(table, self.rollouts / f"{name}.parquet")
 
     @property
     def versions(self) -> dict[str, str]:

@@ -13,17 +13,13 @@ from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import CollectedRollouts, LoopPosition
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
-from rlcore.run.rollout.rollout_trace import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync
-from rlcore.run.storage.logged_samples import logged_samples
-from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollout_table
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.schedule_file import append_step
 from rlcore.schema.homes import expanded
-from rlcore.spi import CheckpointError, LoadStateRequest, LoggedSample, SaveStateRequest, TokenBatch, Tokenizer
+from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, Tokenizer
 from rlcore.spi.execution import BackendGroup, Backends
 
 ROLLOUTS = "rollouts.state"
@@ -142,24 +138,6 @@ class RunSaver:
     def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step, as a line of metrics.jsonl."""
         append_metrics(self.directory.metrics_file, step, metrics)
-
-    def save_schedule(self, record: StepRecord) -> None:
-        """What a replay has to know of a step, as a line of schedule.jsonl."""
-        append_step(self.directory.schedule_file, record)
-
-    def save_rollouts(self, step: int, collected: CollectedRollouts, trained: TokenBatch) -> None:
-        """The samples of a step, as Parquet, with the advantages that they were trained with."""
-        table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer), advantages_of(collected, trained))
-        self.directory.write_rollouts(f"step-{step:06d}", table)
-
-    def samples(self, collected: CollectedRollouts, trained: TokenBatch, number: int) -> list[LoggedSample]:
-        """Some of a step's samples, for sinks."""
-        return logged_samples(collected, trained, number, self.tokenizer)
-
-    def save_answers(self, step: int, collected: CollectedRollouts) -> None:
-        """The answers of the evaluation behind a step, as Parquet."""
-        table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer))
-        self.directory.write_rollouts(f"evaluation-{step:06d}", table)
 
     def export_model(self, kind: Literal["hf", "peft"]) -> Path:
         """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""

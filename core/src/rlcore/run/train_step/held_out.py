@@ -1,13 +1,17 @@
 """Evaluates held-out rows: the algorithm's figures of their log-probabilities, or values, with the present weights."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
+from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
+from rlcore.run.protocols import LoopObserver, WeightSync
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.reference import Reference
 from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
 from rlcore.spi.execution import Backends, TrainerGroup
@@ -76,3 +80,35 @@ class HeldOutExamples:
         if self.algorithm.needs.head == "value":
             return self.algorithm.measure_values(samples, found)
         return self.algorithm.measure(samples, found, reference)
+
+
+@frozen(kw_only=True, eq=False)
+class HeldOutObserver(LoopObserver):
+    """Measures the weights before the first step, every few steps and after the last one, as `[evaluation]` says."""
+
+    recipe: Recipe
+    weights: WeightSync
+    clock: PhaseClock
+
+    def measure(self, step: int, weight_version: int) -> Mapping[str, float]:
+        """See LoopObserver."""
+        options, is_last = self.recipe.evaluation, step == self.recipe.run.num_steps
+        is_due = (options.at_end and is_last) or (options.every_n_steps > 0 and step % options.every_n_steps == 0)
+        return self.evaluate(step, weight_version) if (is_due if step else options.at_start) else {}
+
+    @abstractmethod
+    def evaluate(self, step: int, weight_version: int) -> Mapping[str, float]:
+        """The figures, named `evaluation/…`."""
+
+
+@frozen(kw_only=True, eq=False)
+class ExampleObserver(HeldOutObserver):
+    """Has the algorithm measure held-out examples."""
+
+    examples: HeldOutExamples
+
+    def evaluate(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - nothing is kept
+        """See HeldOutObserver."""
+        self.weights.to_training()
+        with self.clock.phase("evaluation"):
+            return self.examples.evaluate(weight_version)

@@ -1,6 +1,6 @@
 """Builds the loop of a run from its plan: what each part is made of, and who follows it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,19 +10,17 @@ from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.critic_residency import CriticResidency
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
+from rlcore.run.plan.collector import LoopContext, OnTokens
 from rlcore.run.plan.inputs import Inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import CollectedRollouts, LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
+from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.collector import Replay
-from rlcore.run.rollout.held_out import AnswerObserver, ExampleObserver
-from rlcore.run.rollout.sources import ExampleSource, RolloutSource
 from rlcore.run.storage.opened_reference import opened_reference
-from rlcore.run.storage.rollout_files import RolloutFiles
 from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
-from rlcore.run.train_step.held_out import HeldOutExamples
+from rlcore.run.train_step.example_source import ExampleSource
+from rlcore.run.train_step.held_out import ExampleObserver, HeldOutExamples
 from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
 from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
 from rlcore.run.train_step.policy import PolicyLearner
@@ -42,8 +40,6 @@ class LoopParts:
     sinks: Sinks
     observers: Sequence[LoopObserver]
     """Those that outlive restarts of the workers."""
-    replay: Replay | None
-    """The run that it repeats; None where it repeats none."""
     progress: Progress
     clock: PhaseClock
     guard: InterruptGuard
@@ -56,7 +52,8 @@ class LoopParts:
         plan, saver, clock = self.plan, self.saver, self.clock
         digest = saver.reference or saver.model
         with opened_reference(plan, backends, saver.directory.path, digest, self.progress.note) as reference:
-            source = self.inputs.source(plan, backends.generator, clock, self.progress, self.replay, reference.on_tokens)
+            collecting = self._collecting(backends, weights, reference.on_tokens)
+            source = self.inputs.source(collecting)
             _begin(source, position.step, checkpoint)
             per_dataset = _per_dataset(plan, backends, source)
             policy = PolicyLearner(
@@ -79,7 +76,14 @@ class LoopParts:
                     learners=[policy] if critic is None else [policy, critic],
                     weights=weights,
                     saver=saver,
-                    observers=[*per_dataset, *self._files(source), *self._held_out(backends, weights, source), *self.observers],
+                    observers=[
+                        *per_dataset,
+                        *self._of_samples(source, collecting),
+                        # metrics.jsonl has a step before trackers and displays show it.
+                        *(MetricsTo(write=write) for write in (saver.save_metrics, self.sinks.log, self.progress.step)),
+                        *self._held_out_examples(backends, weights),
+                        *self.observers,
+                    ],
                     progress=self.progress,
                     clock=clock,
                     guard=self.guard,
@@ -106,31 +110,34 @@ class LoopParts:
             end_above=options.max_token_mult_prob_error,
         )
 
-    def _files(self, source: Source) -> Iterator[LoopObserver]:
-        """Who keeps samples and metrics, in this order: metrics.jsonl has a step before trackers and displays show it."""
-        if isinstance(source, RolloutSource):
-            yield RolloutFiles(source=source, saver=self.saver, sinks=self.sinks, options=self.plan.recipe.logging)
-        for write in (self.saver.save_metrics, self.sinks.log, self.progress.step):
-            yield MetricsTo(write=write)
+    def _collecting(self, backends: Backends, weights: WeightSync, on_tokens: OnTokens | None) -> LoopContext | None:
+        """The loop as the collector finds it; None where nothing generates."""
+        if backends.generator is None:
+            return None
+        return LoopContext(
+            generator=backends.generator,
+            weights=weights,
+            directory=self.saver.directory.path,
+            sinks=self.sinks,
+            clock=self.clock,
+            progress=self.progress,
+            on_tokens=on_tokens,
+        )
 
-    def _held_out(self, backends: Backends, weights: WeightSync, source: Source) -> Iterator[LoopObserver]:
-        """Who measures held-out rows: the algorithm itself, or an environment that judges answers."""
-        recipe, inputs = self.plan.recipe, self.inputs
+    def _of_samples(self, source: Source, collecting: LoopContext | None) -> Iterable[LoopObserver]:
+        """Who keeps samples, and has an environment judge answers to held-out rows."""
+        inputs = self.inputs
+        if inputs.collector is None or collecting is None:
+            return ()
+        is_judged = self.plan.recipe.evaluates and inputs.held_out is None
+        return inputs.collector.observers(source, inputs.held_out_prompts if is_judged else None, collecting)
+
+    def _held_out_examples(self, backends: Backends, weights: WeightSync) -> Iterator[LoopObserver]:
+        """Who has the algorithm measure held-out rows."""
+        inputs = self.inputs
         if inputs.held_out is not None:
             examples = HeldOutExamples.of(inputs.held_out, inputs.measured, self.plan.algorithm, backends, inputs.measured_sets)
-            yield ExampleObserver(recipe=recipe, weights=weights, clock=self.clock, examples=examples)
-            return
-        evaluator = inputs.evaluator(recipe, backends.generator, PhaseClock(self.progress), self.progress)
-        if evaluator is not None and recipe.evaluates:
-            yield AnswerObserver(
-                recipe=recipe,
-                weights=weights,
-                clock=self.clock,
-                evaluator=evaluator,
-                source=source,
-                progress=self.progress,
-                keep=self.saver.save_answers if recipe.logging.evaluation_answers else _drop_answers,
-            )
+            yield ExampleObserver(recipe=self.plan.recipe, weights=weights, clock=self.clock, examples=examples)
 
 
 def critic_of(plan: RunPlan, backends: Backends, clock: PhaseClock) -> Critic | None:
@@ -161,7 +168,3 @@ def _per_dataset(plan: RunPlan, backends: Backends, source: Source) -> list[PerD
     if not PerDatasetMetrics.are_measurable(plan.algorithm, backends.trainer):
         return []
     return [PerDatasetMetrics(algorithm=plan.algorithm, sets_of=source.sets_of_examples)]
-
-
-def _drop_answers(step: int, answers: CollectedRollouts) -> None:
-    """Keep no answers."""

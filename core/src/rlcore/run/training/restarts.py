@@ -17,7 +17,6 @@ from rlcore.run.protocols import LoopObserver, LoopPosition
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.collector import Replay
 from rlcore.run.storage.resuming import newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
@@ -46,8 +45,6 @@ class TrainingRun:
     """True where a recipe that makes another run may be resumed with."""
     initial_state: AlgorithmState | None
     """What the algorithm keeps before the first step; None where it keeps nothing."""
-    replay: Replay | None
-    """The run that it repeats; None where it repeats none."""
     clock: PhaseClock
     guard: InterruptGuard
 
@@ -98,7 +95,6 @@ def _run_once(run: TrainingRun, backends: Backends, resume: bool, checkpoint: Pa
         saver=saver,
         sinks=run.sinks,
         observers=run.observers,
-        replay=run.replay,
         progress=progress,
         clock=run.clock,
         guard=run.guard,

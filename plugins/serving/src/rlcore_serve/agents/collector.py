@@ -2,21 +2,25 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from attrs import frozen
 
 from rlcore import spi
+from rlcore.config.data import Split
+from rlcore.registry.functions import session_server
+from rlcore.run.plan.collector import OnTokens
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.rollout.collector import StepCollector
-from rlcore.run.rollout.environment_results import MaskedFailures
-from rlcore.run.rollout.episode import NOT_GENERATED
-from rlcore.run.rollout.episode_group import reward_components
-from rlcore.run.rollout.schedule import Schedule
-from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import Segment
 from rlcore.spi.arrays import offsets_of
+from rlcore_rollout.collector import StepCollector
+from rlcore_rollout.environment_results import MaskedFailures
+from rlcore_rollout.episode import NOT_GENERATED
+from rlcore_rollout.episode_collector import EpisodeCollector
+from rlcore_rollout.episode_group import reward_components
+from rlcore_rollout.schedule import Schedule
+from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
 from rlcore_serve.sessions.sampler import SessionSampler
 
@@ -100,6 +104,20 @@ class AgentCollector(StepCollector[AgentGroup]):
             failed=~valid,
             timed_out=np.zeros(len(valid), np.bool_),
             truncated=np.array([segment.finish_reason is spi.FinishReason.LENGTH for segment in segments], np.bool_),
+        )
+
+
+class AgentsCollector(EpisodeCollector):
+    """Collects the samples of a run whose environment declares `agent`."""
+
+    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> AgentCollector:  # noqa: ARG002 - of segments
+        """See EpisodeCollector."""
+        rollout = self.plan.recipe.rollout
+        return AgentCollector(
+            server=session_server,
+            max_sequence_length=rollout.max_sequence_length,
+            history="segment" if rollout.history == "segment" else "refuse",
+            **parts,
         )
 
 

@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from rlcore.run.rollout.environment_calls import EnvironmentCalls, TaskPool
-from rlcore.run.rollout.environment_results import Failure, MaskedFailures
-from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_group import Compared, has_reward_variance
-from rlcore.run.rollout.group_work import GroupWork
-from rlcore.run.rollout.step_plans import StepPlans
 from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
+from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
+from rlcore_rollout.environment_results import Failure, MaskedFailures
+from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.episode_group import Compared, has_reward_variance
+from rlcore_rollout.group_work import GroupWork
+from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.sessions.sampler import SessionSampler
 
 

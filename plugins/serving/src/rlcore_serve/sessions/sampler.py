@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.run.rollout.episode import Completion, CompletionRequest, Decode, until_stop
-from rlcore.run.rollout.request_queue import RequestQueue, SampleCount
-from rlcore.run.rollout.step_plans import seed_after
 from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingMask
+from rlcore_rollout.episode import Completion, CompletionRequest, Decode, until_stop
+from rlcore_rollout.request_queue import RequestQueue, SampleCount
+from rlcore_rollout.step_plans import seed_after
 
 
 class SessionSampler:

@@ -1,0 +1,114 @@
+"""Interface of the two kinds of episodes: those that run turn by turn, and those that agents run."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from rlcore.spi import Row
+from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
+from rlcore_rollout.environment_results import MaskedFailures
+from rlcore_rollout.request_queue import RequestQueue, SampleCount
+from rlcore_rollout.step_plans import StepPlans
+
+
+class OpenGroup(Protocol):
+    """The samples of one row."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the run."""
+
+    @property
+    def num_rewarded(self) -> int:
+        """Its samples that have a reward."""
+
+    @property
+    def success_rate(self) -> float:
+        """The share of these that solved it; 0.0 where there are none."""
+
+    def all_ended(self) -> bool:
+        """Return whether all its episodes have."""
+
+    def finish(self) -> None:
+        """All have: forget what only the environment needs."""
+
+
+GroupT = TypeVar("GroupT", bound=OpenGroup)
+
+
+class GroupWork(ABC, Generic[GroupT]):
+    """Begins groups and takes them to their end. But for what is said otherwise it is called on the event loop, or in another
+    thread while none is at work."""
+
+    requests: RequestQueue
+    """What asks for samples."""
+    count: SampleCount
+    task_pool: TaskPool
+    failures: MaskedFailures
+    plans: StepPlans
+    """What groups begin with."""
+    group_size: int
+    ends_without_samples: ClassVar[bool] = True
+    """True where calls of the environment end while nothing is generated."""
+
+    def now(self) -> float:
+        """The time in seconds by which an environment's calls have theirs."""
+        return time.monotonic()
+
+    def open(self) -> None:
+        """The work is about to begin. In the thread that generates."""
+
+    def end(self) -> None:
+        """Change nothing any more, whatever comes. In any thread, before the event loop's work is cancelled."""
+
+    def close(self) -> None:
+        """End what `open` began, once that is cancelled. In any thread."""
+
+    @abstractmethod
+    def new_group(self, number: int) -> GroupT:
+        """A group before its beginning."""
+
+    @abstractmethod
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
+        """Work on this event loop from now on. `on_ended` is called with the number of a group of which an episode has ended,
+        or which has none; `look` where `request_next` may have something to do."""
+
+    @abstractmethod
+    def start(self, groups: Collection[GroupT], *, together: bool) -> None:
+        """Go on with groups from where they are; with `together` those that begin now ask for nothing until all have begun."""
+
+    def take_arrived(self) -> None:
+        """Take what has come while no event loop was at work; once all open groups go on."""
+
+    def request_next(self, running: Iterable[GroupT]) -> None:
+        """Ask for what was held back until now, before it is looked whether the batch is there."""
+
+    @abstractmethod
+    def forget(self, groups: Collection[GroupT]) -> None:
+        """Groups are open no longer; what comes for them yet is thrown away."""
+
+    @abstractmethod
+    def restart(self, group: GroupT, *, is_at_work: bool) -> bool:
+        """Begin again the episodes that have not ended, and have said something. Whether those are all of the group."""
+
+    def row(self, group: GroupT) -> Row | None:
+        """The row that a group has read; None where it is left out."""
+        return self.plans.row(group.number)
+
+    def rates_row(self, group: GroupT) -> bool:
+        """Whether the rewards of a group that has ended say something of its own row: several samples have one, and no other
+        row took its place."""
+        return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
+
+    @abstractmethod
+    def has_signal(self, group: GroupT) -> bool:
+        """Return whether something can be learned from a group that has ended."""
+
+    @abstractmethod
+    def saved(self, group: GroupT) -> object | None:
+        """Return the state of a group for a checkpoint; None where a resumed run starts the group again."""
+
+    @abstractmethod
+    def resumed(self, kept: Any) -> GroupT | None:
+        """The group of what `kept` returned; None where it was begun otherwise than it would be here, and begins again."""

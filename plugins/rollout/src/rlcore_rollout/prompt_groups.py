@@ -1,0 +1,275 @@
+"""Groups of episodes that share a prompt: their beginnings, their turns, and what a checkpoint keeps of them."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.run.data.text import renderer
+from rlcore.spi import ConfigError, Problem, ResetResult, Row, Tokenizer
+from rlcore_rollout.environment_calls import EnvironmentCalls
+from rlcore_rollout.environment_results import Failure
+from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.episode import Episode
+from rlcore_rollout.episode_group import Compared, EpisodeGroup
+from rlcore_rollout.group_work import GroupWork
+from rlcore_rollout.step_plans import PromptLimit, StepBatch, StepPlans
+from rlcore_rollout.turns import Turns
+
+
+@frozen(kw_only=True)
+class GroupOptions:
+    """The settings that all groups of a run share."""
+
+    group_size: int
+    """Samples of a group."""
+    prompt_limit: PromptLimit
+    max_response_tokens: int
+    max_turn_tokens: int | None
+    masks_truncated: bool = False
+    """True where episodes that a limit of tokens or turns cut off are not trained on."""
+    compares: Compared = "rewards"
+    """The figures in which the samples of a group may differ."""
+    placeholder: int
+    """The token that stands for the prompt of a group whose environment failed to begin: a batch has no empty sequence."""
+
+
+class PromptGroups(GroupWork[EpisodeGroup]):
+    """Begins groups: resets the environment, encodes the prompt, leaves out prompts that are too long. Takes their episodes
+    through their turns."""
+
+    def __init__(
+        self, *, options: GroupOptions, plans: StepPlans, runner: EpisodeRunner, turns: Turns, tokenizer: Tokenizer
+    ) -> None:
+        self.turns = turns
+        self.plans = plans
+        self.group_size = options.group_size
+        self.requests, self.count, self.task_pool, self.failures = turns.requests, turns.count, turns.task_pool, turns.failures
+        self._options = options
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._calls: EnvironmentCalls
+        self._on_ended: Callable[[int], None]
+        self._beginning: dict[int, tuple[EpisodeGroup, StepBatch]] = {}
+        """Groups whose prompts are not known yet, by number, each with the groups that began together with it."""
+        self._resets: list[tuple[EpisodeGroup, Row, ResetResult]] = []
+        """Groups whose prompts are to be encoded, with their rows."""
+
+    def failed_before(self, number: int) -> str | None:  # noqa: ARG002 - a replay knows
+        """Why a group's environment is to fail as it begins; None where it is asked."""
+        return None
+
+    def new_group(self, number: int) -> EpisodeGroup:
+        """See GroupWork."""
+        return EpisodeGroup(number=number)
+
+    def end(self) -> None:
+        """See GroupWork."""
+        self.turns.end()
+
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:  # noqa: ARG002
+        """See GroupWork."""
+        self._calls, self._on_ended, self._resets = calls, on_ended, []
+        self.turns.begin(calls, self._end)
+
+    def _end(self, episode: Episode) -> None:
+        self._on_ended(episode.number // self.group_size)
+
+    def start(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
+        """See GroupWork."""
+        begin = [group for group in groups if not group.has_begun]
+        for group in groups:
+            if group.has_begun:
+                if running := [episode for episode in group.episodes if not episode.ended]:
+                    self.turns.go_on(running)
+                else:
+                    self._on_ended(group.number)
+        self._begin_groups(begin, together=together)
+
+    def take_arrived(self) -> None:
+        """See GroupWork."""
+        self.turns.take_arrived()
+
+    def forget(self, groups: Collection[EpisodeGroup]) -> None:
+        """See GroupWork."""
+        self.turns.forget(episode for group in groups for episode in group.episodes)
+        self._forget_beginnings([group.number for group in groups])
+
+    def restart(self, group: EpisodeGroup, *, is_at_work: bool) -> bool:
+        """See GroupWork."""
+        before, restarted = list(group.episodes), group.restart(self._options.max_response_tokens)
+        self.turns.forget(set(before) - set(group.episodes))
+        if group.reset is not None and self.turns.conversations is not None:
+            self.turns.conversations.begin([episode.number for episode in restarted], group.reset.observation)
+        if restarted and is_at_work:
+            self.turns.go_on(restarted)
+        return len(restarted) == self.group_size
+
+    def row(self, group: EpisodeGroup) -> Row | None:
+        """See GroupWork."""
+        own = group.replacement if group.replacement is not None else super().row(group)
+        return None if group.is_left_out else own
+
+    def has_signal(self, group: EpisodeGroup) -> bool:
+        """See GroupWork."""
+        return group.has_signal(self._options.compares, masks_truncated=self._options.masks_truncated)
+
+    def saved(self, group: EpisodeGroup) -> object:
+        """See GroupWork: the group with its conversations."""
+        conversations = self.turns.conversations
+        if conversations is None:
+            return group, {}
+        return group, {one.number: conversations.state(one.number) for one in group.episodes if one.number in conversations}
+
+    def resumed(self, kept: Any) -> EpisodeGroup | None:
+        """See GroupWork."""
+        if not isinstance(kept, tuple):  # a group of another kind of environment
+            return None
+        group, heard = kept
+        if not isinstance(group, EpisodeGroup) or not all(isinstance(one, Episode) for one in group.episodes):
+            raise TypeError(f"found a {type(group).__name__} of other objects; expected a group of episodes")
+        if self.turns.conversations is not None:
+            for episode, state in heard.items():
+                self.turns.conversations.restore(episode, state)
+        if self._can_go_on(group):
+            found: EpisodeGroup = group
+            return found
+        self.turns.forget(group.episodes)
+        return None
+
+    def _can_go_on(self, group: EpisodeGroup) -> bool:
+        """Whether a group that another run has begun is what it would be here: of as many samples and, unless it has ended,
+        within the same limits."""
+        if not group.has_begun or group.is_left_out:
+            return True
+        options, num_read = self._options, len(group.prompt)
+        return len(group.episodes) == self.group_size and all(
+            episode.ended
+            or (
+                num_read <= options.prompt_limit.max_tokens
+                and episode.budget + episode.length - num_read == options.max_response_tokens
+                and episode.max_turn_tokens == options.max_turn_tokens
+                and self.turns.can_read(episode)
+            )
+            for episode in group.episodes
+        )
+
+    def _begin_groups(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
+        """Begin groups. Those of one step form a step batch."""
+        steps: dict[int, list[EpisodeGroup]] = {}
+        for group in groups:
+            steps.setdefault(self.plans.step_of(group.number), []).append(group)
+        for step, members in steps.items():
+            step_batch = StepBatch(
+                plan=self.plans.of_step(step),
+                limit=self._options.prompt_limit,
+                num_unknown=len(members),
+                groups=members if together else (),
+            )
+            self._beginning |= {group.number: (group, step_batch) for group in members}
+        for group in groups:
+            self.turns.task_pool.add(self._reset, group, group.number)
+
+    def _forget_beginnings(self, numbers: Collection[int]) -> None:
+        """Stop beginning groups that are open no longer; some of them may have begun."""
+        left = {number: self._beginning.pop(number)[1] for number in numbers if number in self._beginning}
+        for number, step_batch in left.items():
+            step_batch.give_up(self.plans.place_of(number))
+        for number, step_batch in left.items():
+            self._give_places(number, step_batch.resolve())
+
+    def _begins(self, group: EpisodeGroup) -> bool:
+        return group.number in self._beginning and self._beginning[group.number][0] is group
+
+    async def _reset(self, group: EpisodeGroup) -> None:
+        """Let the environment begin. Prompts are encoded with all that come at the same moment."""
+        if not self._begins(group):
+            return
+        if (reason := self.failed_before(group.number)) is not None:
+            self._fail(group, Failure(reason=reason))
+            return
+        plan, place = self.plans.of_step(self.plans.step_of(group.number)), self.plans.place_of(group.number)
+        row = plan.rows[place] if group.replacement is None else group.replacement
+        key = (group.number, group.num_long)
+        call = self._runner.reset(row, plan.draws.reset_seeds[place], (place, len(plan.rows)), key)
+        reset = await self._calls.make(call)
+        if not self._begins(group):
+            return  # given up meanwhile
+        if isinstance(reset, Failure):
+            self._runner.require(call, reset)
+            self._fail(group, reset)
+            return
+        self._resets.append((group, row, reset))
+        if len(self._resets) == 1:
+            self.turns.task_pool.add(self._show_prompts)
+
+    async def _show_prompts(self, _: None) -> None:
+        """Encode prompts, and ask for the first turn of those within the limit."""
+        await self._calls.others()
+        resets, self._resets = [one for one in self._resets if self._begins(one[0])], []
+        encoded = renderer().encode_prompts([reset.observation for _, _, reset in resets], self._tokenizer)
+        options, turns = self._options, self.turns
+        for (group, row, reset), tokens in zip(resets, encoded, strict=True):
+            if len(tokens) > options.prompt_limit.max_tokens:
+                group.num_long += 1
+                step_batch = self._beginning[group.number][1]
+                self._give_places(group.number, step_batch.too_long(self.plans.place_of(group.number), row, len(tokens)))
+                continue
+            if reset.observation.tools and not turns.reads_calls:
+                raise no_parser()
+            prompt = np.asarray(tokens, np.int32)
+            images = renderer().prompt_images(reset.observation.messages)
+            group.begin(prompt, reset, self.group_size, options.max_response_tokens, options.max_turn_tokens, images)
+            if turns.conversations is not None:
+                turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
+            step_batch = self._beginning.pop(group.number)[1]
+            if not step_batch.groups:
+                turns.go_on(group.episodes)
+            self._give_places(group.number, step_batch.begun())
+            self._go_on_together(step_batch)
+
+    def _fail(self, group: EpisodeGroup, failure: Failure) -> None:
+        """All samples of a group whose environment failed to begin have failed."""
+        options = self._options
+        group.begin(np.array([options.placeholder], np.int32), None, self.group_size, options.max_response_tokens)
+        for episode in group.episodes:
+            self.turns.fail(episode.number, failure.reason)
+        step_batch = self._beginning.pop(group.number)[1]
+        self._give_places(group.number, step_batch.begun())
+        self._on_ended(group.number)
+        self._go_on_together(step_batch)
+
+    def _go_on_together(self, step_batch: StepBatch) -> None:
+        """Ask for the first turns of groups, once all of them have begun."""
+        if step_batch.all_begun():
+            self.turns.go_on([episode for group in step_batch.groups for episode in group.episodes if not episode.ended])
+
+    def _give_places(self, number: int, rows: Mapping[int, Row | None]) -> None:
+        """Begin the groups at some places of a group's step with other rows, or leave them out."""
+        first = number - self.plans.place_of(number)
+        num_spared = self.plans.of_step(self.plans.step_of(number)).num_spared - sum(row is not None for row in rows.values())
+        for place, row in rows.items():
+            group, step_batch = self._beginning[first + place]
+            group.replacement = row
+            if row is not None:
+                group.spare, num_spared = num_spared, num_spared + 1
+                self.turns.task_pool.add(self._reset, group, group.number)
+            else:
+                group.is_left_out = True
+                del self._beginning[group.number]
+                self._on_ended(group.number)
+                self._go_on_together(step_batch)
+
+
+def no_parser() -> ConfigError:
+    """Return the error for prompts with tools where rlcore cannot read the template's form of calls."""
+    return ConfigError(
+        [
+            Problem(
+                path="rollout.tool_parser",
+                found='"auto", prompts with tools, and a chat template that shows no form of calls that the core reads',
+                expected=f"one of {', '.join(renderer().tool_forms())}, or the name of a parser that the generator brings",
+            )
+        ]
+    )

@@ -1,0 +1,7 @@
+"""The description of the collector of episodes."""
+
+from rlcore.spi import SPI_VERSION, CollectorProvider
+
+EPISODES = CollectorProvider(
+    name="episodes", spi=SPI_VERSION, priority=50, collector="rlcore_rollout.episode_collector:EpisodeCollector"
+)

@@ -1,0 +1,75 @@
+"""Keeps what a step was trained on: its samples in files and for sinks, and its schedule."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+from attrs import frozen
+
+from rlcore.files import storage_errors
+from rlcore.reading import write_parquet
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import CollectedRollouts, LoopObserver, TrainedStep
+from rlcore.run.report.sinks import Sinks
+from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.spi import Tokenizer
+from rlcore_rollout.logged_samples import logged_samples
+from rlcore_rollout.rollout_table import advantages_of, prompt_texts, rollout_table
+from rlcore_rollout.schedule_file import append_step, begin_schedule, rewind_schedule
+from rlcore_rollout.sources import RolloutSource
+
+
+@frozen(kw_only=True, eq=False)
+class RolloutWriter:
+    """Writes samples below `rollouts/` of a run directory."""
+
+    directory: Path
+    tokenizer: Tokenizer
+
+    def save_answers(self, step: int, collected: CollectedRollouts) -> None:
+        """The answers of the evaluation behind a step, as Parquet."""
+        self.write(f"evaluation-{step:06d}", rollout_table(step, collected, prompt_texts(collected, self.tokenizer)))
+
+    def write(self, name: str, table: pa.Table) -> None:
+        """NAME.parquet."""
+        folder = RunDirectory(path=self.directory).rollouts
+        with storage_errors("rollouts", folder):
+            folder.mkdir(exist_ok=True)
+            write_parquet(table, folder / f"{name}.parquet")
+
+
+@frozen(kw_only=True, eq=False)
+class RolloutFiles(LoopObserver):
+    """Writes a step's samples as often as `[logging]` says, and its line of schedule.jsonl."""
+
+    plan: RunPlan
+    source: RolloutSource
+    writer: RolloutWriter
+    sinks: Sinks
+
+    def begins(self, step: int) -> None:
+        """See LoopObserver: what a resumed run writes again is forgotten."""
+        rewind_schedule(self._schedule_file, step)
+        begin_schedule(self._schedule_file, self.plan, step)
+
+    def trained(self, step: TrainedStep) -> Mapping[str, float]:
+        """See LoopObserver."""
+        sampled, trained, options = step.sampled, step.trained, self.plan.recipe.logging
+        assert isinstance(sampled, CollectedRollouts), "a policy's samples"
+        tokenizer = self.writer.tokenizer
+        if _is_due(step.step, options.rollouts_every_n_steps):
+            prompts, advantages = prompt_texts(sampled, tokenizer), advantages_of(sampled, trained)
+            self.writer.write(f"step-{step.step:06d}", rollout_table(step.step, sampled, prompts, advantages))
+        if _is_due(step.step, options.samples_every_n_steps) and self.sinks.take_samples:
+            self.sinks.log_samples(step.step, logged_samples(sampled, trained, options.samples, tokenizer))
+        if (record := self.source.recorded()) is not None:
+            append_step(self._schedule_file, record)  # before the step counts, so that no checkpoint of it is without
+        return {}
+
+    @property
+    def _schedule_file(self) -> Path:
+        return RunDirectory(path=self.writer.directory).schedule_file
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

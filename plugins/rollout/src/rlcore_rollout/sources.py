@@ -1,0 +1,242 @@
+"""The source of a step's samples of the policy."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from attrs import evolve
+
+from rlcore.run.data.prompt_stream import PromptOrder
+from rlcore.run.data.seeds import Stream
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.protocols import CollectedRollouts, Source, always
+from rlcore.spi import Row, capabilities
+from rlcore.spi.arrays import Int64Array
+from rlcore_rollout.collector import Replay, RolloutCollector, StepCollector
+from rlcore_rollout.curriculum import Curriculum, CurriculumState
+from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.gc_tuning import step_begins, step_ends
+from rlcore_rollout.rollout_trace import StepRecord, step_record
+from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
+from rlcore_rollout.schedule import Position, SchedulePolicy
+from rlcore_rollout.step_plans import Draws, StepPlan
+
+
+class RolloutSource(Source):
+    """Rewarded samples of the policy: of the present one, or within the schedule's bound of those before it."""
+
+    generates: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        collector: StepCollector[Any],
+        rows: Sequence[Row],
+        kept: Int64Array,
+        stream: PromptOrder | Curriculum,
+        seed: int,
+        policy: SchedulePolicy,
+        restarts: bool,
+        overlaps: bool,
+        replay: Replay | None = None,
+    ) -> None:
+        """`kept` int64 [P] are the rows within the limits. `restarts` begins unfinished samples again after each step; else
+        they go on. `overlaps` lets the generator go on while others train. A `replay` does neither."""
+        self._collector = collector
+        self._rows = rows
+        self._kept = kept
+        self._stream = stream
+        self._curriculum = stream if isinstance(stream, Curriculum) else None
+        self._has_signal: dict[int, bool] = {}
+        """True where the rewards of the last batch's groups differed, and of those that were replaced before it."""
+        self._success: dict[int, float] = {}
+        """The share of solved samples of the last batch's groups."""
+        self._seed = seed
+        self._policy = policy
+        self._restarts = restarts and replay is None
+        self._overlaps = overlaps and replay is None
+        self._replay = replay
+        self._is_exact = replay is not None
+        """True where a replay has been what the recorded run was."""
+        self._record: StepRecord | None = None
+        self._run = self._run_at(self._position(0))
+        self._version_of_step: dict[int, int] = {}
+        """The weights that each of the last steps began with."""
+        self._next_of_step = 0
+        """The group that the present step begins with, where it takes none from before."""
+        self._spared: Mapping[int, int] = {}
+        """The rows that had taken the places of others when it began, by step."""
+        self._carries = False
+        """True where groups were open when it began."""
+
+    def begin(self, step: int, saved: bytes | None) -> None:
+        """Begin behind a step. CheckpointError where what was saved cannot be read."""
+        self.close()
+        if saved is None:
+            self._begin_at(SavedRollouts(position=self._position(step)))
+        else:
+            with damage_told():
+                found = loads(saved)
+                if found.position.trained != step:
+                    raise ValueError(f"found the position behind step {found.position.trained}; expected that of step {step}")
+                self._begin_at(found)
+        self._note_beginning()
+
+    def _begin_at(self, found: SavedRollouts) -> None:
+        self._version_of_step = dict(found.version_of_step)
+        if self._curriculum is not None:
+            self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
+        self._run = self._run_at(found.position)
+        restore_rollouts(self._run, found, self._collector.distribution, self._collector.progress.note)
+
+    @contextmanager
+    def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:
+        """Samples that a later step can train on are not to be lost: a signal then waits until the generator has given back
+        what it has."""
+        if not self._policy.carries_samples:
+            yield always
+            return
+        with guard.deferred():
+            yield lambda: not guard.pressed
+
+    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> CollectedRollouts | None:
+        """At a staleness of 0 determined by seed, step and weights."""
+        schedule = self._run.schedule
+        assert schedule.trained == step - 1, "steps follow each other"
+        self._version_of_step[step - 1] = weight_version
+        collected = self._collector.collect_step(self._run, weight_version, may_go_on)
+        if collected is None:
+            return None
+        step_begins(len(collected.rewards))
+        collected = evolve(collected, weight_version=weight_version)
+        figures: dict[str, float] = {}
+        if self._curriculum is not None:
+            figures |= self._curriculum.metrics()
+            self._has_signal, self._success = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups)))
+            collected = evolve(collected, schedule_metrics=figures)
+        if self._policy.is_synchronous:
+            return collected
+        oldest = self._version_of_step.get(self._policy.oldest_unscored(step - 1), 0)
+        reasons = self._run.work.failures.reasons
+        is_replayable = isinstance(self._collector, RolloutCollector)  # what agents do is repeated by no schedule
+        metrics, record = self._run.taken(
+            lambda groups: (
+                schedule.metrics(),
+                step_record(schedule, groups, reasons, weight_version) if is_replayable else None,
+            )
+        )
+        if record is not None:
+            self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+            if self._is_exact and self._replay is not None and (reason := self._replay.difference(self._record)) is not None:
+                self._is_exact = False
+                self._collector.progress.note(
+                    f"replay, step {step}: {reason}. From here on it equals other replays of the file, not the run that "
+                    "wrote it"
+                )
+        return evolve(collected, schedule_metrics=figures | metrics, oldest_version=oldest)
+
+    def trained(self) -> None:
+        """Close the step's groups, and those that are too old for the next step."""
+        if self._curriculum is not None:
+            self._curriculum.learn(self._has_signal, self._success)
+        if self._restarts:
+            self._run.pause()
+        self._run.train()
+        if self._restarts:
+            self._run.restart()
+        oldest = self._policy.oldest_within_bound(self._run.schedule.trained)
+        self._version_of_step = {step: version for step, version in self._version_of_step.items() if step >= oldest}
+        self._note_beginning()
+        step_ends()
+
+    def recorded(self) -> StepRecord | None:
+        """What the last step was trained on, unless that is what began with it."""
+        return self._record
+
+    def pause(self) -> None:
+        """What has not ended goes on with the next stream."""
+        self._run.pause()
+
+    @property
+    def has_failed(self) -> bool:
+        """In the stream, or in an environment."""
+        return self._run.has_failed
+
+    def generating_s(self) -> float:
+        """While others train, too."""
+        return self._run.work.count.busy_s()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Calls that were under way have ended when it begins."""
+        with self._run.still():
+            yield
+
+    def make_way(self) -> None:
+        """Samples that are under way see weights that come in flight, unless they begin again with them."""
+        if self._restarts or not self._collector.generator.has(capabilities.IN_FLIGHT_REFIT):
+            self._run.pause()
+
+    def state(self) -> bytes | None:
+        """The open groups, and the position in the data. At a staleness of 0 a step that began with none begins again as a
+        whole, so that it is the one that it would have been."""
+        if self._policy.carries_samples or self._carries or self._replay is not None:
+            saved = save_rollouts(self._run, self._version_of_step, self._collector.progress.note)
+            saved = evolve(saved, distribution=self._collector.distribution, curriculum=self._curriculum_state())
+            return dumps(saved)
+        trained = self._run.schedule.trained
+        if self._next_of_step == trained * self._policy.groups_per_step and self._curriculum is None:
+            return None
+        position = Position(next_number=self._next_of_step, trained=trained)
+        return dumps(SavedRollouts(position=position, spared=self._spared, curriculum=self._curriculum_state()))
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._run.close()
+        step_ends()
+
+    def _curriculum_state(self) -> CurriculumState | None:
+        return None if self._curriculum is None else self._curriculum.state()
+
+    def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
+        """Whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones that
+        were replaced."""
+        run = self._run
+        replaced = [number for number in run.schedule.refilled if number not in run.unrated]
+        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
+        return signals | dict.fromkeys(replaced, False)
+
+    def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
+        """The share of solved samples of the batch's groups, of those that tell of their own rows."""
+        return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
+
+    def _note_beginning(self) -> None:
+        """A step begins."""
+        run = self._run
+        if self._curriculum is not None:
+            first = run.snapshot(lambda groups: min([run.schedule.next_number, *(group.number for group in groups)]))
+            self._curriculum.forget_before(first // self._policy.groups_per_step)
+        self._next_of_step, self._carries, self._spared = run.snapshot(
+            lambda groups: (run.schedule.next_number, bool(groups), run.work.plans.spared())
+        )
+
+    def _position(self, step: int) -> Position:
+        return Position(next_number=step * self._policy.groups_per_step, trained=step)
+
+    def _run_at(self, position: Position) -> EpisodeRun[Any]:
+        schedule = self._collector.schedule(self._policy, position)
+        return self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
+
+    def _plan_of(self, step: int) -> StepPlan:
+        indices = self._kept[self._stream.indices(step)]
+        return StepPlan(
+            rows=[self._rows[int(index)] for index in indices],
+            draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._collector.samples_per_prompt),
+            spare=self._following(step),
+        )
+
+    def _following(self, step: int) -> Iterator[Row]:
+        """One whole pass over the data from behind a step's rows. The next step begins there all the same: what a step takes
+        follows from its number, whatever was left out before."""
+        for index in self._kept[self._stream.following(step)]:
+            yield self._rows[int(index)]

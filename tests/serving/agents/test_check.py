@@ -1,0 +1,68 @@
+"""Keys that agents rule out."""
+
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+
+from rlcore.registry.discovery import Registry
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.spi import ConfigError, EpisodeResult, PluginError, Row, SessionEndpoint, capabilities
+from rlcore.testing.fakes import FAKE_ENVIRONMENT, fake_registry
+from rlcore_serve.agents import check
+
+from ...core.run.conftest import prepared as prepared  # type: ignore[import-not-found]
+
+Prepare = Callable[..., RunPlan]
+AGENTS = evolve(FAKE_ENVIRONMENT, capabilities={capabilities.AGENT}, backend=f"{__name__}:Agents")
+
+
+class Agents:
+    async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
+        raise NotImplementedError
+
+    def rows(self, split: str) -> None: ...
+
+
+def agents() -> Registry:
+    """The fakes, with an environment that agents run."""
+    entries = fake_registry().entries
+    return evolve(
+        fake_registry(),
+        entries=tuple(
+            evolve(entry, provider=AGENTS) if entry.role == "environment" and entry.name == "fake" else entry
+            for entry in entries
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("rollout.max_turns=2", "rollout.max_turns"),
+        ('data.train.on_long_prompt="drop"', "data.train.on_long_prompt"),
+    ],
+)
+def test_keys_that_do_nothing_where_agents_run_episodes_are_refused(prepared: Prepare, override: str, path: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepared(override, registry=agents())
+    assert [problem.path for problem in raised.value.problems] == [path]
+
+
+def test_agents_without_a_session_server_are_refused(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "only_function", lambda *_: None)
+    with pytest.raises(ConfigError) as raised:
+        prepared(registry=agents())
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.remedy) == ("environment", "Run: pip install 'rlcore[serve]'")
+
+
+def test_agents_without_a_collector_are_refused_behind_what_is_wrong_with_the_recipe(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "collector:agents")
+    with pytest.raises(PluginError, match=r"rlcore\[serve\]"):
+        prepared(registry=agents())
+    with pytest.raises(ConfigError) as raised:
+        prepared("rollout.max_refill_ratio=9", registry=agents())
+    assert [problem.path for problem in raised.value.problems] == ["rollout.max_refill_ratio"]
