@@ -22,12 +22,12 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.run.storage.saver import read_rollouts
 from rlcore.run.train import train
-from rlcore.serialization import dumps
 from rlcore.spi import CheckpointError, RlcoreError
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.saved_rollouts import loads as load_rollouts
 from rlcore_rollout.schedule_file import rewind_schedule
+from rlcore_rollout.serialization import dumps
 
 RECIPE = """
 model.path = "none"

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
+from rlcore.schema.json_objects import unique_keys
 from rlcore.spi.errors import Problem
 
 CONFIG_FILE = "config.json"
@@ -16,7 +17,7 @@ AGAIN = "Copy or download it again"
 def read_object(file: Path) -> dict[str, Any] | Problem:
     """Return the object in a JSON file, or a problem."""
     try:
-        content = json.loads(read_file(file).decode())
+        content = json.loads(read_file(file).decode(), object_pairs_hook=unique_keys)
     except OSError as error:
         return Problem(path=str(file), found=error.strerror or str(error), expected="a readable JSON file")
     except (ValueError, RecursionError) as error:

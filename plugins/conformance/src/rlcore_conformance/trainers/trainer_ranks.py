@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
-from rlcore import serialization
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     PREVIOUS_LOGPROBS,
@@ -28,6 +27,7 @@ from rlcore_conformance.trainers.batches import make_batch, spoiled, with_logpro
 from rlcore_conformance.trainers.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
 from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_rollout import serialization
 from rlcore_torchkit.testing.ranks import PRELOADED, free_address, launch
 
 TEMPERATURE = 0.8
@@ -140,20 +140,10 @@ def make_job(
 
 
 def travelling(provider: Provider) -> Provider:
-    """The provider without functions, which may be such as cannot travel to another process."""
-    return evolve(provider, unavailable=_available, disabled_capabilities=_nothing_less, num_devices=_of_one)
-
-
-def _available() -> None:
-    """Stand in for a provider's own probe, which may be a function that cannot travel to another process."""
-
-
-def _nothing_less(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
-    return frozenset()
-
-
-def _of_one(config: object) -> int:  # noqa: ARG001 - the form of Provider.num_devices
-    return 1
+    """The provider without functions of its own, which may be such as cannot travel to another process."""
+    plain = fields(Provider)
+    functions: tuple[Any, ...] = (plain.unavailable, plain.disabled_capabilities, plain.num_devices)
+    return evolve(provider, **{function.name: function.default for function in functions})
 
 
 def of(*indices: int) -> Int64Array:
