@@ -57,10 +57,9 @@ NAMES = {
     ),
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
-    "sessions": ("ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"),
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
-    "text": "TextProvider Tokenizer",
+    "text": "ChatTokenizer TextProvider Tokenizer",
     "tools": "ParseToolCalls Tool ToolCall ToolParser",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
@@ -97,7 +96,6 @@ if TYPE_CHECKING:
     from rlcore.spi.provider import *
     from rlcore.spi.rows import *
     from rlcore.spi.sampling_mask import *
-    from rlcore.spi.sessions import *
     from rlcore.spi.shards import *
     from rlcore.spi.sink import *
     from rlcore.spi.text import *
