@@ -96,7 +96,8 @@ def test_what_is_scored_are_the_tokens_that_a_run_trains_on(reward_model, tmp_pa
         [row], of_run, DatasetConfig(source="jsonl"), key="data.train", max_prompt_tokens=100, max_response_tokens=100
     ).tokens
     expected = [part.tolist() for part in np.split(trained.tokens, trained.offsets[1:-1])]
-    assert [encoded(Conversation(prompt=prompt, answer=answer), tokenizer) for answer in answers] == expected
+    found = [encoded(Conversation(prompt=prompt, answer=answer), tokenizer, *of_run.stop_token_ids) for answer in answers]
+    assert found == expected
 
 
 def test_an_answer_ends_with_the_first_token_of_what_follows_as_a_run_trains_it(reward_model):
