@@ -35,8 +35,8 @@ DISPLAY_GROUP = "rlcore.displays"
 """Functions, called as function(mode) with "auto", "live" or "plain" where a run or an evaluation begins. They return the
 core's Progress, which is entered and left where it is a context manager. A run uses the only one that is installed."""
 SESSION_SERVER_GROUP = "rlcore.session_servers"
-"""Functions or classes, called as function(context) -> SessionServer, both of `rlcore_serve.sessions.interface`, where an
-environment declares `agent`. A run uses the only one that is installed."""
+"""Functions or classes, called as function(context) by the collector of agents' episodes, whose package says what the context
+holds and what is returned. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
