@@ -1,7 +1,7 @@
 """The packages of the checkout, read from their folders: core, torchkit, and each of plugins/*.
 
     release/packages.py folders   prints the folder of each package
-    release/packages.py checked   prints the source folders that mypy checks: the core, torchkit and the wings
+    release/packages.py checked   prints the source folders that mypy checks: the core, torchkit, what it imports, and the wings
     release/packages.py laptop    prints the folders of what `pip install 'rlcore[laptop]'` brings
     release/packages.py image     prints the requirements that the GPU image installs
     release/packages.py write     rewrites what repeats the packages: tables in documents, the core's list of released plugins
@@ -111,7 +111,8 @@ def folders(root: Path = ROOT) -> list[str]:
 def checked(root: Path = ROOT) -> list[str]:
     """Return the source folders that mypy checks."""
     found = packages(root)
-    return [f"{one.folder}/src" for one in found if not one.is_plugin or one in wings(found)]
+    shared = [name for one in found if not one.is_plugin for name in one.imports]
+    return [f"{one.folder}/src" for one in found if not one.is_plugin or one.module in shared or one in wings(found)]
 
 
 def laptop(root: Path = ROOT) -> list[str]:

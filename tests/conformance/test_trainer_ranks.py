@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from rlcore import serialization
 from rlcore_conformance.trainers import trainer_ranks
 from rlcore_conformance.trainers.rank_script import RankJob
+from rlcore_rollout import serialization
 
 
 @pytest.mark.parametrize(("num_failures", "fails"), [(2, False), (3, True)])

@@ -19,16 +19,15 @@ from rlcore.run.report.timeline import read_timeline
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.run_state import run_state
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.run.storage.saver import read_rollouts
 from rlcore.run.train import train
-from rlcore.serialization import dumps
 from rlcore.spi import CheckpointError, RlcoreError
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.saved_rollouts import loads as load_rollouts
 from rlcore_rollout.schedule_file import rewind_schedule
+from rlcore_rollout.serialization import dumps
 
 RECIPE = """
 model.path = "none"
@@ -303,7 +302,7 @@ def _damaged(content: bytes, *, is_json: bool) -> Iterator[bytes]:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "status.json .lock": lambda run: run_state(RunDirectory(path=run)),
+    "status.json .lock": lambda run: pytest.importorskip("rlcore_report.run_state").run_state(RunDirectory(path=run)),
     "recipe.toml summary.json metrics.jsonl": lambda run: [
         getattr(SavedRun.find(run), name) for name in ("recipe", "summary", "metrics")
     ],

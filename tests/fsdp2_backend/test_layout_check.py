@@ -6,12 +6,12 @@ import json
 import pytest
 from attrs import evolve
 
-from rlcore.model_files import model_problems
 from rlcore.spi import CheckContext, ConfigError, ModelSpec
 from rlcore_fsdp2 import layout_check
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_model_files.directory import model_problems
 
 
 @pytest.fixture

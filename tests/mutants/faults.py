@@ -550,17 +550,17 @@ FAULTS = (
     ),
     Fault(
         "the reference's log-probabilities are found by the first token alone",
-        "rlcore.run.storage.reference_store",
+        "rlcore_reference.store",
         "digest = hashlib.blake2b(batch.tokens[tokens].tobytes(), digest_size=16)",
         "digest = hashlib.blake2b(batch.tokens[tokens][:1].tobytes(), digest_size=16)",
-        "tests/core/run/storage/test_reference_store.py",
+        "tests/reference/test_store.py",
     ),
     Fault(
         "what another model computed is taken for the reference's",
-        "rlcore.run.storage.reference_store",
+        "rlcore_reference.store",
         'return None if found == [(identity,)] else "is of another model or trainer, or of other options of it"',
         "return None",
-        "tests/core/run/storage/test_reference_store.py",
+        "tests/reference/test_store.py",
     ),
     # The handles
     Fault(
@@ -1123,17 +1123,17 @@ FAULTS = (
     ),
     Fault(
         "a reference is asked ahead without images",
-        "rlcore.run.train_step.reference_ahead",
+        "rlcore_reference.ahead",
         "tuple(images for _, images in taken)",
         "tuple(() for _ in taken)",
-        "tests/core/run/train_step/test_reference_ahead.py",
+        "tests/reference/test_ahead.py",
     ),
     Fault(
         "the reference's log-probabilities are found whatever the images",
-        "rlcore.run.storage.reference_store",
+        "rlcore_reference.store",
         "digest.update(hashlib.sha256(file).digest())",
         "pass",
-        "tests/core/run/storage/test_reference_store.py",
+        "tests/reference/test_store.py",
     ),
     Fault(
         "demonstrations have each other's images",
@@ -1180,10 +1180,10 @@ FAULTS = (
     # A reference on devices of its own
     Fault(
         "what a reference is asked ahead is another sample's",
-        "rlcore.run.train_step.reference_ahead",
+        "rlcore_reference.ahead",
         "for key, values in zip(taken, parts, strict=True):",
         "for key, values in zip(taken, map(np.resize, parts[::-1], np.diff(ends, prepend=0))):",
-        "tests/core/run/train_step/test_reference_ahead.py",
+        "tests/reference/test_ahead.py",
     ),
     Fault(
         "a teacher's ranks have the student's layout",

@@ -16,12 +16,13 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, Segment, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.environment import NemoGymBackend
 from rlcore_nemo_gym.provider import NEMO_GYM
+from rlcore_serve.sessions.interface import Segment
 from rlcore_serve.sessions.server import serving as serving_sessions
 from rlcore_serve.sessions.session import Sessions
 

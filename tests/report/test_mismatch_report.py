@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TokenBatch
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_report.mismatch_report import save_logprob_mismatch
+from rlcore_report.worst_samples import WorstSamples
 
 
 def test_a_group_that_an_algorithm_dropped_is_missing(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from rlcore.cli.report import run_report
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore_report.plots import PHASE_COLOURS, Panel, Series, main_panel, run_panels, save_png, terminal_curve, terminal_plot
+from rlcore_report.run_report import run_report
 
 RECORDS = [
     {"step": 0, "evaluation/pass@1": 0.25},

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rlcore.registry.functions import session_server
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import (
@@ -42,6 +41,7 @@ from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.saved_rollouts import dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan
+from rlcore_serve.sessions.interface import session_server
 
 TOKENIZER = FakeTokenizer()
 GROUP_SIZE = 2

@@ -7,12 +7,12 @@ import pytest
 from attrs import fields_dict
 
 from rlcore.run.storage.saver import read_rollouts
-from rlcore.serialization import dumps as dump_object
 from rlcore.spi import CheckpointError
 from rlcore_rollout.curriculum import CurriculumState
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.saved_rollouts import SavedRollouts, dumps, loads
 from rlcore_rollout.schedule import Position
+from rlcore_rollout.serialization import dumps as dump_object
 
 
 def test_what_is_loaded_is_what_was_saved() -> None:

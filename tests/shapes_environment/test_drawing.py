@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlcore.images import decode_image
+from rlcore_model_files.images import decode_image
 from rlcore_shapes.config import ShapesConfig
 from rlcore_shapes.drawing import KINDS, draw
 

@@ -10,8 +10,8 @@ import torch
 
 import rlcore
 from rlcore.config.model import ModelConfig
-from rlcore.images import decode_image
 from rlcore.spi import DataError, EnvironmentContext, FinishReason, Turn
+from rlcore_model_files.images import decode_image
 from rlcore_shapes.config import ShapesConfig
 from rlcore_shapes.environment import ShapesEnvironment
 from rlcore_text.tokenizers.tokenizer import load_tokenizer

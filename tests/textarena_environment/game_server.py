@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingParams, Segment, SessionEndpoint
+from rlcore.spi import FinishReason, SamplingParams, SessionEndpoint
+from rlcore_serve.sessions.interface import Sample, SampleRequest, Segment
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions

@@ -12,8 +12,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from rlcore.model_files import model_problems
 from rlcore.spi import ContractError, ModelSpec, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
+from rlcore_model_files.directory import model_problems
 from rlcore_torchkit.huggingface import hf_directory
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors, save_hf, write_hf_directory
 from rlcore_torchkit.huggingface.models import architecture_problems

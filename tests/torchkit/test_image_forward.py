@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from rlcore.images import load_image_processor
 from rlcore.spi import ContractError, ModelSpec
+from rlcore_model_files.images import load_image_processor
 from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder, pixels_of, place_images
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.huggingface.models import load_model

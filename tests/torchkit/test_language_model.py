@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config
 
-from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec
+from rlcore_model_files.directory import model_problems
 from rlcore_torchkit.huggingface.language_model import main, own_name, take_language_model
 from rlcore_torchkit.huggingface.models import load_model
 from rlcore_torchkit.testing.models import make_tokenizer

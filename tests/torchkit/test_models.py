@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec, Problem
+from rlcore_model_files.directory import model_problems
 from rlcore_torchkit.huggingface.models import architecture_of, architecture_problems, load_config, load_model
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
 
@@ -205,7 +205,7 @@ def test_loading_is_quiet_and_restores_settings(
 
 def test_checking_imports_no_torch() -> None:
     code = (
-        "import sys, rlcore_torchkit.huggingface.models as m; from rlcore.model_files import model_problems; "
+        "import sys, rlcore_torchkit.huggingface.models as m; from rlcore_model_files.directory import model_problems; "
         "m.architecture_problems('a/b'); model_problems('a/b'); print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -10,7 +10,6 @@ import pytest
 
 from rlcore.run.plan.preview import preview
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.storage.reference_store import FILE
 from rlcore.spi import DataError, LogprobsRequest, TrainStepRequest, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainer
@@ -72,6 +71,7 @@ def test_pairs_are_learned_and_stay_together(run: Run, options: tuple[str, ...],
 
 
 def test_the_reference_is_asked_once_for_each_sequence(run: Run, options: tuple[str, ...], recorded: Any) -> None:
+    pytest.importorskip("rlcore_reference")
     run(*options, registry=recorded)
     found = [
         tuple(batch.tokens[batch.offsets[n] : batch.offsets[n + 1]].tolist())
@@ -88,6 +88,7 @@ def test_the_reference_is_asked_once_for_each_sequence(run: Run, options: tuple[
 def test_a_resumed_run_computes_nothing_again_and_is_the_same(
     run: Run, options: tuple[str, ...], recorded: Any, tmp_path: Path
 ) -> None:
+    pytest.importorskip("rlcore_reference")
     run(*options, "run.name=whole", registry=recorded)
     run(*options, "run.name=part", "run.num_steps=4", registry=recorded)
     Recorded.logprobs.clear()
@@ -98,7 +99,7 @@ def test_a_resumed_run_computes_nothing_again_and_is_the_same(
 
 def test_without_a_reference_nothing_is_kept(run: Run, options: tuple[str, ...], tmp_path: Path) -> None:
     run(*options, "algorithm.fake.kl_coefficient=0.0")
-    assert not (tmp_path / "runs" / "run" / FILE).exists()
+    assert not (tmp_path / "runs" / "run" / "reference_logprobs.sqlite").exists()
 
 
 def test_updates_of_a_step_divide_its_pairs(run: Run, options: tuple[str, ...], recorded: Any) -> None:
@@ -108,6 +109,7 @@ def test_updates_of_a_step_divide_its_pairs(run: Run, options: tuple[str, ...], 
 
 
 def test_check_says_what_will_be_kept_and_shows_the_prompt(prepared: Callable[..., RunPlan], options: tuple[str, ...]) -> None:
+    pytest.importorskip("rlcore_reference")
     found = preview(prepared(*options), FakeTokenizer())
     num_tokens = sum(len(row["prompt"]) * 2 + len(row["chosen"]) + len(row["rejected"]) + 2 for row in ROWS)
     assert f"take up to {4 * num_tokens:,} bytes" in found.rows["train"]

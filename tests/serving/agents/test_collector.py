@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.registry.functions import session_server
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -37,6 +36,7 @@ from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
 from rlcore_serve.agents.collector import AgentCollector
 from rlcore_serve.agents.groups import AgentGroups
+from rlcore_serve.sessions.interface import session_server
 
 from ...rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
 

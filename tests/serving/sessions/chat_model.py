@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.spi import DataError, FinishReason, Sample, SampleRequest, SamplingParams, capabilities
+from rlcore.spi import DataError, FinishReason, SamplingParams, capabilities
+from rlcore_serve.sessions.interface import Sample, SampleRequest
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_text.chats.tool_calls import ToolParser, hermes
 

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi import FinishReason, Sample, SampleRequest
+from rlcore.spi import FinishReason
+from rlcore_serve.sessions.interface import Sample, SampleRequest
 from rlcore_serve.sessions.requests import read_request
 from rlcore_serve.sessions.session import Session, Sessions
 

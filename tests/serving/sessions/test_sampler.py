@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Responses, Sample, SampleRequest, SamplingParams
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Responses, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_rollout.step_plans import seed_after
+from rlcore_serve.sessions.interface import Sample, SampleRequest
 from rlcore_serve.sessions.sampler import SessionSampler
 
 TOKENIZER = FakeTokenizer()

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.spi import FinishReason, SamplingParams, Segment
+from rlcore.spi import FinishReason, SamplingParams
 from rlcore_serve.sessions.errors import RequestError
+from rlcore_serve.sessions.interface import Segment
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
 from rlcore_serve.sessions.served_model import Answered, ServedModel
 from rlcore_serve.sessions.session import Session, Sessions

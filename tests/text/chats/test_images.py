@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rlcore.config.model import ModelConfig
-from rlcore.images import decode_image, load_image_processor
 from rlcore.spi import DataError, ModelError
+from rlcore_model_files.images import decode_image, load_image_processor
 from rlcore_text.chats.images import Placeholders, content_fault, image_file, images_of, shown_message
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.image_models import make_image_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.model_files import stored_shapes
+from rlcore_model_files.directory import stored_shapes
 from rlcore_torchkit.architectures.architecture import Architecture, tensor_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlcore.images import image_token_id, reads_images
+from rlcore.model_files import image_token_id, reads_images
 from rlcore_torchkit.testing.image_models import MARKS, make_image_model
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.model_files import model_problems
+from rlcore_model_files.directory import model_problems
 from rlcore_torchkit.testing.models import END_OF_TEXT, make_model, make_tokenizer
 
 

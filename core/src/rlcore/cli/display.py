@@ -1,196 +1,34 @@
-"""Show a run: live on a terminal, by one plain line a step elsewhere, with a report at the end."""
+"""Opens what shows a run: the installed display, or plain lines."""
 
-import os
-import sys
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
-from rich.text import Text
-
-from rlcore.cli.errors import RUN_DIRECTORY, color_setting
-from rlcore.cli.report import run_report
-from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
+from rlcore.cli.errors import RUN_DIRECTORY
+from rlcore.published_plugins import remedy_for
+from rlcore.registry.functions import only_function
+from rlcore.run.report.plain_progress import PlainProgress
 from rlcore.run.report.progress import Progress
-from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.schema.printable import printable
-from rlcore.secrets import masked
-
-REFRESHES_PER_S = 4
-SPEED_WINDOW_S = 600.0
-"""The remaining time is estimated from the steps of so many seconds past."""
+from rlcore.spi import PluginError
 
 
 @contextmanager
 def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress]:
-    """The display for "auto", "live", "plain" or "silent"; leaves the run's directory in `meta` for error messages."""
-    console = Console()
-    shown: Progress
-    if mode == "silent":
-        shown = Progress()
-    elif mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal):
-        shown = LiveProgress(Console(force_terminal=True) if mode == "live" else console)
-    else:
-        shown = PlainProgress()
+    """The display for "auto", "live", "plain" or "silent"; leaves the run's directory in `meta` for error messages. PluginError
+    for "live" where no installed package has it."""
+    shown = Progress() if mode == "silent" else _display(mode)
     try:
-        with shown if isinstance(shown, LiveProgress) else nullcontext():
+        with shown if isinstance(shown, AbstractContextManager) else nullcontext():
             yield shown
-        if isinstance(shown, LiveProgress):
-            shown.show_report()
     finally:
         meta[RUN_DIRECTORY] = shown.run_directory
 
 
-class _History:
-    """The metrics of the run, kept for the report."""
-
-    def __init__(self) -> None:
-        self.records: list[dict[str, float]] = []
-
-    def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.records.append({"step": step, **metrics})
-
-    def all_records(self, run_directory: Path | None) -> list[dict[str, float]]:
-        """Return the records of all steps, also those before a resume."""
-        if run_directory is None:
-            return self.records
-        return RunDirectory(path=run_directory).read_metrics() or self.records
-
-
-class PlainProgress(Progress):
-    """One line a step, for logs."""
-
-    def __init__(self) -> None:
-        self._history = _History()
-        self._num_steps = 0
-        self._reader_gone = False
-
-    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
-        """Say where results go and which steps are to come."""
-        super().started(run_directory, start_step, num_steps)
-        self._num_steps = num_steps
-        steps = f"steps {start_step + 1} to {num_steps}" if start_step < num_steps else "no step is left"
-        self._print(f"run directory {run_directory}; {steps}")
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the step's line."""
-        self._history.add(step, metrics)
-        parts = [f"{label} {value}" for label, value in describe_metrics(metrics)]
-        self._print("  ".join([f"step {step}/{self._num_steps}", *parts, *describe_times(metrics)]))
-
-    def note(self, text: str) -> None:
-        """Print a warning."""
-        self._print(f"warning: {printable(masked(text))}")
-
-    def finished(self, summary: Mapping[str, object]) -> None:
-        """Print the report."""
-        console = Console(width=100, color_system=None, file=None)
-        with console.capture() as capture:
-            console.print(run_report(summary, self._history.all_records(self.run_directory)))
-        self._print(capture.get().rstrip())
-
-    def _print(self, text: str) -> None:
-        """A run does not end because no one reads its log any more (`rlcore train ... | head`)."""
-        if self._reader_gone:
-            return
-        try:
-            click.echo(text, color=color_setting())
-            sys.stdout.flush()
-        except BrokenPipeError:
-            self._reader_gone = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class LiveProgress(Progress):
-    """A progress bar, the present phase and the last step's figures, redrawn in place."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._history = _History()
-        self._latest: dict[str, float] = {}
-        self._pools: dict[str, str] = {}
-        self._summary: Mapping[str, object] | None = None
-        self._bar = ProgressBar(
-            SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            expand=True,
-            speed_estimate_period=SPEED_WINDOW_S,
-        )
-        self._task = self._bar.add_task("set-up", total=None)
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=REFRESHES_PER_S, transient=True)
-
-    def __enter__(self) -> "LiveProgress":
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        # The report takes the bar's place; a run that ended early leaves its last state on the screen.
-        self._live.transient = self._summary is not None
-        self._live.__exit__(*exception)
-
-    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
-        """Show the bar."""
-        super().started(run_directory, start_step, num_steps)
-        self._console.print(Text.assemble("run directory ", (str(run_directory), "bold")))
-        self._bar.reset(self._task, total=num_steps, completed=start_step)
-
-    def phase(self, name: str) -> None:
-        """Show the phase beside the bar."""
-        self._bar.update(self._task, description=f"{name:<10}")
-
-    def samples(self, num_finished: int, num_samples: int) -> None:
-        """Show how many samples are there."""
-        self._bar.update(self._task, description=f"generation {num_finished}/{num_samples}")
-
-    def pool(self, name: str, doing: str) -> None:
-        """Show what the pool does, below the figures."""
-        self._pools[name] = doing
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Advance the bar and show the step's figures; those of the last evaluation stay."""
-        self._history.add(step, metrics)
-        self._latest = {**self._latest, **metrics}
-        self._bar.update(self._task, completed=step)
-
-    def note(self, text: str) -> None:
-        """Print a warning above the bar."""
-        self._console.print(Text.assemble(("warning: ", "yellow"), printable(masked(text))))
-
-    def finished(self, summary: Mapping[str, object]) -> None:
-        """Keep the summary until the bar is gone."""
-        self._summary = summary
-
-    def show_report(self) -> None:
-        """Print the report of a finished run."""
-        if self._summary is not None:
-            self._console.print(
-                run_report(self._summary, self._history.all_records(self.run_directory), width=self._console.width)
-            )
-
-    def _render(self) -> RenderableType:
-        lines: list[RenderableType] = [self._bar]
-        metrics = Text("   ").join(
-            Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in describe_metrics(self._latest)
-        )
-        rewards = [record["reward_mean"] for record in self._history.records if "reward_mean" in record]
-        if len(rewards) > 1:
-            metrics.append_text(Text.assemble("   ", (sparkline(rewards, 30), "green")))
-        lines += [Padding(metrics, (0, 2))] if metrics else []
-        if self._pools:
-            pools = Text("   ").join(Text.assemble((f"{name} ", "dim"), doing) for name, doing in dict(self._pools).items())
-            lines.append(Padding(pools, (0, 2)))
-        lines += [Padding(Text(text, style="dim"), (0, 2)) for text in describe_times(self._latest)]
-        return Group(*lines)
+def _display(mode: str) -> Progress:
+    installed = only_function("display")
+    if installed is not None and installed.function is not None:
+        shown: Progress = installed.function(mode)
+        return shown
+    if mode == "live":
+        raise PluginError(f'found no live display; expected one in rlcore.displays, or "plain". {remedy_for("display")}')
+    return PlainProgress()

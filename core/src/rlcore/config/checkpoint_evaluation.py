@@ -1,22 +1,12 @@
 """The section `[checkpoint_evaluation]`: a program of the user's that measures checkpoints."""
 
-import os
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Mapping
 from typing import Annotated
 
 from attrs import field, frozen
 
 from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Text
-from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi import Problem
 
-SECTION = "checkpoint_evaluation"
-OF_SERVER = ("port", "url")
-"""Placeholders that stand for something of `rlcore serve`."""
-PLACEHOLDERS = ("model", "step", "run_directory", "output", *OF_SERVER)
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _PROGRAM = Constraint("that begin with a program", lambda value: bool(value) and bool(value[0].strip()))
 
 
@@ -55,37 +45,3 @@ class CheckpointEvaluationConfig:
     max_waiting: Count = 2
     """How many checkpoints may wait while another one is measured, each with its model on the disk; a further one is not
     measured, and a note says so, unless it is the run's last."""
-
-
-def placeholder_problems(options: CheckpointEvaluationConfig) -> Iterator[Problem]:
-    """What in the command stands for nothing."""
-    for number, argument in enumerate(options.command):
-        for name in _PLACEHOLDER.findall(argument):
-            path = f"{SECTION}.command[{number}]"
-            if name not in PLACEHOLDERS:
-                known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
-                hint = did_you_mean(name, PLACEHOLDERS).strip(" ;,.")
-                yield Problem(path=path, found=f"{{{name}}}", expected=f"one of {known}", remedy=hint)
-            elif name in OF_SERVER and not options.serve:
-                remedy = f"Set {SECTION}.serve = true."
-                yield Problem(path=path, found=f"{{{name}}}, with serve = false", expected="a server", remedy=remedy)
-
-
-def result_problems(options: CheckpointEvaluationConfig) -> Iterator[Problem]:
-    """A file of figures that is not below {output}, or a pattern that is none."""
-    if (pattern := options.result_file) is None:
-        return
-    found, path = f'"{pattern}"', PurePath(pattern)
-    if path.is_absolute() or ".." in path.parts:
-        remedy = "Have the program write to {output}, and name the file from there."
-        yield Problem(path=f"{SECTION}.result_file", found=found, expected="a path below {output}", remedy=remedy)
-        return
-    try:
-        next(Path(os.devnull).glob(pattern), None)
-    except ValueError as error:
-        yield Problem(path=f"{SECTION}.result_file", found=f"{found} ({error})", expected="a path or a pattern of files")
-
-
-def filled(command: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:
-    """The command with values in place of the placeholders; other braces stay as they are."""
-    return tuple(_PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), argument) for argument in command)

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from rlcore.config.asynchrony import AsyncConfig
-from rlcore.config.checkpoint_evaluation import SECTION, placeholder_problems, result_problems
 from rlcore.config.data_problems import mix_problems, source_problems
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
@@ -139,29 +138,6 @@ def _nothing_to_upload(recipe: Recipe) -> Iterator[Problem]:
             found=f'{describe.toml_literal(checkpoint.push_to_hub)}, with export = "none"',
             expected="something that is exported",
             remedy='Set checkpoint.export to "hf", or to "peft" for adapters alone.',
-        )
-
-
-@rule("checkpoint.every_n_steps", "checkpoint.at_end", SECTION)
-def _evaluated_checkpoints(recipe: Recipe) -> Iterator[Problem]:
-    options, checkpoint = recipe.checkpoint_evaluation, recipe.checkpoint
-    if options is None:
-        return
-    yield from placeholder_problems(options)
-    yield from result_problems(options)
-    if not checkpoint.every_n_steps and not checkpoint.at_end:
-        yield Problem(
-            path=SECTION,
-            found="the section, with checkpoint.every_n_steps = 0 and checkpoint.at_end = false",
-            expected="checkpoints to measure",
-            remedy="Set checkpoint.every_n_steps, or leave the section out.",
-        )
-    if options.serve_arguments and not options.serve:
-        yield Problem(
-            path=f"{SECTION}.serve_arguments",
-            found="arguments, with serve = false",
-            expected="none: nothing is served",
-            remedy=f"Set {SECTION}.serve = true, or leave them out.",
         )
 
 

@@ -12,7 +12,6 @@ from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.states import PluginState, states_of
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import group_of
-from rlcore.spi.sessions import SessionContext, SessionServer
 
 
 @frozen(kw_only=True, eq=False)
@@ -54,9 +53,3 @@ def call_function(kind: str, *arguments: object, **named: object) -> Any:
     if entry is None or entry.function is None:
         raise PluginError(f"found no {kind.replace('_', ' ')}; expected one in {group_of(kind)}. {remedy_for(kind)}")
     return entry.function(*arguments, **named)
-
-
-def session_server(context: SessionContext) -> SessionServer:
-    """Build the installed session server. PluginError where there is none, or it is not usable."""
-    server: SessionServer = call_function("session_server", context)
-    return server

@@ -52,14 +52,14 @@ NAMES = {
     "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
-        "ARCHITECTURE_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP OBSERVER_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
+        "ARCHITECTURE_GROUP DISPLAY_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP MODEL_CHECK_GROUP OBSERVER_GROUP "
+        "REFERENCE_CACHE_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
     ),
     "rows": "LazyRows",
     "sampling_mask": "SamplingMask",
-    "sessions": ("ChatTokenizer Sample SampleRequest Sampler Segment Session SessionContext SessionServer"),
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
-    "text": "TextProvider Tokenizer",
+    "text": "ChatTokenizer TextProvider Tokenizer",
     "tools": "ParseToolCalls Tool ToolCall ToolParser",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
@@ -96,7 +96,6 @@ if TYPE_CHECKING:
     from rlcore.spi.provider import *
     from rlcore.spi.rows import *
     from rlcore.spi.sampling_mask import *
-    from rlcore.spi.sessions import *
     from rlcore.spi.shards import *
     from rlcore.spi.sink import *
     from rlcore.spi.text import *

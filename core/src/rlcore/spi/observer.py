@@ -29,8 +29,8 @@ class LoopObserverProvider:
     """`package.module:function`, called as function(rlcore.run.observers.ObservedRun) before a run's backends are built. It
     returns an rlcore.run.protocols.LoopObserver."""
     check: str | None = None
-    """`package.module:function`, called as function(recipe) before a run, which returns the Problems of a recipe; None where
-    nothing can be wrong."""
+    """`package.module:function`, called as function(plan) before a run, with its rlcore.run.plan.run_plan.RunPlan. It returns
+    the Problems and Notes of the recipe; None where nothing can be wrong."""
 
 
 @frozen(kw_only=True, eq=False)

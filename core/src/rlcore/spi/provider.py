@@ -24,13 +24,24 @@ OBSERVER_GROUP = "rlcore.observers"
 """Objects with wrapper-only hooks, or classes of them, which a recipe names to use them."""
 GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
 """Observers that are in use in every run, named by the recipe or not, unless disabled."""
+MODEL_CHECK_GROUP = "rlcore.model_checks"
+"""Functions, called as function(path) -> Iterable[Problem] with `model.path`, or that of another model of the recipe, where a
+chosen plugin reads it (Provider.reads_model). A run uses the only one that is installed."""
+REFERENCE_CACHE_GROUP = "rlcore.reference_caches"
+"""Functions, called as function(plan, reference, directory=directory, model_digest=digest, note=note), with the RunPlan and the
+core's Reference, where an algorithm compares with a reference. They return a context manager of a Reference that spares
+computing anew. A run uses the only one that is installed."""
+DISPLAY_GROUP = "rlcore.displays"
+"""Functions, called as function(mode) with "auto", "live" or "plain" where a run or an evaluation begins. They return the
+core's Progress, which is entered and left where it is a context manager. A run uses the only one that is installed."""
 SESSION_SERVER_GROUP = "rlcore.session_servers"
-"""Functions or classes, called as function(SessionContext) -> SessionServer. A run uses the only one that is installed."""
+"""Functions or classes, called as function(context) by the collector of agents' episodes, whose package says what the context
+holds and what is returned. A run uses the only one that is installed."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-FUNCTION_KINDS = ("importer", "planner", "chart", "session_server")
+FUNCTION_KINDS = ("importer", "planner", "chart", "session_server", "model_check", "reference_cache", "display")
 """Kinds whose entry points name a function."""
 KINDS = (
     *ROLES,

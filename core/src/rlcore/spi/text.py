@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from rlcore.schema.printable import plain_texts
+from rlcore.spi.arrays import Int32Array
 from rlcore.spi.execution import TextDecoder
 from rlcore.spi.provider import available
-from rlcore.spi.sessions import ChatTokenizer
 
 
 @frozen(kw_only=True, field_transformer=plain_texts)
@@ -39,6 +39,37 @@ class TextProvider:
     """A run uses the usable one of the highest priority in each group."""
     unavailable: Callable[[], str | None] = available
     """A reason why it cannot be used here, with its remedy, or None. Must be quick and import nothing heavy."""
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer as a server of chats sees it."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
+
+    @property
+    def prompt_prefix(self) -> tuple[int, ...]:
+        """Tokens that a prompt given as plain text begins with."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of exactly this text, no special tokens added."""
+
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text as it stands behind another one."""
+
+    def decode(self, tokens: Sequence[int] | Int32Array) -> str:
+        """Return the text of tokens, without special tokens."""
+
+    def show(self, tokens: Sequence[int] | Int32Array) -> str:
+        """Return the text of tokens, special tokens included."""
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
+        """Return the tokenizer with further variables for its chat template. DataError where that reads none of a name."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the messages through the chat template, up to where the assistant's answer begins. DataError where the
+        template refuses them."""
 
 
 class Tokenizer(ChatTokenizer, TextDecoder, Protocol):

@@ -8,7 +8,6 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from rlcore import serialization
 from rlcore.spi import ResetResult, Row, StepResult, Tool, capabilities
 from rlcore_conformance.environments.environment_fixtures import (
     MAX_TURNS,
@@ -21,6 +20,7 @@ from rlcore_conformance.environments.environment_fixtures import (
 )
 from rlcore_conformance.environments.tool_turns import tool_turns
 from rlcore_conformance.references.fixtures import require
+from rlcore_rollout import serialization
 
 NUM_AT_ONCE = 24
 _Fixtures = ParamSpec("_Fixtures")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from rlcore.arrow_nulls import cleaner
 from rlcore.spi import DataError, DataSourceRequest, Row
+from rlcore_text.rows.arrow_nulls import cleaner
 
 CHUNK_ROWS = 1024
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import mlx.core as mx
 
 from rlcore.files import storage_errors
-from rlcore.model_files import AGAIN, SINGLE_FILE
+from rlcore.model_files import AGAIN
 from rlcore.schema.listing import listed
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.decoder import Decoder, Weights
+from rlcore_model_files.directory import SINGLE_FILE
 from rlcore_torchkit.huggingface.hf_directory import write_companions
 from rlcore_torchkit.huggingface.safetensors_files import unknown_tensors, weight_files
 

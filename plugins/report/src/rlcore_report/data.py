@@ -8,10 +8,10 @@ from typing import Any
 from rlcore.run.report.timeline import DRIVER, Span, read_timeline
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore.run.storage.run_directory import PYTHON, RunDirectory
-from rlcore.run.storage.run_state import run_state
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore_report.configurations import differences, flat
 from rlcore_report.curves import bars, curves, evenly, medians, rounded
+from rlcore_report.run_state import run_state
 from rlcore_report.samples import readable, spreads
 from rlcore_report.token_pieces import pieces_of
 

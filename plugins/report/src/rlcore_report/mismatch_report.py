@@ -11,8 +11,9 @@ from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import write_parquet
 from rlcore.run.observers import ObservedRun
 from rlcore.run.protocols import LoopObserver
-from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch, Tokenizer
+from rlcore.spi.arrays import Float32Array
+from rlcore_report.worst_samples import WorstSamples
 
 MAX_SHOWN_SAMPLES, MAX_SHOWN_TOKENS, MAX_SHOWN_CHARACTERS = 3, 8, 400
 
@@ -23,9 +24,14 @@ class MismatchReport(LoopObserver):
     def __init__(self, run: ObservedRun) -> None:
         self._directory, self._tokenizer = run.directory.path / "logprob_mismatch", run.tokenizer
 
-    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
+    def save_logprob_mismatch(
+        self, step: int, heading: str, batch: TokenBatch, trainer_logprobs: Float32Array, trainer_version: int
+    ) -> str:
         """See DisagreementWriter."""
-        return save_logprob_mismatch(self._directory, step, heading, worst, self._tokenizer)
+        worst = WorstSamples.of(batch, trainer_logprobs, trainer_version)
+        path = save_logprob_mismatch(self._directory, step, heading, worst, self._tokenizer)
+        where = f"The worst samples are in {path} and, to read, in {path.with_suffix('.txt').name}."
+        return f"Worst token: {worst.describe_worst_token()}. {where}"
 
 
 def save_logprob_mismatch(directory: Path, step: int, heading: str, worst: WorstSamples, tokenizer: Tokenizer) -> Path:

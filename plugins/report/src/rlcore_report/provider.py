@@ -1,4 +1,4 @@
-"""The descriptions of `rlcore report`, `rlcore show`, `rlcore trace` and of the observer that keeps the worst samples."""
+"""The descriptions of the commands on runs, and of the observer that keeps the worst samples."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
 
@@ -8,6 +8,13 @@ REPORT = CommandSpec(
     help="Write one HTML page about one or more runs.",
     command="rlcore_report.command:report_command",
     priority=75,
+)
+STATUS = CommandSpec(
+    name="status",
+    spi=SPI_VERSION,
+    help="Say what a run is doing, or how it ended.",
+    command="rlcore_report.status_command:status_command",
+    priority=70,
 )
 SHOW = CommandSpec(
     name="show",

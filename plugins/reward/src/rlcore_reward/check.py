@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Note, Problem
+from rlcore_model_files.directory import model_problems
 from rlcore_reward.config import RewardModelConfig
 from rlcore_reward.plan import known_model
 

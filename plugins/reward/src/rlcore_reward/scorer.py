@@ -7,9 +7,9 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.config.model import ModelConfig
-from rlcore.model_files import END_TOKEN_FILES, eos_token_ids
 from rlcore.spi import Message, ModelSpec, Tool
 from rlcore.time_limit import TEMPLATE_S, time_limit
+from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids
 from rlcore_text.rows.rendering import encode_prompt_texts, ended
 from rlcore_text.tokenizers.chat_template import TODAY, reads
 from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer, model_file

@@ -1,6 +1,6 @@
 """Open groups in a checkpoint: unfinished episodes, finished ones that no step has trained on, and the position in the data.
 
-`rlcore.serialization` says what an environment's state may consist of.
+`rlcore_rollout.serialization` says what an environment's state may consist of.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,14 +9,14 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from rlcore.serialization import SerializationError
-from rlcore.serialization import dumps as dump_object
-from rlcore.serialization import loads as load_object
 from rlcore.spi import CheckpointError
 from rlcore_rollout.collector import Distribution
 from rlcore_rollout.curriculum import CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.schedule import Position
+from rlcore_rollout.serialization import SerializationError
+from rlcore_rollout.serialization import dumps as dump_object
+from rlcore_rollout.serialization import loads as load_object
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 from rlcore import spi
 from rlcore.config.model import ModelConfig
 from rlcore.gpu import Device
-from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number
+from rlcore.model_files import CONFIG_FILE, config_number
 from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
@@ -16,6 +16,7 @@ from rlcore.registry.provider_calls import engine_tool_parser, run_check
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
+from rlcore_model_files.directory import GENERATION_FILE
 from rlcore_serve.sampling_defaults import sampling_defaults
 from rlcore_serve.sessions.sampler import SessionSampler
 from rlcore_serve.sessions.served_model import ServedModel

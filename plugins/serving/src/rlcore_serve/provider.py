@@ -6,7 +6,7 @@ from rlcore.spi import SPI_VERSION, CollectorProvider, CommandSpec, LoopObserver
 from rlcore_serve.agents.config import AgentConfig
 
 if TYPE_CHECKING:
-    from rlcore.spi import SessionContext, SessionServer
+    from rlcore_serve.sessions.interface import SessionContext, SessionServer
 
 SERVE = CommandSpec(
     name="serve", spi=SPI_VERSION, help="Serve a model over HTTP.", command="rlcore_serve.command:serve_command", priority=60
@@ -26,6 +26,7 @@ CHECKPOINT_EVALUATION = LoopObserverProvider(
     name="checkpoint_evaluation",
     spi=SPI_VERSION,
     observer="rlcore_serve.checkpoint_evaluation.evaluations:checkpoint_evaluations",
+    check="rlcore_serve.checkpoint_evaluation.rules:section_problems",
 )
 
 AGENTS = CollectorProvider(

@@ -13,7 +13,6 @@ from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.files import alone, storage_errors
 from rlcore.gpu import Device, detect_device
-from rlcore.model_files import is_hub_name, model_problems
 from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
@@ -25,6 +24,7 @@ from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_che
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
+from rlcore_model_files.directory import is_hub_name, model_problems
 from rlcore_serve.generator_server import Address, Note, serve_generator
 from rlcore_serve.sessions.server import listening
 

@@ -1,6 +1,7 @@
 """Keys of a recipe whose package is not installed are refused with the line that installs it."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,23 +57,23 @@ def test_a_key_whose_package_is_missing_is_refused(
     recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, line: str
 ) -> None:
     install(monkeypatch)
-    (problem,) = observer_problems(recipes[name])
+    (problem,) = observer_problems(SimpleNamespace(recipe=recipes[name]))
     assert (problem.path, problem.remedy) == (KEYS[name][0], f"Run: {line}")
     install(monkeypatch, *KEYS)
-    assert list(observer_problems(recipes[name])) == [FOUND]
+    assert list(observer_problems(SimpleNamespace(recipe=recipes[name]))) == [FOUND]
 
 
 def test_an_observer_is_asked_only_where_its_key_is_set_and_one_without_a_key_always(
     recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, *KEYS)
-    assert list(observer_problems(recipes[""])) == []
+    assert list(observer_problems(SimpleNamespace(recipe=recipes[""]))) == []
     install(monkeypatch, "disk", *KEYS)
-    assert list(observer_problems(recipes[""])) == [FOUND]
+    assert list(observer_problems(SimpleNamespace(recipe=recipes[""]))) == [FOUND]
 
 
 def test_a_disabled_observer_is_said_to_be_disabled(recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     monkeypatch.setattr(observer_check, "is_disabled", lambda name: True)
-    (problem,) = observer_problems(recipes["push_to_hub"])
+    (problem,) = observer_problems(SimpleNamespace(recipe=recipes["push_to_hub"]))
     assert problem.remedy == "RLCORE_DISABLE_PLUGINS disables it: take its name out"

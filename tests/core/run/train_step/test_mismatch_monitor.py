@@ -14,7 +14,6 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.report.progress import Progress
-from rlcore.run.train_step.mismatch import MAX_SAMPLES
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     MISMATCH_METRICS,
@@ -31,7 +30,7 @@ from rlcore.testing.fakes.generator import FakeGenerator, RunningSamples
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
 
-pytest.importorskip("rlcore_report", reason="keeps the worst samples")
+MAX_SAMPLES = pytest.importorskip("rlcore_report.worst_samples", reason="keeps the worst samples").MAX_SAMPLES
 
 Run = Callable[..., dict[str, Any]]
 Lie = Callable[..., None]

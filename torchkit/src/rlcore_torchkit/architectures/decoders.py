@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.weight_headers import TEXT_KEYS
+from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.transformers_import import import_transformers

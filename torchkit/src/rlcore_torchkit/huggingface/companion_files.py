@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlcore.model_files import VOCABULARY, read_object
+from rlcore.model_files import read_object
+from rlcore_model_files.directory import VOCABULARY
 
 _VOCABULARIES = re.compile(r"VOCAB_FILES_NAMES\s*=\s*\{([^}]*)\}", re.IGNORECASE)
 _VALUE = re.compile(r":\s*[\"']([^\"'/]+)[\"']")

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.files import storage_errors
-from rlcore.model_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE
+from rlcore.model_files import CONFIG_FILE
 from rlcore.schema.homes import expanded
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, ModelError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest
 from rlcore.spi.weights import ITEM_BYTES, DtypeName, Head, WeightExport
+from rlcore_model_files.directory import INDEX_FILE, SINGLE_FILE
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.huggingface.companion_files import companion_names, known_names, own_code

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.model_files import CONFIG_FILE, INDEX_FILE, file_problems
+from rlcore.model_files import CONFIG_FILE
 from rlcore.schema.problem import RlcoreError
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.weight_headers import TEXT_KEYS
+from rlcore_model_files.directory import INDEX_FILE, file_problems
+from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.huggingface.hf_directory import copy_companions, model_storage_errors
 from rlcore_torchkit.huggingface.safetensors_files import model_file, unknown_tensors, weight_files
 from rlcore_torchkit.transformers_import import import_transformers

@@ -6,11 +6,12 @@ from typing import Any
 
 from attrs import evolve
 
-from rlcore.model_files import file_problems, read_object, stored_shapes
+from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
+from rlcore_model_files.directory import file_problems, stored_shapes
 from rlcore_torchkit.architectures.architecture import tensor_shapes
 from rlcore_torchkit.architectures.decoders import described_family
 from rlcore_torchkit.architectures.dims import ModelDims

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.files import alone
-from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem, RlcoreError
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
+from rlcore_model_files.directory import model_problems
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims

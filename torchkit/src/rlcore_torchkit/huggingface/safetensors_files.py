@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
-from rlcore.model_files import AGAIN, CONFIG_FILE, INDEX_FILE, SINGLE_FILE, file_problems, index_shards, several_models
+from rlcore.model_files import AGAIN, CONFIG_FILE
 from rlcore.schema.homes import expanded
 from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
+from rlcore_model_files.directory import INDEX_FILE, SINGLE_FILE, file_problems, index_shards, several_models
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,16 +6,16 @@ from functools import partial
 from attrs import evolve
 
 from rlcore.config.recipe import Recipe
-from rlcore.model_files import config_number, model_problems
+from rlcore.model_files import config_number
 from rlcore.registry.provider_calls import run_check, shared_kernels
 from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.plan.agent_check import agent_problems
 from rlcore.run.plan.algorithm_rules import algorithm_problems
 from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
-from rlcore.run.plan.checkpoint_rules import program_problems, server_notes
 from rlcore.run.plan.collector import collector_problems
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
+from rlcore.run.plan.model_check import model_problems
 from rlcore.run.plan.observer_check import observer_problems
 from rlcore.run.plan.other_models import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
@@ -30,8 +30,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
     recipe, model = plan.recipe, plan.model
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems: list[Problem | Note] = [
-        *observer_problems(recipe),
-        *program_problems(recipe),
+        *observer_problems(plan),
         *algorithm_problems(plan),
         *_unknown_stop_tokens(recipe),
         *agent_problems(plan),
@@ -66,7 +65,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
         problems += [one for one in map(partial(_with_origin, plan), found) if one not in problems]
-    problems += [*_kernel_notes(plan), *server_notes(plan)]
+    problems += _kernel_notes(plan)
     return raise_problems(problems, model)
 
 

@@ -10,8 +10,7 @@ from rlcore.config.data import RowsConfig
 from rlcore.config.data_problems import NO_FILES
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
-from rlcore.images import reads_images
-from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.model_files import CONFIG_FILE, read_object, reads_images
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry

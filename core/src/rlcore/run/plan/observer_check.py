@@ -6,6 +6,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.installed import DISABLE_VARIABLE
 from rlcore.published_plugins import how_to_install
 from rlcore.registry.loop_observers import LoopObserverEntry, is_disabled, loop_observers
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import Note, Problem
 
 KEYS: Mapping[str, tuple[str, Callable[[Recipe], bool]]] = {
@@ -21,8 +22,9 @@ def wanted_observers(recipe: Recipe) -> tuple[LoopObserverEntry, ...]:
     return loop_observers([name for name, (_, is_set) in KEYS.items() if not is_set(recipe)])
 
 
-def observer_problems(recipe: Recipe) -> Iterator[Problem | Note]:
+def observer_problems(plan: RunPlan) -> Iterator[Problem | Note]:
     """Yield the keys whose observer is not installed, and what the installed ones find wrong."""
+    recipe = plan.recipe
     entries = wanted_observers(recipe)
     names = {entry.name for entry in entries}
     for name, (key, is_set) in KEYS.items():
@@ -34,4 +36,4 @@ def observer_problems(recipe: Recipe) -> Iterator[Problem | Note]:
                 remedy += ". Or set checkpoint.model_card = false"
             yield Problem(path=key, found="that, without a usable package for it", expected="both", remedy=remedy)
     for entry in entries:
-        yield from entry.check(recipe)
+        yield from entry.check(plan)

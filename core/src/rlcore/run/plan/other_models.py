@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve
 
 from rlcore.config.recipe import Recipe
-from rlcore.model_files import config_number, model_problems
+from rlcore.model_files import config_number
 from rlcore.run.data.text import tokenizers
+from rlcore.run.plan.model_check import model_problems
 from rlcore.spi import AlgorithmNeeds, ConfigError, ModelError, Problem, Tokenizer
 
 REMEDY = "Take a model that was made with the same tokenizer."

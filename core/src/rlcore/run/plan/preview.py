@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from rlcore.config.data import DatasetConfig, Split
+from rlcore.registry.functions import only_function
 from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
@@ -81,7 +82,8 @@ def _described(prepared: RunPlan, split: Split, inputs: Inputs) -> str:
     kept = inputs.train_kept if split == "train" else inputs.evaluation_kept
     left_out = f", of which {len(rows) - len(kept):,} are over the limits and left out" if len(kept) < len(rows) else ""
     kept_beside = ""
-    if split == "train" and inputs.examples is not None and prepared.algorithm.needs.reference_logprobs:
+    is_compared = split == "train" and prepared.algorithm.needs.reference_logprobs
+    if is_compared and inputs.examples is not None and only_function("reference_cache") is not None:
         num_bytes = 4 * len(inputs.examples.tokens.tokens)
         kept_beside = f"; the reference's log-probabilities of them take up to {num_bytes:,} bytes in the run directory"
     return f"{_counted(len(rows), _data_sets(prepared)[split])}{left_out}{kept_beside}"

@@ -17,7 +17,6 @@ from rlcore.registry.discovery import Entry, ObserverEntry, Registry
 from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config, reference_config
-from rlcore.run.plan.truncation import replays_sampling_mask
 
 
 @frozen(kw_only=True, eq=False)
@@ -108,15 +107,6 @@ class RunPlan:
         """The options of the trainer's plugin for whatever holds the reference."""
         entry = self.chosen["trainer"]
         return reference_config(self.recipe, entry) if self.reference_is_apart else self.config("trainer")
-
-    @property
-    def reference_keeps(self) -> int | None:
-        """How many batches a sequence stays known for where the reference is asked while samples come in; None where it is
-        asked once they are there: by the trainer's own ranks, or with what the samples were chosen among."""
-        needs = self.algorithm.needs
-        if not self.reference_is_apart or needs.source != "rollouts" or replays_sampling_mask(self.recipe, needs):
-            return None
-        return self.recipe.async_.max_staleness + 1
 
     @property
     def critic(self) -> spi.ModelSpec | None:

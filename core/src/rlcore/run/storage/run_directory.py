@@ -62,7 +62,7 @@ def _differ(before: str, after: str) -> bool:
 
 def _lock(file: IO[bytes]) -> None:
     """Take the run's lock. BlockingIOError where a run has it: who looks whether one has takes it too, shared with others who
-    look, but for a moment alone (`run_state`)."""
+    look, but for a moment alone, as `rlcore status` does."""
     deadline = time.monotonic() + LOOKS_S
     while True:
         try:

@@ -1,7 +1,6 @@
 """Compares log-probabilities of generator and trainer: bounds on a step's first update, and samples that exceed them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,7 +9,7 @@ from attrs import define, evolve
 from rlcore import spi
 from rlcore.published_plugins import how_to_install
 from rlcore.run.report.progress import Progress
-from rlcore.run.train_step.mismatch import WorstSamples, mismatch_metrics
+from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.spi.arrays import Float32Array, take_rows
 from rlcore.spi.execution import Minibatch, TrainerGroup
 
@@ -24,8 +23,11 @@ MIN_COMPARED = 256
 class DisagreementWriter(Protocol):
     """An observer that keeps the samples on which the two disagree most."""
 
-    def save_logprob_mismatch(self, step: int, heading: str, worst: WorstSamples) -> Path:
-        """Write a step's worst samples; the path of the table."""
+    def save_logprob_mismatch(
+        self, step: int, heading: str, batch: spi.TokenBatch, trainer_logprobs: Float32Array, trainer_version: int
+    ) -> str:
+        """Write the worst samples of a batch, whose log-probabilities in the trainer at that version are `trainer_logprobs`
+        float32 [T]; what a message says of them. StorageError where they cannot be written."""
 
 
 @define(kw_only=True, eq=False)
@@ -119,15 +121,14 @@ class MismatchMonitor:
     def _may_warn(self) -> bool:
         return not self.warned and self.warn_above < self.end_above
 
-    def _keep(self, step: int, text: str, worst: WorstSamples) -> str:
-        """Write the worst samples; where they are, in words."""
+    def _keep(self, step: int, text: str, batch: spi.TokenBatch, logprobs: Float32Array, weight_version: int) -> str:
+        """Write the worst samples of a batch; what they are and where, in words."""
         if self.writer is None:
             return f"Nothing keeps the worst samples in this run ({how_to_install('loop_observer', 'logprob_mismatch', ())})."
         try:
-            path = self.writer.save_logprob_mismatch(step, text, worst)
+            return self.writer.save_logprob_mismatch(step, text, batch, logprobs, weight_version)
         except spi.StorageError as error:
             return f"Its worst samples could not be kept: {error}"
-        return f"The worst samples are in {path} and, to read, in {path.with_suffix('.txt').name}."
 
     def _report(
         self,
@@ -152,13 +153,12 @@ class MismatchMonitor:
         if logprobs is None:
             logprobs = self.trainer.logprobs(batch, sequences, "policy", weight_version)
         compared = take_rows(logprobs, batch.offsets, sequences)
-        worst = WorstSamples.of(batch.select(sequences), compared, weight_version)
         weights = (
             "before the update, those that generated" if before else "after the update: this trainer returns none before it"
         )
         remark = f"The trainer's log-probabilities are those of weight version {weight_version}, {weights}."
-        kept = self._keep(step, f"{heading}.\n{remark}", worst)
-        message = f"{heading}. Worst token: {worst.describe_worst_token()}. {kept} {DOCUMENT} says how to find the cause."
+        kept = self._keep(step, f"{heading}.\n{remark}", batch.select(sequences), compared, weight_version)
+        message = f"{heading}. {kept} {DOCUMENT} says how to find the cause."
         if ends:
             outcome = "The update was refused and changed nothing." if refused else "The step is not saved."
             raise spi.RefitError(f"{message} {outcome}")

@@ -1,7 +1,7 @@
 """The frozen model that an algorithm compares the policy with, wherever it is."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from attrs import evolve, frozen
@@ -9,9 +9,11 @@ from attrs import evolve, frozen
 from rlcore import spi
 from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.train_step.reference_ahead import ReferenceAhead
-from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
 from rlcore.spi.execution import Backends, TrainerGroup
+
+OnTokens: TypeAlias = Callable[[Int32Array, tuple[bytes, ...]], None]
+"""Hears of the tokens of a sequence, and of the images that it reads, from any thread."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -22,38 +24,24 @@ class Reference:
     group: TrainerGroup
     is_apart: bool
     """True where it has devices of its own: its version is then 0 for ever."""
-    ahead: ReferenceAhead | None = None
-    """What asks it while samples come in; None where it is asked when the trainer would be."""
 
     @classmethod
     def of(cls, backends: Backends) -> "Reference":
         """The reference of a run's backends."""
         return cls(group=backends.reference or backends.trainer, is_apart=backends.reference is not None)
 
-    @classmethod
-    @contextmanager
-    def opened(cls, backends: Backends, keeps: int | None) -> Iterator["Reference"]:
-        """The reference of a run's backends, which is asked ahead unless `keeps`, as of ReferenceAhead, is None."""
-        reference = cls.of(backends)
-        if keeps is None:
-            yield reference
-            return
-
-        def compute(batch: spi.TokenBatch) -> Float32Array:
-            return reference.logprobs(batch, np.arange(batch.num_sequences), 0)
-
-        with closing(ReferenceAhead(compute, keeps=keeps)) as ahead:
-            yield evolve(reference, ahead=ahead)
+    @property
+    def on_tokens(self) -> OnTokens | None:
+        """What is told of sequences that it will be asked about, as they come; None where nothing is."""
+        return None
 
     def is_beside(self, trainer: TrainerGroup) -> bool:
         """Return whether the trainer's ranks hold it, and are asked when an update needs it."""
-        return self.group is trainer and self.ahead is None
+        return self.group is trainer
 
     def logprobs(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others. `weight_version` is
         the policy's."""
-        if self.ahead is not None:
-            return self.ahead.logprobs(batch, sequences)
         return self.group.logprobs(batch, sequences, "reference", 0 if self.is_apart else weight_version)
 
     def of_batch(self, batch: spi.TokenBatch, weight_version: int) -> Float32Array:

@@ -17,7 +17,7 @@ from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, Scorer, 
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.storage.reference_store import stored_reference
+from rlcore.run.storage.opened_reference import opened_reference
 from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
 from rlcore.run.train_step.example_source import ExampleSource
 from rlcore.run.train_step.held_out import ExampleObserver, HeldOutExamples
@@ -50,13 +50,9 @@ class LoopParts:
     ) -> Iterator[Loop]:
         """The loop at a position, which is that of a checkpoint for a resumed run. What it opens is closed at the end."""
         plan, saver, clock = self.plan, self.saver, self.clock
-        with (
-            Reference.opened(backends, plan.reference_keeps) as opened,
-            stored_reference(
-                plan, opened, saver.directory.path, saver.reference or saver.model, self.progress.note
-            ) as reference,
-        ):
-            collecting = self._collecting(backends, weights, None if reference.ahead is None else reference.ahead.add)
+        digest = saver.reference or saver.model
+        with opened_reference(plan, backends, saver.directory.path, digest, self.progress.note) as reference:
+            collecting = self._collecting(backends, weights, reference.on_tokens)
             source = self.inputs.source(collecting)
             _begin(source, position.step, checkpoint)
             per_dataset = _per_dataset(plan, backends, source)

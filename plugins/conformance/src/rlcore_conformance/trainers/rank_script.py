@@ -6,7 +6,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from attrs import evolve, frozen
 
-from rlcore import serialization
 from rlcore.registry.binding import build_trainer
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
@@ -25,6 +24,7 @@ from rlcore.spi.arrays import Float32Array
 from rlcore_conformance.references.fixtures import entry_of
 from rlcore_conformance.trainers.step_outcome import StepOutcome
 from rlcore_conformance.trainers.trainer_fixtures import TrainerUnderTest
+from rlcore_rollout import serialization
 
 NUM_RANKS = 2
 ItemT = TypeVar("ItemT")

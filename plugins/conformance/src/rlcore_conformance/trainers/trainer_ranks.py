@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from attrs import evolve, fields, frozen
 
-from rlcore import serialization
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     PREVIOUS_LOGPROBS,
@@ -28,6 +27,7 @@ from rlcore_conformance.trainers.batches import make_batch, spoiled, with_logpro
 from rlcore_conformance.trainers.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
 from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
+from rlcore_rollout import serialization
 from rlcore_torchkit.testing.ranks import PRELOADED, free_address, launch
 
 TEMPERATURE = 0.8

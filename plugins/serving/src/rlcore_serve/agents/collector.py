@@ -9,10 +9,8 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import Split
-from rlcore.registry.functions import session_server
 from rlcore.run.plan.collector import OnTokens
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import Segment
 from rlcore.spi.arrays import offsets_of
 from rlcore_rollout.collector import StepCollector
 from rlcore_rollout.environment_results import MaskedFailures
@@ -22,6 +20,7 @@ from rlcore_rollout.episode_group import reward_components
 from rlcore_rollout.schedule import Schedule
 from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
+from rlcore_serve.sessions.interface import Segment, SessionContext, SessionServer, session_server
 from rlcore_serve.sessions.sampler import SessionSampler
 
 MODEL_NAME = "policy"
@@ -33,7 +32,7 @@ _SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.ST
 class AgentCollector(StepCollector[AgentGroup]):
     """Episodes that agents run. Seeds follow from those of the steps, the episode, and the order of its requests."""
 
-    server: Callable[[spi.SessionContext], spi.SessionServer]
+    server: Callable[[SessionContext], SessionServer]
     """Builds the server of its sessions."""
     max_sequence_length: int
     history: Literal["refuse", "segment"]
@@ -41,7 +40,7 @@ class AgentCollector(StepCollector[AgentGroup]):
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepCollector."""
         sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask)
-        context = spi.SessionContext(
+        context = SessionContext(
             model_name=MODEL_NAME,
             tokenizer=self.tokenizer,
             sampler=sampler,

@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from rlcore.spi import EpisodeResult, Segment, Session, SessionEndpoint, SessionServer
+from rlcore.spi import EpisodeResult, SessionEndpoint
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import Failure, MaskedFailures
 from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.episode_group import Compared, has_reward_variance
 from rlcore_rollout.group_work import GroupWork
 from rlcore_rollout.step_plans import StepPlans
+from rlcore_serve.sessions.interface import Segment, Session, SessionServer
 from rlcore_serve.sessions.sampler import SessionSampler
 
 

@@ -14,10 +14,10 @@ from urllib.request import ProxyHandler, build_opener
 
 from attrs import field, frozen
 
-from rlcore.config.checkpoint_evaluation import filled
 from rlcore.files import private
 from rlcore.reading import numbers
 from rlcore_serve.checkpoint_evaluation.result import NoFiguresError, read_figures
+from rlcore_serve.checkpoint_evaluation.rules import filled
 from rlcore_workers.process import ending
 
 HOST = "127.0.0.1"

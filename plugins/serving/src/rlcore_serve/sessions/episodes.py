@@ -4,7 +4,8 @@ from contextlib import ExitStack
 
 from attrs import frozen
 
-from rlcore.spi import Segment, SessionContext, SessionEndpoint
+from rlcore.spi import SessionEndpoint
+from rlcore_serve.sessions.interface import Segment, SessionContext
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions
@@ -12,7 +13,7 @@ from rlcore_serve.sessions.session import Session, Sessions
 
 @frozen(kw_only=True, eq=False)
 class EpisodeSession:
-    """See rlcore.spi.Session."""
+    """See the interface of Session."""
 
     endpoint: SessionEndpoint
     _session: Session
@@ -34,7 +35,7 @@ class EpisodeSession:
 
 
 class EpisodeServer:
-    """See rlcore.spi.SessionServer."""
+    """See the interface of SessionServer."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context

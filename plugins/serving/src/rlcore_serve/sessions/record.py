@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.spi import Message, Sample, SamplingMask, Segment
+from rlcore.spi import Message, SamplingMask
 from rlcore.spi.arrays import Int32Array
+from rlcore_serve.sessions.interface import Sample, Segment
 from rlcore_text.chats.conversation import Conversation
 
 NOT_GENERATED = -1

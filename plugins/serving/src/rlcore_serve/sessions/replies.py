@@ -8,7 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import ChatTokenizer, FinishReason, Sample
+from rlcore.spi import ChatTokenizer, FinishReason
+from rlcore_serve.sessions.interface import Sample
 from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.served_model import Answered, Choice, assistant_message
 

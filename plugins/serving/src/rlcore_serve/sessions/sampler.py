@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.spi import FinishReason, Sample, SampleRequest, SamplingMask
+from rlcore.spi import FinishReason, SamplingMask
 from rlcore_rollout.episode import Completion, CompletionRequest, Decode, until_stop
 from rlcore_rollout.request_queue import RequestQueue, SampleCount
 from rlcore_rollout.step_plans import seed_after
+from rlcore_serve.sessions.interface import Sample, SampleRequest
 
 
 class SessionSampler:
@@ -31,7 +32,7 @@ class SessionSampler:
         self._is_closed = False
 
     async def sample(self, request: SampleRequest) -> Sample | None:
-        """See rlcore.spi.Sampler."""
+        """See the interface of Sampler."""
         said: list[Completion] = []
         while True:
             sampled = await self._ask(request, said)

@@ -8,20 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.spi import (
-    ChatTokenizer,
-    DataError,
-    FinishReason,
-    ParseToolCalls,
-    Sample,
-    Sampler,
-    SampleRequest,
-    SamplingParams,
-    ToolCall,
-    capabilities,
-)
+from rlcore.spi import ChatTokenizer, DataError, FinishReason, ParseToolCalls, SamplingParams, ToolCall, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.errors import RequestError
+from rlcore_serve.sessions.interface import Sample, Sampler, SampleRequest
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest

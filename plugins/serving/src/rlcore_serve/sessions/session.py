@@ -8,8 +8,9 @@ from itertools import count
 import numpy as np
 from attrs import define, field
 
-from rlcore.spi import SamplingParams, Segment
+from rlcore.spi import SamplingParams
 from rlcore_serve.sessions.errors import RequestError
+from rlcore_serve.sessions.interface import Segment
 from rlcore_serve.sessions.record import Record
 
 TOKEN_BYTES = 16

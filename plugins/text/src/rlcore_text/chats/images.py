@@ -9,11 +9,11 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
-from rlcore.images import decode_image
 from rlcore.lone_surrogates import lone_surrogate
 from rlcore.schema.file_limits import read_file
 from rlcore.schema.homes import expanded
 from rlcore.spi import DataError
+from rlcore_model_files.images import decode_image
 
 RECORD = ("bytes", "path", "image", "url")
 """Fields of an image that is a record."""

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.arrow_nulls import cleaner
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import described, in_time
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore_text.chats.public_fields import names_of
+from rlcore_text.rows.arrow_nulls import cleaner
 from rlcore_text.rows.datasets import TIMES
 from rlcore_text.rows.row_fields import MAPPED, RowReader
 

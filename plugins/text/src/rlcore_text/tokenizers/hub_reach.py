@@ -5,10 +5,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from rlcore.config.model import ModelConfig
-from rlcore.model_files import CONFIG_FILE, is_hub_name
+from rlcore.model_files import CONFIG_FILE
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import Problem
+from rlcore_model_files.directory import is_hub_name
 
 WAITS_S = (1.0, 2.0)
 """Pauses before another attempt where one fails at once, as while a name does not resolve for a moment."""

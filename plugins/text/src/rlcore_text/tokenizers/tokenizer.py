@@ -9,22 +9,15 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
-from rlcore.images import image_token_id, load_image_processor, reads_images
 from rlcore.lone_surrogates import lone_surrogate
-from rlcore.model_files import (
-    CONFIG_FILE,
-    END_TOKEN_FILES,
-    config_number,
-    eos_token_ids,
-    has_vocabulary,
-    read_object,
-    unreadable_files,
-)
+from rlcore.model_files import CONFIG_FILE, config_number, image_token_id, read_object, reads_images
 from rlcore.schema.homes import expanded
 from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import is_mark
 from rlcore.time_limit import loading
+from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids, has_vocabulary, unreadable_files
+from rlcore_model_files.images import load_image_processor
 from rlcore_text.chats.images import Placeholders
 from rlcore_text.chats.messages import ASSISTANT
 from rlcore_text.tokenizers.chat_template import (

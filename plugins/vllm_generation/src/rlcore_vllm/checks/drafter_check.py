@@ -6,10 +6,11 @@ from typing import Any
 
 from attrs import fields
 
-from rlcore.model_files import TOKENIZER_FILE, file_problems, is_hub_name, read_object, stored_shapes, vocabulary
+from rlcore.model_files import read_object
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Problem
+from rlcore_model_files.directory import TOKENIZER_FILE, file_problems, is_hub_name, stored_shapes, vocabulary
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.setup.config import VllmConfig

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.images import decode_image
 from rlcore.spi import ContractError
+from rlcore_model_files.images import decode_image
 from rlcore_vllm.engines import versions
 
 

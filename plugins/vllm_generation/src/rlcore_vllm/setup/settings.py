@@ -8,8 +8,7 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from rlcore.gpu import device_memories
-from rlcore.images import reads_images
-from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.model_files import CONFIG_FILE, read_object, reads_images
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec, find_channel
 from rlcore_torchkit.adapters.lora_targets import targeted

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.model_files import file_problems, read_object
+from rlcore.model_files import read_object
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.schema.json_objects import unique_keys
 from rlcore.spi import DataError, Problem
+from rlcore_model_files.directory import file_problems
 from rlcore_serve.sessions.bounds import read_json
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_text.chats.messages import read_message

@@ -15,8 +15,8 @@ import pytest
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.status_file import Status, StatusFile, read_status
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.run_state import RunState, run_state
 from rlcore.spi import InterruptedRun, NonFiniteError
+from rlcore_report.run_state import RunState, run_state
 
 Run = Callable[..., dict[str, Any]]
 
@@ -109,7 +109,7 @@ def test_a_run_that_begins_meanwhile_was_not_killed(directory: RunDirectory, mon
         StatusFile(path)
         return real(path)
 
-    monkeypatch.setattr("rlcore.run.storage.run_state.read_status", begins)
+    monkeypatch.setattr("rlcore_report.run_state.read_status", begins)
     found = run_state(directory)
     held.__exit__(None, None, None)
     assert (found.state, found.exit_code, found.owner) == ("running", 0, f"process {os.getpid()} on {socket.gethostname()}")

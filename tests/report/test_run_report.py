@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from rlcore.cli.report import run_report
 from rlcore.spi.sink import CHART_GROUP
+from rlcore_report.run_report import run_report
 
-from .shown_run import STEP, SUMMARY  # type: ignore[import-not-found]
+from ..core.cli.shown_run import STEP, SUMMARY  # type: ignore[import-not-found]
 
 
 def report_text(summary: dict[str, object], records: list[dict[str, float]]) -> str:
@@ -51,11 +51,6 @@ def test_the_report_has_the_installed_charts(installer, kind: str) -> None:
     first = " ".join(text.split("held-out accuracy")[0].split())
     assert first == "" if expected is None else expected in first
     assert text.rstrip().endswith("run directory: runs/demo")
-
-
-@pytest.mark.parametrize("records", [[], [{"step": 1, **STEP}]])
-def test_the_report_without_charts_says_what_installs_one(installer, records: list[dict[str, float]]) -> None:
-    assert ("pip install rlcore-report" in report_text(SUMMARY, records)) == bool(records)
 
 
 def test_the_report_of_a_run_that_measured_nothing() -> None:

@@ -10,9 +10,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.storage.reference_store import FILE, ReferenceStore
 from rlcore.spi import StorageError, TokenBatch
 from rlcore.spi.arrays import offsets_of
+from rlcore_reference.store import FILE, ReferenceStore
 
 
 def batch_of(sequences: list[list[int]]) -> TokenBatch:

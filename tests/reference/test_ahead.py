@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.run.train_step.reference_ahead import ReferenceAhead
 from rlcore.spi import ContractError, Images, TokenBatch, WorkerError
 from rlcore.spi.arrays import Float32Array, offsets_of
+from rlcore_reference.ahead import ReferenceAhead
 
 WAIT_S = 300.0
 

@@ -10,63 +10,18 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from attrs import frozen
 
-from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.train_step.reference import Reference
 from rlcore.spi import StorageError, TokenBatch
 from rlcore.spi.arrays import Float32Array, Int64Array
-from rlcore.spi.execution import TrainerGroup
 
 FILE = "reference_logprobs.sqlite"
 _TABLES = """
 create table if not exists made_by (identity text primary key);
 create table if not exists logprobs (tokens blob primary key, value blob not null, crc integer not null) without rowid;
 """
-
-
-@frozen(kw_only=True, eq=False)
-class StoredReference(Reference):
-    """A reference that is asked once for each sequence of a data set."""
-
-    store: "ReferenceStore"
-
-    def is_beside(self, trainer: TrainerGroup) -> bool:  # noqa: ARG002 - the file comes first
-        """See Reference."""
-        return False
-
-    def of_batch(self, batch: TokenBatch, weight_version: int) -> Float32Array:
-        """See Reference."""
-        return self.store.logprobs(batch, partial(self.logprobs, batch, weight_version=weight_version))
-
-
-@contextmanager
-def stored_reference(
-    plan: RunPlan, reference: Reference, directory: Path, model_digest: str, note: Callable[[str], None]
-) -> Iterator[Reference]:
-    """The reference of that digest, with a store where a run compares rows of a data set with it."""
-    needs = plan.algorithm.needs
-    if not needs.reference_logprobs or needs.source == "rollouts":
-        yield reference
-        return
-    with ReferenceStore.open(directory, reference_identity(plan, model_digest), note) as store:
-        yield StoredReference(group=reference.group, is_apart=reference.is_apart, ahead=reference.ahead, store=store)
-
-
-def reference_identity(plan: RunPlan, model_digest: str) -> str:
-    """What the reference's log-probabilities depend on besides the tokens."""
-    parts = (
-        model_digest,
-        plan.model.dtype,
-        plan.recipe.rollout.temperature,
-        plan.chosen["trainer"].name,
-        plan.reference_config,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 class ReferenceStore:

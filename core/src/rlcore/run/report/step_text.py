@@ -1,6 +1,6 @@
 """A step's figures in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rlcore.run.report.timing import STEP_PHASES
 
@@ -15,7 +15,6 @@ STEP_METRICS = {
     "grad_norm": ("grad norm", "{:.3f}"),
 }
 """Metrics worth a place in a step's line, with their label and format."""
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -35,10 +34,3 @@ def describe_times(metrics: Mapping[str, float]) -> list[str]:
     text = f"{metrics['time/total_s']:.2f} s" + (f" ({shown})" if shown else "")
     speed = metrics.get("tokens_per_second")
     return [text if speed is None else f"{text}  {speed:,.0f} tokens/s"]
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as bars between their least and greatest."""
-    shown = values[-width:]
-    low, span = min(shown), max(shown) - min(shown)
-    return "".join(BARS[int((value - low) / span * (len(BARS) - 1)) if span > 0 else 0] for value in shown)

@@ -12,7 +12,7 @@ import click
 from rlcore.schema.printable import printable
 
 if TYPE_CHECKING:
-    from rlcore.run.storage.run_state import RunState
+    from rlcore_report.run_state import RunState
 
 
 @click.command("status")
@@ -28,8 +28,8 @@ def status_command(context: click.Context, run: Path, as_json: bool) -> None:
     from attrs import asdict
 
     from rlcore.run.storage.run_directory import RunDirectory
-    from rlcore.run.storage.run_state import run_state
     from rlcore.run.storage.saved_run import SavedRun
+    from rlcore_report.run_state import run_state
 
     state = run_state(RunDirectory(path=SavedRun.find(run).path))
     if as_json:
@@ -50,7 +50,7 @@ def status_command(context: click.Context, run: Path, as_json: bool) -> None:
 
 def lines_of(state: "RunState", now: float) -> Iterator[str]:
     """Return the printed text for a time in seconds since 1970."""
-    from rlcore.cli.step_text import describe_metrics, describe_times
+    from rlcore.run.report.step_text import describe_metrics, describe_times
 
     status = state.status
     yield f"{state.state}{f': {state.owner}' if state.owner else ''}"

@@ -1,6 +1,6 @@
 """Figures in words."""
 
-from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
+from rlcore.run.report.step_text import describe_metrics, describe_times
 
 
 def test_figures_in_words() -> None:
@@ -9,5 +9,3 @@ def test_figures_in_words() -> None:
     assert describe_metrics({"speculative/mean_acceptance_length": 2.345}) == [("acceptance length", "2.35")]
     assert describe_times({"reward_mean": 1.0}) == []
     assert describe_times({"time/total_s": 0.5}) == ["0.50 s"]
-    assert sparkline([0.0, 1.0, 0.5, 0.5], 3) == "█▁▁"
-    assert sparkline([1.0], 5) == "▁"

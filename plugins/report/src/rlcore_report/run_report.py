@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.published_plugins import remedy_for
 from rlcore.registry.functions import functions
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.report.timing import STEP_PHASES
@@ -42,8 +41,6 @@ def run_report(
 def _charts(records: Sequence[Mapping[str, float]], width: int) -> Iterator[Text]:
     """Yield each installed chart, or why there is none: the run is over, and nothing of it depends on what draws."""
     states = functions("chart") if records else ()
-    if records and not states and (install := remedy_for("chart")):
-        yield Text(f"no chart of the run is drawn. {install}")
     for state in states:
         if state.entry.function is None:
             if state.kind != "disabled":

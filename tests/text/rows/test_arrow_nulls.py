@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from data_support import rows_of_file
 
-from rlcore.arrow_nulls import cleaner
 from rlcore.spi import DataError
+from rlcore_text.rows.arrow_nulls import cleaner
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
 OTHER = {

@@ -1,19 +1,17 @@
 """Sessions: the policy behind OpenAI's API for one episode each, and the sequences that the episode trains on.
 
 A run whose environment declares `agent` asks the installed session server for an endpoint each episode. The server turns
-requests into sample requests, which the core has generated, and returns what was sampled as sequences of tokens.
+requests into sample requests, which the collector has generated, and returns what was sampled as sequences of tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 from attrs import frozen
 
+from rlcore.registry.functions import call_function
+from rlcore.spi import ChatTokenizer, FinishReason, ParseToolCalls, SamplingMask, SamplingParams, SessionEndpoint
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
-from rlcore.spi.environment import SessionEndpoint
-from rlcore.spi.generator import FinishReason, SamplingParams
-from rlcore.spi.sampling_mask import SamplingMask
-from rlcore.spi.tools import ParseToolCalls
 
 
 @frozen(kw_only=True, eq=False)
@@ -56,37 +54,6 @@ class Sampler(Protocol):
     async def sample(self, request: SampleRequest) -> Sample | None:
         """Generate one sample, on any event loop; it joins whatever else is generated. Cancelling it gives the sample up. None
         where no sample comes any more: generation has ended, or the session is finished."""
-
-
-class ChatTokenizer(Protocol):
-    """A tokenizer as a session server sees it."""
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response."""
-
-    @property
-    def prompt_prefix(self) -> tuple[int, ...]:
-        """Tokens that a prompt given as plain text begins with."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of exactly this text, no special tokens added."""
-
-    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text as it stands behind another one."""
-
-    def decode(self, tokens: Sequence[int] | Int32Array) -> str:
-        """Return the text of tokens, without special tokens."""
-
-    def show(self, tokens: Sequence[int] | Int32Array) -> str:
-        """Return the text of tokens, special tokens included."""
-
-    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
-        """Return the tokenizer with further variables for its chat template. DataError where that reads none of a name."""
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return the messages through the chat template, up to where the assistant's answer begins. DataError where the
-        template refuses them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -166,3 +133,9 @@ class SessionServer(Protocol):
 
     def close(self) -> None:
         """End the server, and what answers requests. `open` may be called again."""
+
+
+def session_server(context: SessionContext) -> SessionServer:
+    """Build the installed session server. PluginError where there is none, or it is not usable."""
+    server: SessionServer = call_function("session_server", context)
+    return server

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.model_files import model_problems
+from rlcore_model_files.directory import model_problems
 
 SIZES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I64": 8, "C64": 8, "BOOL": 1}
 EMBEDDING = "model.embed_tokens.weight"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from attrs import define, frozen
 
-from rlcore.serialization import SerializationError, dumps, loads
+from rlcore_rollout.serialization import SerializationError, dumps, loads
 
 
 class Colour(Enum):

@@ -1,10 +1,9 @@
-"""Images of a model: whether it reads any, and their files as pixels.
+"""Decode the files of images, and load the image processor of a model.
 
 Importing this file imports neither Pillow nor transformers.
 """
 
 import io
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,17 +12,6 @@ from rlcore.spi.errors import DataError, ModelError, Problem
 from rlcore.time_limit import loading
 
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
-
-
-def reads_images(config: Mapping[str, Any]) -> bool:
-    """Return whether the model with this config.json reads images besides text."""
-    return bool(config.get("vision_config")) and image_token_id(config) is not None
-
-
-def image_token_id(config: Mapping[str, Any]) -> int | None:
-    """The token that stands for a part of an image; None where config.json names none."""
-    number = config.get("image_token_id")
-    return number if type(number) is int else None
 
 
 def decode_image(file: bytes) -> Any:

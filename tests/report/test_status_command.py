@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.cli.status import duration, lines_of
 from rlcore.run.report.status_file import RunError, Status, StatusFile
-from rlcore.run.storage.run_state import RunState
 from rlcore.spi import NonFiniteError
+from rlcore_report.run_state import RunState
+from rlcore_report.status_command import duration, lines_of
 
 STATUS = Status(
     state="running",
